@@ -1,0 +1,99 @@
+"""The only room that reads time or sleeps.
+
+Durations come from a clock that keeps counting while a laptop sleeps (CLOCK_BOOTTIME where the kernel has it); wall
+time is for people, for provider stamps and for absolute deadlines.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall seconds since the epoch, monotonic seconds, and a way to wait."""
+
+    def wall(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """This machine's clock."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never run backwards and count sleep where the kernel can."""
+        boottime = getattr(time, "CLOCK_BOOTTIME", None)
+        return time.clock_gettime(boottime) if boottime is not None else time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; a wait of nothing returns at once."""
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+class VirtualClock:
+    """A clock that moves only when somebody sleeps: for simulations and tests."""
+
+    def __init__(self, start: float = 1_800_000_000.0) -> None:
+        self._start = start
+        self._elapsed = 0.0
+        self._skew = 0.0
+
+    def wall(self) -> float:
+        """Virtual seconds since the epoch, with any jump added."""
+        return self._start + self._elapsed + self._skew
+
+    def monotonic(self) -> float:
+        """Virtual seconds since the clock was made."""
+        return self._elapsed
+
+    def sleep(self, seconds: float) -> None:
+        """Move time on."""
+        self._elapsed += max(0.0, seconds)
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the wall clock forward or back without time passing."""
+        self._skew += seconds
+
+
+def boot_id() -> str:
+    """A name for this boot of this machine, so that monotonic stamps are compared only within one boot."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return f"{uuid.getnode():012x}-{int(time.time() - time.monotonic()) // 60}"
+
+
+def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:
+    """Yield elapsed seconds at once, then every period; the last tick is at the limit."""
+    start = clock.monotonic()
+    while True:
+        elapsed = clock.monotonic() - start
+        yield elapsed
+        remaining = limit_s - (clock.monotonic() - start)
+        if remaining <= 0:
+            return
+        clock.sleep(min(period_s, remaining))
+
+
+def utc(wall: float) -> str:
+    """An ISO-8601 UTC stamp with milliseconds, as JSON carries it."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def local_time(wall: float, *, now: float) -> str:
+    """A local clock time for people, with the date when it is not today."""
+    then, today = datetime.fromtimestamp(wall), datetime.fromtimestamp(now)
+    return then.strftime("%H:%M:%S") if then.date() == today.date() else then.strftime("%Y-%m-%d %H:%M")

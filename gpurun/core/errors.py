@@ -1,0 +1,140 @@
+"""Every way in which gpurun fails, each with an exit code that is frozen by a test.
+
+    GpurunError                 1   a bug in gpurun
+    ├── UsageError              2   wrong input, or an answer was needed and input is off
+    ├── Declined                3   declined at the prompt, nothing spent
+    ├── SetupError              4   credentials, configuration, a missing extra
+    ├── NoOffer                 5   no offer under the cap, no capacity
+    ├── TrainingFailed          6   training failed; destroyed; receipt written
+    ├── BudgetStop              7   stopped by cap or lease; what existed was collected
+    ├── MayBeBilling            9   an instance may still be billing; outranks every other code
+    ├── VerificationFailed     10   an audit or a digest of ours does not hold
+    ├── CollectFailed          11   collected data failed its digest or could not be stored
+    │   └── StoreFull          11   this machine's disk is full; the instance is kept to its lease meanwhile
+    └── RunHeld                12   another gpurun holds this run
+
+An error says what happened, why, and what to do next; nothing else.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+__all__ = [
+    "BudgetStop",
+    "CollectFailed",
+    "Declined",
+    "ExitCode",
+    "GpurunError",
+    "MayBeBilling",
+    "NoOffer",
+    "RunHeld",
+    "SetupError",
+    "StoreFull",
+    "TrainingFailed",
+    "UsageError",
+    "VerificationFailed",
+]
+
+
+class ExitCode(IntEnum):
+    """What a script may rely on. Only 9 needs a test of its own: it outranks all others."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    DECLINED = 3
+    SETUP = 4
+    NO_OFFER = 5
+    TRAINING_FAILED = 6
+    BUDGET_STOP = 7
+    PENDING = 8
+    MAY_BE_BILLING = 9
+    VERIFICATION_FAILED = 10
+    COLLECT_FAILED = 11
+    RUN_HELD = 12
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class GpurunError(Exception):
+    """An error for people: `what` happened (and why), a `hint` that says what to do, and a stable dotted `code`."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.BUG
+
+    def __init__(self, code: str, what: str, *, hint: str) -> None:
+        if not hint:
+            raise ValueError(f"error {code} has no hint")
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.hint = hint
+
+    def as_record(self) -> dict[str, str]:
+        """The error as it stands in the JSON envelope and in the journal."""
+        return {"code": self.code, "message": self.what, "hint": self.hint}
+
+
+class UsageError(GpurunError):
+    """What was asked for cannot be understood or does not fit together."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Declined(GpurunError):
+    """The person said no; nothing was spent."""
+
+    exit_code = ExitCode.DECLINED
+
+
+class SetupError(GpurunError):
+    """Credentials, configuration or an installed extra are missing."""
+
+    exit_code = ExitCode.SETUP
+
+
+class NoOffer(GpurunError):
+    """Nothing on offer fits the recipe and the cap."""
+
+    exit_code = ExitCode.NO_OFFER
+
+
+class TrainingFailed(GpurunError):
+    """The trainer ended badly; the instance is destroyed all the same."""
+
+    exit_code = ExitCode.TRAINING_FAILED
+
+
+class BudgetStop(GpurunError):
+    """The cap or the lease ended the run: a kept promise."""
+
+    exit_code = ExitCode.BUDGET_STOP
+
+
+class MayBeBilling(GpurunError):
+    """An instance is not proven gone."""
+
+    exit_code = ExitCode.MAY_BE_BILLING
+
+
+class VerificationFailed(GpurunError):
+    """A signature, a chain, a figure or a digest does not hold."""
+
+    exit_code = ExitCode.VERIFICATION_FAILED
+
+
+class CollectFailed(GpurunError):
+    """What came home is not what the instance announced, or could not be stored."""
+
+    exit_code = ExitCode.COLLECT_FAILED
+
+
+class StoreFull(CollectFailed):
+    """This machine's disk is full: what exists elsewhere waits there until there is room or the lease is over."""
+
+
+class RunHeld(GpurunError):
+    """Another gpurun process owns this run."""
+
+    exit_code = ExitCode.RUN_HELD

@@ -1,0 +1,97 @@
+"""Integer micro-dollars: all price arithmetic, rounded up, so that no figure flatters.
+
+One dollar is 1,000,000 micros. Rates are micros per hour. Nothing here is a float of money.
+"""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from typing import NewType
+
+from gpurun.core.errors import UsageError
+
+Micros = NewType("Micros", int)
+
+MICROS_PER_USD = 1_000_000
+SECONDS_PER_HOUR = 3_600
+
+
+def parse_usd(text: str, *, name: str = "--max-cost") -> Micros:
+    """Read a dollar amount such as `25`, `$0.50` or `12.345678`; zero or less, nan and words are UsageErrors."""
+    try:
+        amount = Decimal(text.strip().removeprefix("$"))
+    except InvalidOperation:
+        raise UsageError(
+            "money.not_a_number",
+            f"{name} {text!r} is not an amount of dollars.",
+            hint=f"Write a plain number, for instance {name} 25 or {name} 0.50.",
+        ) from None
+    if not amount.is_finite() or amount <= 0:
+        raise UsageError(
+            "money.not_positive",
+            f"{name} {text!r} is not a positive amount of dollars.",
+            hint=f"Write what the whole run may cost at most, for instance {name} 25.",
+        )
+    if amount > 1_000_000:
+        raise UsageError(
+            "money.too_large",
+            f"{name} {text!r} is more than a million dollars.",
+            hint="Write the cap in dollars, not in cents or micro-dollars.",
+        )
+    return usd(amount)
+
+
+def usd(amount: Decimal | str | int) -> Micros:
+    """Turn an exact decimal dollar amount into micros, rounding up."""
+    return Micros(int((Decimal(amount) * MICROS_PER_USD).to_integral_value(ROUND_CEILING)))
+
+
+def billed_seconds(seconds: float, billing_unit_s: int) -> int:
+    """Round a duration up to the provider's billing unit."""
+    whole = -int(-max(0.0, seconds) // 1)
+    unit = max(1, billing_unit_s)
+    return -(-whole // unit) * unit
+
+
+def cost_of(rate_per_hour: Micros, seconds: float, billing_unit_s: int = 1) -> Micros:
+    """What `seconds` at an hourly rate cost once rounded up to the billing unit and then to the micro-dollar."""
+    return Micros(-(-rate_per_hour * billed_seconds(seconds, billing_unit_s) // SECONDS_PER_HOUR))
+
+
+def total(*parts: Micros) -> Micros:
+    """Add amounts."""
+    return Micros(sum(parts))
+
+
+def times(unit: Micros, count: int) -> Micros:
+    """A unit price, `count` times."""
+    return Micros(unit * count)
+
+
+def left_of(cap: Micros, spent: Micros) -> Micros:
+    """What remains of a cap; negative when it is broken."""
+    return Micros(cap - spent)
+
+
+def seconds_within(cap: Micros, rate_per_hour: Micros, billing_unit_s: int = 1) -> float:
+    """The longest whole number of billing units that a cap pays for; infinite when the rate is zero."""
+    if rate_per_hour <= 0:
+        return float("inf")
+    units = cap * SECONDS_PER_HOUR // (rate_per_hour * max(1, billing_unit_s))
+    return float(max(0, units) * max(1, billing_unit_s))
+
+
+def percent_of(part: Micros, whole: Micros) -> float:
+    """How many percent of `whole` is `part`; 0.0 for a whole of nothing."""
+    return 100.0 * part / whole if whole else 0.0
+
+
+def format_usd(amount: Micros) -> str:
+    """Two decimals, rounded up: `$7.97`. Below zero the sign comes first."""
+    cents = -(-abs(amount) // 10_000)
+    return f"{'-' if amount < 0 else ''}${cents // 100:,}.{cents % 100:02d}"
+
+
+def format_rate(rate_per_hour: Micros) -> str:
+    """An hourly rate with two decimals, rounded up: `$2.49/h`."""
+    return f"{format_usd(rate_per_hour)}/h"

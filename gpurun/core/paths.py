@@ -1,0 +1,197 @@
+"""Where things lie on the laptop, and how a file is written so that a crash leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.core.errors import SetupError, UsageError
+
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run; every viewer, audit and report reads these and nothing else."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def request(self) -> Path:
+        """What the user asked for."""
+        return self.path / "request.json"
+
+    @property
+    def plan(self) -> Path:
+        """What was shown and agreed to."""
+        return self.path / "plan.json"
+
+    @property
+    def journal(self) -> Path:
+        """What was intended and observed, in order."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """The kernel lock of the process that owns the run."""
+        return self.path / "run.lock"
+
+    @property
+    def control(self) -> Path:
+        """What the user wants of the supervisor: stop, stop now, destroy."""
+        return self.path / "control.json"
+
+    @property
+    def log(self) -> Path:
+        """The trainer's own words, byte for byte."""
+        return self.path / "run.log"
+
+    @property
+    def events(self) -> Path:
+        """The trainer's events, byte for byte."""
+        return self.path / "events.jsonl"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor wrote to its standard error."""
+        return self.path / "supervisor.log"
+
+    @property
+    def data(self) -> Path:
+        """Shards that were prepared for this run alone."""
+        return self.path / "data"
+
+    @property
+    def artifacts(self) -> Path:
+        """What came home: checkpoints and samples, digests verified."""
+        return self.path / "artifacts"
+
+    @property
+    def receipt(self) -> Path:
+        """The signed receipt."""
+        return self.path / "receipt.json"
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder that holds all runs, keys and caches of one user (`GPURUN_HOME`)."""
+
+    root: Path
+
+    @property
+    def runs(self) -> Path:
+        """One folder a run."""
+        return self.root / "runs"
+
+    @property
+    def keys(self) -> Path:
+        """The signing key."""
+        return self.root / "keys"
+
+    @property
+    def cache(self) -> Path:
+        """Tokenised corpora, by digest; safe to delete."""
+        return self.root / "cache"
+
+    @property
+    def shards(self) -> Path:
+        """Tokenised text, by digest of text and tokeniser."""
+        return self.cache / "shards"
+
+    def staged_data(self, run: str) -> Path:
+        """Where a run's shards lie until the run is opened; what is left of a plan that was declined is cache."""
+        return self.cache / "staged" / run
+
+    @property
+    def instances(self) -> Path:
+        """The folders of the `local` provider's instances."""
+        return self.root / "instances"
+
+    @property
+    def ledger(self) -> Path:
+        """The chain of receipts."""
+        return self.root / "ledger.jsonl"
+
+    @property
+    def config(self) -> Path:
+        """The user's configuration."""
+        return self.root / "config.toml"
+
+    def run(self, name: str) -> RunFolder:
+        """The folder of a run, whether it exists or not; a name that could leave the folder is a UsageError."""
+        if not RUN_NAME.fullmatch(name):
+            raise UsageError(
+                "run.bad_name",
+                f"{name!r} cannot be the name of a run.",
+                hint="Use lower-case letters, digits and dashes, at most 40: --name fox-41.",
+            )
+        return RunFolder(self.runs / name)
+
+    def run_names(self) -> list[str]:
+        """The names of all runs, oldest first by the request's time of writing."""
+        if not self.runs.is_dir():
+            return []
+        found = [p for p in self.runs.iterdir() if RUN_NAME.fullmatch(p.name) and (p / "request.json").is_file()]
+        return [p.name for p in sorted(found, key=lambda p: ((p / "request.json").stat().st_mtime_ns, p.name))]
+
+    def prepare(self) -> Home:
+        """Make the home, private to its owner; a home that cannot be read or written is a SetupError."""
+        try:
+            for folder in (self.root, self.runs):
+                make_private(folder)
+            if not os.access(self.root, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise SetupError(
+                "home.unusable",
+                f"The folder {self.root} cannot be used: {error.strerror}.",
+                hint="Give yourself read and write access to it, or choose another with --home DIR.",
+            ) from None
+        return self
+
+
+def default_home() -> Path:
+    """`GPURUN_HOME`, else the XDG data folder."""
+    chosen = os.environ.get("GPURUN_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser().absolute() / "gpurun"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can enter."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename or a new name in this folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file whole: a reader or a crash sees the old bytes or the new ones, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)

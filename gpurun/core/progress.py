@@ -1,0 +1,91 @@
+"""How far a run has come: the journal's records, and the state that replaying them gives."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from gpurun.core.model import Frozen, Instance, Teardown
+
+
+class Phase(StrEnum):
+    """How far a run has come, as its journal tells it."""
+
+    OPENED = "opened"
+    CREATING = "creating"
+    CREATED = "created"
+    READY = "ready"
+    SHIPPED = "shipped"
+    TRAINING = "training"
+    TRAINED = "trained"
+    COLLECTED = "collected"
+    DESTROYING = "destroying"
+    GONE = "gone"
+    SETTLED = "settled"
+    CLOSED = "closed"
+
+
+class Event(StrEnum):
+    """The journal's event names (docs/JOURNAL.md); frozen by a test."""
+
+    RUN_OPENED = "run.opened"
+    CREATE_INTENDED = "create.intended"
+    CREATE_OBSERVED = "create.observed"
+    CREATE_REFUSED = "create.refused"
+    CREATE_UNKNOWN = "create.unknown"
+    READY_OBSERVED = "ready.observed"
+    SHIP_INTENDED = "ship.intended"
+    SHIP_OBSERVED = "ship.observed"
+    TRAIN_INTENDED = "train.intended"
+    TRAIN_STARTED = "train.started"
+    TRAIN_OBSERVED = "train.observed"
+    STOP_REQUESTED = "stop.requested"
+    COLLECT_INTENDED = "collect.intended"
+    COLLECT_OBSERVED = "collect.observed"
+    DESTROY_INTENDED = "destroy.intended"
+    DESTROY_ASKED = "destroy.asked"
+    DEATH_READ = "death.read"
+    DEATH_PROVEN = "death.proven"
+    STEP_FAILED = "step.failed"
+    INCIDENT = "incident"
+    RECEIPT_OBSERVED = "receipt.observed"
+    RUN_CLOSED = "run.closed"
+    JOURNAL_REPAIRED = "journal.repaired"
+
+
+class Record(Frozen):
+    """One line of a journal. `prev` is the sha256 of the line before, byte for byte."""
+
+    seq: int
+    prev: str
+    wall: float
+    mono: float
+    boot_id: str
+    event: Event
+    data: dict[str, Any]
+
+
+class RunState(Frozen):
+    """A run's journal, replayed: where it is, what exists, what failed."""
+
+    run: str
+    phase: Phase
+    attempt: int = 0
+    token: str = ""
+    provider: str = ""
+    instance: Instance | None = None
+    deadline_wall: float | None = None
+    create_wall: float | None = None
+    create_mono: float = 0.0
+    create_boot_id: str = ""
+    outcome: str = ""
+    reason: str = ""
+    stop: str = ""
+    failure: dict[str, Any] | None = None
+    teardown: Teardown | None = None
+    exit_code: int | None = None
+
+    @property
+    def may_be_billing(self) -> bool:
+        """Something was asked for and is not proven gone."""
+        return bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)

@@ -1,0 +1,66 @@
+"""Keys that must not be seen, and the environment that may be handed to a child."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+# What a program needs to run at all. Everything else, cloud keys first of all, stays with the parent.
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LANGUAGE",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE",
+)
+
+
+class Secret:
+    """A string that never shows itself: `str` and `repr` print dots."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The value, for the one place that sends it."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "•••"
+
+    __str__ = __repr__
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a child process: an allow-list of this one, plus what is named."""
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {**kept, **(extra or {})}
+
+
+def redact(text: str, secrets: list[Secret]) -> str:
+    """Replace every occurrence of a secret's value."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret.reveal(), "•••")
+    return text

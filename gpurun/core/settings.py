@@ -1,0 +1,71 @@
+"""Defaults a person may set once: flag > environment > project file > user file > built in.
+
+The project file is `gpurun.toml` in the working folder, the user file `config.toml` in the home. Both hold the same
+flat keys. Every value is returned with the place it came from, so that `gpurun config show` can say it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from gpurun.core.errors import UsageError
+from gpurun.core.paths import Home
+
+DEFAULTS: Mapping[str, str] = {
+    "recipe": "gpt2-124m",
+    "max_cost": "",
+    "providers": "",
+    "color": "auto",
+    "on_interrupt": "ask",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and where it came from."""
+
+    value: str
+    source: str
+
+
+def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) -> dict[str, Setting]:
+    """All settings with their sources; a broken file or an unknown key is a UsageError with the place in it."""
+    found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
+    for path, label in (
+        (home.config, f"user file {home.config}"),
+        (project / "gpurun.toml", "project file gpurun.toml"),
+    ):
+        for key, value in _read(path).items():
+            found[key] = Setting(value, label)
+    for key in DEFAULTS:
+        variable = f"GPURUN_{key.upper()}"
+        if environment.get(variable):
+            found[key] = Setting(environment[variable], f"environment {variable}")
+    return found
+
+
+def _read(path: Path) -> dict[str, str]:
+    """One file's keys as text; a file that is not there has none."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            "config.malformed",
+            f"{path} is not valid TOML: {error}.",
+            hint="Mend the line it names, or move the file away.",
+        ) from None
+    for key in table:
+        if key not in DEFAULTS:
+            near = get_close_matches(key, DEFAULTS, n=1)
+            raise UsageError(
+                "config.unknown_key",
+                f"{path} has the unknown key {key!r}.",
+                hint=f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(DEFAULTS)}.",
+            )
+    return {key: str(value) for key, value in table.items()}
