@@ -1,0 +1,164 @@
+"""This machine as the instance: a folder, and every process that bears the instance's mark.
+
+Nothing here takes a short cut that a cloud would not take: it is created by a request that may be lost, found by its
+token, reached only through its agent, and proven gone by reading it back. It costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gpurun.core.clock import Clock, ticks
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.model import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
+from gpurun.core.money import usd
+from gpurun.core.paths import Home, make_private
+from gpurun.core.secrets import child_environment
+from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.local_guard import INSTANCE_FILE
+from gpurun.providers.processes import MARK, kill_all, processes_of
+
+_TOKEN = re.compile(r"gr-[a-z0-9-]{1,60}")
+_BOOT_LIMIT_S = 15.0
+
+
+class LocalProvider:
+    """The `local` provider: instances are folders under the home, with a guard process each."""
+
+    name = "local"
+    traits = Traits(
+        settle_s=1.0,
+        poll_s=0.1,
+        death_reads=1,
+        death_spread_s=0.0,
+        teardown=Teardown.PROCESSES_KILLED_HOST_KEPT,
+        console_url="",
+    )
+
+    def __init__(self, home: Home, clock: Clock) -> None:
+        self._folder = home.instances
+        self._clock = clock
+
+    def verify(self) -> Account:
+        """There is no key; the account is this machine."""
+        return Account(provider=self.name, identity=platform.node())
+
+    def offers(self, need: GpuNeed) -> list[Offer]:
+        """This machine, for nothing, whatever is asked for: what it has is found out by the agent."""
+        offer = Offer(
+            provider=self.name,
+            type_id="this-machine",
+            gpu="cpu",
+            gpu_count=0,
+            vram_gb=0,
+            region="here",
+            rate_micros_per_hour=usd(0),
+            billing_unit_s=1,
+            boot_s=int(_BOOT_LIMIT_S),
+            price_source="free",
+            dies_by_itself="yes · guard process",
+            arch=platform.machine(),
+        )
+        return [offer]
+
+    def create(self, order: Order) -> Instance:
+        """Start the guard, which makes the folder; return when it can be seen."""
+        folder = self._of(order.token)
+        make_private(self._folder)
+        crashpoint("before local.create")
+        environment = child_environment({MARK: order.token, "PYTHONPATH": str(Path(__file__).parents[2])})
+        command = [sys.executable, "-m", "gpurun.providers.local_guard", str(folder), order.token, order.run]
+        try:
+            with open(self._folder / f"{order.token}.log", "ab") as log:
+                guard = subprocess.Popen(
+                    [*command, repr(order.deadline_wall)],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",
+                )
+        except OSError as error:
+            raise Rejected(f"this machine cannot start a process: {error}") from error
+        crashpoint("after local.create")
+        for _ in ticks(self._clock, 0.02, _BOOT_LIMIT_S):
+            if (folder / INSTANCE_FILE).exists():
+                return self.read(order.token)
+            if guard.poll() not in (None, 0):
+                raise self._stillborn(order.token)
+        raise Unknown("the guard was started but its folder did not appear")
+
+    def find(self, token: str | None) -> list[Instance]:
+        """All instances by folder and by process, oldest first."""
+        tokens = {token} if token else self._tokens()
+        found = [self.read(one) for one in sorted(tokens)]
+        return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
+
+    def read(self, instance_id: str) -> Instance:
+        """What the folder and the process table say."""
+        folder = self._of(instance_id)
+        crashpoint("before local.read")
+        try:
+            facts = json.loads((folder / INSTANCE_FILE).read_bytes())
+        except FileNotFoundError:
+            facts = {}
+        alive = processes_of(instance_id)
+        if facts:
+            state = InstanceState.RUNNING if facts["guard"] in alive else InstanceState.STOPPED
+        elif alive:
+            state = InstanceState.PENDING
+        else:
+            state = InstanceState.STOPPED if folder.exists() else InstanceState.GONE
+        return Instance(
+            id=instance_id,
+            provider=self.name,
+            token=instance_id,
+            run=str(facts.get("run", "")),
+            state=state,
+            address=Address(kind="folder", folder=str(folder / "machine")) if facts else None,
+            rate_micros_per_hour=usd(0),
+            created_wall=facts.get("created_wall"),
+            deadline_wall=facts.get("deadline_wall"),
+            region="here",
+        )
+
+    def destroy(self, instance_id: str) -> None:
+        """Kill every process that bears the mark, then remove the folder; harmless when there is neither."""
+        folder = self._of(instance_id)
+        crashpoint("before local.destroy")
+        (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting sees its end.
+        for _ in ticks(self._clock, 0.02, 5.0):
+            if not kill_all(instance_id):
+                break
+        shutil.rmtree(folder, ignore_errors=True)
+        (self._folder / f"{instance_id}.log").unlink(missing_ok=True)
+        crashpoint("after local.destroy")
+
+    def _stillborn(self, token: str) -> Rejected | Unknown:
+        """The guard ended at once: take away what it made, and say "certainly nothing" only after reading that back."""
+        log = self._folder / f"{token}.log"
+        words = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
+        self.destroy(token)
+        if self.read(token).state is InstanceState.GONE:
+            return Rejected(f"the guard ended at once: {words or 'it said nothing'}")
+        return Unknown("the guard ended at once and what it made cannot be removed")
+
+    def _of(self, token: str) -> Path:
+        """The folder of an instance; a token of another shape is never turned into a path."""
+        if not _TOKEN.fullmatch(token):
+            raise Rejected(f"{token!r} is not the token of a local instance")
+        return self._folder / token
+
+    def _tokens(self) -> set[str]:
+        """Every token that has a folder; a process without a folder is found by its own token only."""
+        if not self._folder.is_dir():
+            return set()
+        return {name for name in os.listdir(self._folder) if _TOKEN.fullmatch(name)}

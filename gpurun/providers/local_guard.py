@@ -1,0 +1,62 @@
+"""The first process of a local instance: it makes the instance's folder and ends the instance at its deadline.
+
+    python -m gpurun.providers.local_guard FOLDER TOKEN RUN DEADLINE_WALL
+
+It is what power-on and the dead-man timer are on a cloud: starting this process *is* the create call, so an instance
+either exists with its timer armed or does not exist. It needs nobody: if the laptop's supervisor never returns, it
+kills everything that bears the instance's mark, and then itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+
+from gpurun.core.clock import Clock, SystemClock
+from gpurun.core.paths import write_atomic
+from gpurun.providers.processes import kill_all
+
+INSTANCE_FILE = "instance.json"
+EXPIRED_FILE = "expired"
+PERIOD_S = 0.5
+
+
+def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock) -> None:
+    """Make the instance, then wait until it is destroyed or its deadline passes."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # The same create, asked twice: the first guard stands.
+    (folder / "machine").mkdir(exist_ok=True, mode=0o700)
+    facts = {
+        "token": token,
+        "run": run,
+        "guard": os.getpid(),
+        "created_wall": clock.wall(),
+        "deadline_wall": deadline_wall,
+    }
+    write_atomic(folder / INSTANCE_FILE, json.dumps(facts).encode())
+    _watch(folder, token, deadline_wall, clock)
+
+
+def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None:
+    """End the instance at the deadline by whichever clock says so first; a wall clock set back buys no time."""
+    deadline_mono = clock.monotonic() + (deadline_wall - clock.wall())
+    while (folder / INSTANCE_FILE).exists():
+        if clock.wall() >= deadline_wall or clock.monotonic() >= deadline_mono:
+            with contextlib.suppress(OSError):  # The folder may be going away; the killing must go on.
+                (folder / EXPIRED_FILE).touch()
+            while kill_all(token):
+                clock.sleep(0.05)
+            return
+        clock.sleep(PERIOD_S)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), SystemClock())

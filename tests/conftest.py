@@ -1,0 +1,85 @@
+"""What holds for every test: no network beyond this machine, a home of its own, no key of a real cloud."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Anything that could reach, or be billed by, a real cloud; `GPURUN_*` would change what a test means.
+_KEYS = ("RUNPOD_", "LAMBDA_", "AWS_", "GPURUN_", "HF_TOKEN")
+_KEPT = ("GPURUN_UPDATE_GOLDEN",)
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+class NetworkBlocked(OSError):
+    """A test tried to leave this machine."""
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A GPURUN_HOME of the test's own, which also is what its child processes see."""
+    for name in list(os.environ):
+        if name.startswith(_KEYS) and name not in _KEPT:
+            monkeypatch.delenv(name)
+    folder = tmp_path / "gpurun-home"
+    monkeypatch.setenv("GPURUN_HOME", str(folder))
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The same time zone and width everywhere; no colour asked for or refused."""
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def _refuse_far(address: Any) -> None:
+    """Loopback and Unix sockets pass; everything else is a bug in the test."""
+    if isinstance(address, tuple) and not str(address[0]).startswith(_LOOPBACK):
+        raise NetworkBlocked(f"a test may not connect to {address[0]!r}")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections and look-ups that leave this machine raise NetworkBlocked."""
+    connect, connect_ex, sendto, look_up = (
+        socket.socket.connect, socket.socket.connect_ex, socket.socket.sendto, socket.getaddrinfo,
+    )  # fmt: skip
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        _refuse_far(address)
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        _refuse_far(address)
+        return connect_ex(self, address)
+
+    def guarded_sendto(self: socket.socket, data: bytes, *rest: Any) -> int:
+        _refuse_far(rest[-1])
+        return sendto(self, data, *rest)
+
+    def guarded_look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name and name != socket.gethostname():
+            _refuse_far((name,))
+        return look_up(host, *rest, **named)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded_connect)
+    monkeypatch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+    monkeypatch.setattr(socket.socket, "sendto", guarded_sendto)
+    monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)
