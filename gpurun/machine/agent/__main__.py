@@ -1,0 +1,67 @@
+"""The agent's door: one verb in, one JSON line and perhaps raw bytes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+
+from gpurun.machine.agent.files import at
+from gpurun.machine.agent.protocol import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
+    from gpurun.machine.agent.protocol import Answer, Json
+
+# The module of each verb; only that one is imported, so that a poll stays quick.
+VERBS = {
+    "hello": "hello",
+    "unpack": "unpack",
+    "start": "start",
+    "keep": "keeper",
+    "poll": "answers",
+    "manifest": "answers",
+    "get": "answers",
+    "stop": "orders",
+    "shorten": "orders",
+}
+
+
+def do(verb: str, root: str, options: Json) -> Answer:
+    """Do one verb; KeyError when there is no such verb."""
+    answer: Answer = getattr(import_module("gpurun.machine.agent." + VERBS[verb]), verb)(root, options)
+    return answer
+
+
+def main(words: List[str]) -> int:
+    """Do the verb that the words ask for and print its answer; the exit code."""
+    import errno
+
+    options: Json = {}
+    try:
+        rest = iter(words[1:])
+        for word in rest:
+            options[word.lstrip("-")] = True if word == "--now" else next(rest)
+        root = os.path.realpath(options["root"])
+        for folder in ("agent", "out"):
+            os.makedirs(at(root, folder), exist_ok=True)
+        answer, content = do(words[0], root, options)
+    except Refusal as refusal:
+        answer, content = {"error": refusal.error}, b""
+    except (KeyError, IndexError, StopIteration, TypeError, ValueError, AttributeError) as error:
+        answer, content = {"error": {"code": "usage", "message": "%s: %s" % (type(error).__name__, error)}}, b""
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        more = {"needed_bytes": int(options["limit"])} if full and "limit" in options else {}
+        answer = {"error": dict(more, code="disk_full" if full else "os_error", message=str(error))}
+        content = b""
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + content)
+    sys.stdout.buffer.flush()
+    return 1 if "error" in answer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

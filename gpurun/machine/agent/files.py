@@ -1,0 +1,91 @@
+"""The far side's files: read and replaced whole, served in parts, locked by the kernel."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+
+from gpurun.machine.agent.clocks import monotonic
+from gpurun.machine.agent.protocol import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Tuple
+
+    from gpurun.machine.agent.protocol import Json
+
+MOST_PART_BYTES = 8 << 20
+MOST_JSON_BYTES = 8 << 20
+
+
+def at(root: str, *names: str) -> str:
+    """A path below the run folder."""
+    return os.path.join(root, *names)
+
+
+def read(*names: str) -> Any:
+    """A JSON file's content; None when it is not there or not whole."""
+    try:
+        with open(at(*names), "rb") as file:
+            return json.loads(file.read(MOST_JSON_BYTES))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def write(path: str, data: Json, durable: bool = True) -> None:
+    """Replace a JSON file whole."""
+    temporary = "%s.%d.tmp" % (path, os.getpid())
+    with open(temporary, "wb") as out:
+        out.write(json.dumps(data, sort_keys=True).encode() + b"\n")
+        if durable:
+            out.flush()
+            os.fsync(out.fileno())
+    os.replace(temporary, path)
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder: str) -> None:
+    """Make new names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
+    """Bytes of a regular file and its size; a file that is not there is empty."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return b"", 0
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
+            raise Refusal("not_regular", "%s cannot be read so" % os.path.basename(path))
+        file.seek(offset)
+        return file.read(min(most, MOST_PART_BYTES)), facts.st_size
+
+
+def lock(root: str, name: str, wait_s: float) -> Optional[int]:
+    """A kernel lock as a descriptor (closing it frees it), or None when another holds it for longer than the wait."""
+    descriptor, end = os.open(at(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if monotonic() >= end:
+                os.close(descriptor)
+                return None
+        time.sleep(0.02)
+
+
+def locked(root: str, name: str, wait_s: float) -> int:
+    """The same, but another holder is a refusal."""
+    held = lock(root, name, wait_s)
+    if held is None:
+        raise Refusal("busy", "another call holds %s" % name)
+    return held

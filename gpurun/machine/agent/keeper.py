@@ -1,0 +1,144 @@
+"""The keeper: the process that starts one trainer, watches it, and writes down how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from gpurun.machine.agent.clocks import monotonic
+from gpurun.machine.agent.files import at, read, write
+from gpurun.machine.agent.processes import environment, kill_all, processes, send, trainers
+from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.state import blank, wish_stop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+    from gpurun.machine.agent.protocol import Answer, Json
+
+BEAT_S = 1.0
+TICK_S = 0.1
+
+
+def keep(root: str, _: Json) -> Answer:
+    """Be the keeper (started by `ensure_keeper`, which passes its lock on)."""
+    import ctypes
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: wish_stop(root, False, "keeper_terminated"))
+    if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so none can hide
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    try:
+        Keeper(root).keep()
+    except OSError as error:
+        raise Refusal("start_failed", "the trainer could not be started: %s" % error) from None
+    return {}, b""
+
+
+class Keeper:
+    """Watches one trainer, its lease and the wish to stop; ends when every process of the trainer has ended."""
+
+    def __init__(self, root: str) -> None:
+        self.root, self.job = root, read(root, "agent", "job.json")
+        self.child: Any = None
+        self.reason: Optional[str] = None
+        self.asked_at: Optional[float] = None
+        self.pid: int = 0
+        record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
+        self.started_wall = record.get("started_wall") or time.time()
+        if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
+            self.pid = record["pid"] if record.get("pid") in running else min(running)
+        else:
+            self.launch()
+        self.beat("running")
+        record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
+        self.note(at(root, "agent", "keeper.json"), record, durable=True)
+
+    def launch(self) -> None:
+        """Start the trainer in a session of its own."""
+        import subprocess
+
+        with open(at(self.root, "out", "trainer.log"), "ab") as log:
+            self.child = subprocess.Popen(
+                self.job["argv"],
+                cwd=at(self.root, self.job["cwd"]),
+                env=environment(**dict({"PYTHONUNBUFFERED": "1"}, **self.job["env"]), GPURUN_TRAINER_OF=self.root),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.pid, self.started_wall = self.child.pid, time.time()
+
+    def ended(self) -> bool:
+        """Whether the trainer's first process has ended."""
+        code: Optional[int] = self.child.poll() if self.child else None
+        return code is not None or (self.child is None and self.pid not in trainers(self.root))
+
+    def keep(self) -> None:
+        """Wait for the end, enforce lease and wishes, and write down how it ended."""
+        next_beat = 0.0
+        while not self.ended():
+            self.enforce()
+            if monotonic() >= next_beat:
+                next_beat = monotonic() + BEAT_S
+                self.beat("running")
+            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, to look costs a walk through /proc
+        kill_all(self.root, self.pid)
+        self.finish(self.child.returncode if self.child else None)
+
+    def enforce(self) -> None:
+        """Ask the trainer to stop, or kill it, when the lease or a wish says so; the earlier clock wins."""
+        wish, lease = read(self.root, "agent", "stop.json"), read(self.root, "agent", "lease.json") or {}
+        now = monotonic()
+
+        def due(which: str) -> bool:
+            wall = min(lease.get(which + "_stop_wall", 1e18), self.job[which + "_stop_wall"])
+            return bool(time.time() >= wall or now >= lease.get(which + "_mono", 1e18))
+
+        if not (wish or due("soft") or due("hard")):
+            return
+        self.reason = self.reason or (wish["reason"] if wish else "lease")
+        late = wish and self.asked_at is not None and now >= self.asked_at + self.job["save_s"]
+        if late or due("hard") or (wish and wish["now"]):
+            kill_all(self.root, self.pid)
+        elif self.asked_at is None:
+            self.asked_at = now
+            self.ask()
+
+    def ask(self) -> None:
+        """Send TERM to torchrun's workers, to which it would itself leave 30 s only; without such, to the trainer."""
+        workers = {
+            pid
+            for pid, (parent, pairs) in processes().items()
+            if parent == self.pid and any(pair.startswith(b"LOCAL_RANK=") for pair in pairs)
+        }
+        send(workers or {self.pid}, signal.SIGTERM)
+
+    def note(self, path: str, data: Json, durable: bool) -> bool:
+        """Write a state file if the disk lets us: a full one must not take the keeper away from its trainer."""
+        try:
+            write(path, data, durable)
+        except OSError as error:
+            print("%s: %s" % (path, error), file=sys.stderr)
+            return False
+        return True
+
+    def beat(self, state: str, **more: Any) -> None:
+        """Write the heartbeat."""
+        facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
+        self.note(at(self.root, "out", "status.json"), dict(blank(self.root), **facts), durable=False)
+
+    def finish(self, code: Optional[int]) -> None:
+        """Write down the end; on a full disk, try for a minute."""
+        by_signal = code is not None and code < 0
+        end: Json = {"exit_code": None if by_signal else code, "signal": -code if code and by_signal else None}
+        more = {"stop_reason": self.reason, "ended_wall": time.time()}
+        for _ in range(60):
+            if self.note(at(self.root, "agent", "exit.json"), dict(end, **more), durable=True):
+                break
+            time.sleep(1)
+        self.beat("exited", **end)

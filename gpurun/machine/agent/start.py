@@ -1,0 +1,74 @@
+"""Starting a job: checked, written down, and given a keeper, once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+
+from gpurun.machine.agent.clocks import monotonic
+from gpurun.machine.agent.files import at, locked, part, read, write
+from gpurun.machine.agent.find_torch import find_torch
+from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.revive import ensure_keeper
+from gpurun.machine.agent.state import bring_forward
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.machine.agent.protocol import Answer, Json
+
+START_WAIT_S = 30
+
+
+def start(root: str, options: Json) -> Answer:
+    """Start the job's trainer under a keeper, once; asked again, only the lease may come forward."""
+    locked(root, "unpack.lock", START_WAIT_S)
+    job = checked_job(root, os.path.abspath(options["job"]))
+    what = json.dumps([job["run"], job["argv"], job["cwd"], job["env"]], sort_keys=True)
+    digest = hashlib.sha256(what.encode()).hexdigest()
+    known = read(root, "agent", "job.json")
+    if known and known["sha256"] != digest:
+        raise Refusal("other_job", "another job was started in this folder")
+    bring_forward(root, job["soft_stop_wall"], job["hard_stop_wall"])
+    if known is None:
+        if "{python}" in job["argv"]:
+            python = (read(root, "agent", "python.json") or find_torch(root, None))["python"]
+            if python is None:
+                raise Refusal("no_torch", "no Python with torch was found on this machine")
+            job["argv"] = [python if word == "{python}" else word for word in job["argv"]]
+        write(at(root, "agent", "job.json"), dict(job, sha256=digest))
+    started, record, end = False, None, monotonic() + START_WAIT_S
+    while record is None and monotonic() < end:
+        outcome = ensure_keeper(root, fresh=not started)
+        started = started or outcome == "started"
+        record = read(root, "agent", "keeper.json")
+        if outcome in ("ended", "nobody"):
+            break
+        time.sleep(0.02)
+    if record is None:
+        raise Refusal("start_failed", "the trainer did not start: %s" % tail(root))
+    return {"keeper_pid": record["keeper_pid"], "already": not started, "started_wall": record["started_wall"]}, b""
+
+
+def checked_job(root: str, path: str) -> Json:
+    """The job as asked for, or a refusal that says what is wrong with it."""
+    job = read(path)
+    try:
+        numbers = [job[key] for key in ("soft_stop_wall", "hard_stop_wall", "save_s")]
+        texts = [job["run"], *job["argv"], job["cwd"], *job["env"], *job["env"].values()]
+        good = job["v"] == 1 and job["argv"] and all(isinstance(text, str) for text in texts)
+        good = good and all(isinstance(number, (int, float)) and 0 <= number < 1e12 for number in numbers)
+    except (KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise Refusal("bad_job", "the job is not as docs/FORMATS.md has it")
+    if not read(root, "agent", "shipped.json") or not os.path.isdir(at(root, job["cwd"])):
+        raise Refusal("not_shipped", "nothing that was verified is in %s" % job["cwd"])
+    return dict(job)
+
+
+def tail(root: str) -> str:
+    """The last words of the keeper."""
+    path = at(root, "agent", "agent.log")
+    return part(path, max(0, part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()

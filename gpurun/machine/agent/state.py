@@ -1,0 +1,43 @@
+"""What the keeper obeys and reports: the lease, the wish to stop, and the status that both appear in."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpurun.machine.agent.clocks import boot_id, monotonic
+from gpurun.machine.agent.files import at, locked, read, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.machine.agent.protocol import Json
+
+
+def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
+    """Bring the lease forward, on the wall and on the monotonic clock; nothing puts it back."""
+    held = locked(root, "lease.lock", 5)
+    old, wall, mono = read(root, "agent", "lease.json") or {}, time.time(), monotonic()
+    if old.get("boot_id") != boot_id():
+        old = {key: value for key, value in old.items() if key.endswith("_wall")}
+    hard = min(hard_wall, old.get("hard_stop_wall", hard_wall))
+    soft = min(soft_wall, old.get("soft_stop_wall", soft_wall), hard)
+    lease = {"boot_id": boot_id(), "soft_stop_wall": soft, "hard_stop_wall": hard}
+    for which, value in (("soft_mono", mono + soft - wall), ("hard_mono", mono + hard - wall)):
+        lease[which] = min(value, old.get(which, value))
+    write(at(root, "agent", "lease.json"), lease)
+    os.close(held)
+    return lease
+
+
+def wish_stop(root: str, now: bool, reason: str) -> None:
+    """Write down the wish to stop; the first reason stays, and "now" is never taken back."""
+    old = read(root, "agent", "stop.json") or {"now": False, "reason": reason}
+    write(at(root, "agent", "stop.json"), {"now": old["now"] or now, "reason": old["reason"]})
+
+
+def blank(root: str) -> Json:
+    """A status before anything ran."""
+    lease = read(root, "agent", "lease.json") or {}
+    empty = dict.fromkeys(("pid", "started_wall", "exit_code", "signal", "stop_reason"))
+    walls = {key: lease.get(key) for key in ("soft_stop_wall", "hard_stop_wall")}
+    return dict(empty, v=1, state="idle", wall=time.time(), **walls)

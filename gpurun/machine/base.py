@@ -1,0 +1,53 @@
+"""The boundary to a machine: run a program there, put a file there. Everything else is the agent's work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpurun.core.errors import GpurunError
+
+# The most that one call may answer on each of its outputs; an instance must not be able to fill the laptop's memory.
+MOST_REPLY_BYTES = 32 << 20
+
+
+class MachineLost(GpurunError):
+    """The machine did not answer. It may be gone, and what was asked may have been done: ask again."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("machine.lost", what, hint="It is asked again. If that does not help: gpurun attach RUN.")
+
+
+class FarRefusal(GpurunError):
+    """The far side said no, or nonsense. `reason` is its own code: disk_full, cut_stream, other_job, nonsense, ..."""
+
+    def __init__(self, reason: str, message: str, *, needed_bytes: int | None = None) -> None:
+        super().__init__(f"far.{reason}", message, hint="See the run's supervisor.log; gpurun destroy RUN ends it.")
+        self.reason = reason
+        self.needed_bytes = needed_bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a program on the machine left behind."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Machine(Protocol):
+    """A machine that programs can be run on, in one folder that is the instance's own."""
+
+    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+        """Run a program in the folder, feed it, and wait for its end.
+
+        An error that `stdin` raises ends the program and is raised here. MachineLost when the machine cannot be
+        reached, the time is over, or more than MOST_REPLY_BYTES came back.
+        """
+        ...
+
+    def put(self, path: str, content: bytes) -> None:
+        """Replace a file of the folder whole; its parents are made. MachineLost when the machine cannot be reached."""
+        ...

@@ -1,0 +1,307 @@
+"""The agent starts a trainer once, keeps its lease, and tells the truth about it, whoever is killed in between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import Box, kill
+
+from gpurun.machine.base import FarRefusal
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
+
+COUNTED = "open('starts', 'a').write('x'); "
+WAITS = COUNTED + "print('up'); time.sleep(60)"
+SAVES = """
+def save(*_):
+    open('saved', 'w').write('yes')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open('ready', 'w').write('yes')
+time.sleep(60)
+"""
+STUBBORN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+nap = [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(61)']
+deaf = [sys.executable, '-I', '-S', '-c', 'import signal, time; signal.signal(15, 1); time.sleep(62)']
+children = [subprocess.Popen(nap, start_new_session=True), subprocess.Popen(deaf, start_new_session=True, env={})]
+if os.fork() == 0:  # a daemon that hides: no parent, no session, no environment
+    os.setsid()
+    hidden = subprocess.Popen(nap, env={}, start_new_session=True)
+    open('hidden', 'w').write(str(hidden.pid))
+    os._exit(0)
+open('children', 'w').write(' '.join(str(child.pid) for child in children))
+time.sleep(60)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_a_job_runs_to_its_end_and_its_words_and_exit_code_are_kept(box: Box) -> None:
+    started = box.far.start(box.job("print('hello'); sys.exit(3)"))
+    assert not started.already
+    status = box.until_exited()
+    assert (status.exit_code, status.signal, status.stop_reason) == (3, None, None)
+    assert box.far.poll({"trainer.log": (0, 100)}).chunks["trainer.log"].data == b"hello\n"
+    assert box.agent_file("exit.json")["ended_wall"] >= started.started_wall
+
+
+def test_starting_twice_at_once_makes_one_trainer(box: Box) -> None:
+    box.machine.put("job.json", json.dumps(box.job(WAITS)).encode())
+    with ThreadPoolExecutor(6) as pool:
+        start = box.agent_argv("start", "--job", "job.json")
+        answers = [json.loads(r.stdout) for r in pool.map(lambda _: box.machine.call(start, timeout_s=30), range(6))]
+    assert sorted(answer["already"] for answer in answers) == [False, True, True, True, True, True]
+    assert len({answer["keeper_pid"] for answer in answers}) == 1
+    assert box.until(lambda: box.text("starts")) == "x"
+
+
+@pytest.mark.slow
+def test_a_start_that_is_killed_at_any_moment_and_repeated_makes_one_trainer(tmp_path: Path) -> None:
+    for number, delay_s in enumerate([0.0, 0.015, 0.025, 0.03, 0.035, 0.04, 0.05, 0.06, 0.08]):
+        box = Box(tmp_path / str(number))
+        try:
+            job = box.job(WAITS)
+            box.machine.put("job.json", json.dumps(job).encode())
+            first = subprocess.Popen(
+                box.agent_argv("start", "--job", "job.json"), cwd=box.folder, stdout=subprocess.PIPE
+            )
+            time.sleep(delay_s)
+            first.kill()
+            first.communicate()
+            box.far.start(job)
+            box.until(lambda box=box: box.text("starts"))
+            time.sleep(0.1)
+            assert box.text("starts") == "x", f"killed after {delay_s} s"
+        finally:
+            box.close()
+
+
+def test_a_heartbeat_that_cannot_be_written_does_not_take_the_keeper_away(box: Box) -> None:
+    box.far.start(box.job("time.sleep(1.6); sys.exit(7)"))
+    (box.folder / "out" / "status.json").unlink()
+    (box.folder / "out" / "status.json").mkdir()
+    box.until(lambda: (box.folder / "agent" / "exit.json").exists())
+    (box.folder / "out" / "status.json").rmdir()
+    assert (box.status().state, box.status().exit_code) == ("exited", 7)
+
+
+def test_a_keeper_needs_its_program_only_to_start(box: Box) -> None:
+    box.far.start(box.job("open('up', 'w').write('x'); signal.signal(15, lambda *_: sys.exit(7)); time.sleep(60)"))
+    box.until(lambda: box.text("up"))
+    box.machine.put("agent.pyz", b"another version, half of it")
+    box.machine.put("agent/stop.json", b'{"now": false, "reason": "user"}')
+    box.until(lambda: (box.folder / "agent" / "exit.json").exists())
+    box.far.install_agent()
+    assert (box.status().exit_code, box.status().stop_reason) == (7, "user")
+
+
+def test_another_job_in_the_same_folder_is_refused(box: Box) -> None:
+    box.far.start(box.job("pass"))
+    box.until_exited()
+    with pytest.raises(FarRefusal, match="another job") as refused:
+        box.far.start(box.job("print('other')"))
+    assert refused.value.reason == "other_job"
+
+
+def test_nothing_is_started_before_what_was_shipped_is_verified_and_in_place(box: Box) -> None:
+    job = box.job("pass")
+    (box.folder / "agent" / "shipped.json").unlink()
+    with pytest.raises(FarRefusal) as refused:
+        box.far.start(job)
+    assert refused.value.reason == "not_shipped"
+
+
+def test_a_trainer_that_cannot_be_started_is_a_refusal(box: Box) -> None:
+    job = {**box.job(""), "argv": ["/no/such/python"]}
+    with pytest.raises(FarRefusal, match="No such file") as refused:
+        box.far.start(job)
+    assert refused.value.reason == "start_failed"
+    assert box.status().state == "idle"
+
+
+def test_a_killed_keeper_leaves_a_running_trainer_which_a_new_keeper_adopts(box: Box) -> None:
+    job = box.job(WAITS)
+    first = box.far.start(job)
+    box.until(lambda: box.text("starts"))
+    kill(first.keeper_pid)
+    assert box.status().state == "running"
+    assert box.far.start(job).already
+    box.until(lambda: box.agent_file("keeper.json")["keeper_pid"] != first.keeper_pid)
+    assert box.text("starts") == "x"
+    assert box.far.stop(reason="user")
+    status = box.until_exited()
+    assert (status.exit_code, status.stop_reason) == (None, "user")
+
+
+def test_a_trainer_without_a_keeper_is_still_bound_by_its_lease(box: Box) -> None:
+    first = box.far.start(box.job(STUBBORN, soft_s=1.5, hard_s=2.0))
+    children = [int(pid) for pid in box.until(lambda: box.text("children")).split()]
+    kill(first.keeper_pid)
+    assert box.status().state == "running"
+    assert box.until_exited().stop_reason == "lease"
+    assert not [pid for pid in children if alive(pid)]
+
+
+def test_when_keeper_and_trainer_were_killed_the_run_has_ended_and_may_start_again(box: Box) -> None:
+    job = box.job(WAITS)
+    first = box.far.start(job)
+    box.until(lambda: box.text("starts"))
+    pid = box.status().pid
+    kill(first.keeper_pid)
+    kill(pid)
+    status = box.status()
+    assert (status.state, status.exit_code) == ("exited", None)
+    assert not box.far.start(job).already
+    assert box.until(lambda: box.text("starts") == "xx")
+
+
+def test_at_the_soft_stop_the_trainer_may_save(box: Box) -> None:
+    box.far.start(box.job(SAVES, soft_s=0.8, hard_s=30))
+    status = box.until_exited()
+    assert (status.exit_code, status.stop_reason, box.text("saved")) == (0, "lease", "yes")
+
+
+def test_at_the_hard_stop_everything_dies_whatever_it_ignores_and_wherever_it_hides(box: Box) -> None:
+    started = time.monotonic()
+    box.far.start(box.job(STUBBORN, soft_s=0.8, hard_s=1.6))
+    hidden = int(box.until(lambda: box.text("hidden")))
+    children = [int(pid) for pid in box.until(lambda: box.text("children")).split()]
+    assert all(alive(pid) for pid in [*children, hidden])
+    status = box.until_exited()
+    assert (status.signal, status.stop_reason) == (signal.SIGKILL, "lease")
+    assert not [pid for pid in [*children, hidden] if alive(pid)]
+    assert time.monotonic() - started < 4
+
+
+def test_what_a_trainer_leaves_running_dies_with_it(box: Box) -> None:
+    box.far.start(
+        box.job("child = subprocess.Popen(['sleep', '60'], env={}, start_new_session=True); print(child.pid)")
+    )
+    assert box.until_exited().exit_code == 0
+    assert not alive(int(box.far.poll({"trainer.log": (0, 99)}).chunks["trainer.log"].data))
+
+
+def test_a_clock_set_back_does_not_lengthen_the_lease(box: Box) -> None:
+    box.far.start(box.job(WAITS))
+    lease = box.agent_file("lease.json")
+    lease["soft_mono"] = lease["hard_mono"] = 0.0  # the monotonic deadline has passed, the wall's has not
+    box.machine.put("agent/lease.json", json.dumps(lease).encode())
+    assert box.until_exited().stop_reason == "lease"
+
+
+def test_shorten_brings_the_lease_forward_and_never_back(box: Box) -> None:
+    job = box.job(SAVES)
+    box.far.start(job)
+    box.until(lambda: box.text("ready"))
+    later = box.far.shorten(job["soft_stop_wall"] + 9e5, job["hard_stop_wall"] + 9e5)
+    assert (later.soft_stop_wall, later.hard_stop_wall) == (job["soft_stop_wall"], job["hard_stop_wall"])
+    now = time.time()
+    sooner = box.far.shorten(now, now + 20)
+    assert box.far.shorten(now + 30, now + 10).hard_stop_wall == now + 10 < sooner.hard_stop_wall
+    assert box.until_exited().stop_reason == "lease"
+    assert box.text("saved") == "yes"
+
+
+def test_a_start_that_is_asked_again_with_another_lease_shortens_it_at_most(box: Box) -> None:
+    job = box.job(SAVES)
+    box.far.start(job)
+    later = {**job, "soft_stop_wall": job["soft_stop_wall"] + 99, "hard_stop_wall": job["hard_stop_wall"] + 99}
+    assert box.far.start(later).already
+    assert box.agent_file("lease.json")["hard_stop_wall"] == job["hard_stop_wall"]
+    assert box.far.start({**job, "hard_stop_wall": time.time() + 30}).already
+    assert box.agent_file("lease.json")["hard_stop_wall"] < job["hard_stop_wall"]
+
+
+@pytest.mark.parametrize("words", [("nan", "1"), ("1", "inf"), ("-1", "1"), ("soon", "1")])
+def test_a_lease_that_is_no_time_is_refused(box: Box, words: tuple[str, str]) -> None:
+    reply = box.machine.call(box.agent_argv("shorten", "--soft", words[0], "--hard", words[1]), timeout_s=10)
+    assert reply.exit_code == 1
+    assert json.loads(reply.stdout)["error"]["code"] == "usage"
+
+
+def test_stop_saves_and_stop_now_does_not(box: Box) -> None:
+    box.far.start(box.job(SAVES))
+    box.until(lambda: box.text("ready"))
+    assert box.far.stop(reason="user")
+    assert box.until_exited().stop_reason == "user"
+    assert box.text("saved") == "yes"
+    assert not box.far.stop(now=True), "nobody is left to be asked"
+
+
+def test_a_trainer_that_ignores_a_stop_is_killed_after_its_time_to_save(box: Box) -> None:
+    box.far.start(box.job("signal.signal(15, 1); open('ready', 'w').write('1'); time.sleep(60)", save_s=0.5))
+    box.until(lambda: box.text("ready"))
+    box.far.stop(reason="user")
+    assert box.until_exited().signal == signal.SIGKILL
+
+
+def test_stop_now_kills_at_once(box: Box) -> None:
+    box.far.start(box.job(SAVES))
+    box.until(lambda: box.text("ready"))
+    asked = time.monotonic()
+    box.far.stop(now=True, reason="user")
+    assert box.until_exited().signal == signal.SIGKILL
+    assert time.monotonic() - asked < 1.5
+    assert box.text("saved") == ""
+
+
+def test_torchruns_workers_are_asked_and_torchrun_is_not(box: Box) -> None:
+    worker = repr(
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(60)"
+    )
+    launcher = f"""
+signal.signal(15, lambda *_: os._exit(77))
+command = [sys.executable, '-I', '-S', '-c', {worker}]
+ranks = [subprocess.Popen(command, env=dict(os.environ, LOCAL_RANK=str(i)), start_new_session=True) for i in (0, 1)]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+    box.far.start(box.job(launcher))
+    box.until(lambda: box.far.poll({"trainer.log": (0, 99)}).chunks["trainer.log"].data == b"up\nup\n")
+    box.far.stop(reason="user")
+    assert box.until_exited().exit_code == 0
+
+
+@pytest.mark.slow
+def test_the_heartbeat_is_never_older_than_two_seconds(box: Box) -> None:
+    box.far.start(box.job(WAITS))
+    end = time.time() + 3
+    while time.time() < end:
+        assert time.time() - box.status().wall < 2
+        time.sleep(0.2)
+
+
+def test_the_trainer_is_told_no_secret(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = "canary-5d41402abc"
+    for name in ("RUNPOD_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_OWN", "PYTHONPATH", "LD_PRELOAD_KEY"):
+        monkeypatch.setenv(name, canary)
+    environments = ["/proc/self/environ", "/proc/%d/environ' % os.getppid()"]
+    script = f"print(open('{environments[0]}').read(), open('{environments[1]}).read(), sys.argv)"
+    box.far.start(box.job(script, WANTED="yes"))
+    box.until_exited()
+    said = box.far.poll({"trainer.log": (0, 1 << 20)}).chunks["trainer.log"].data
+    assert b"WANTED=yes" in said
+    assert b"GPURUN_INSTANCE=" in said
+    assert canary.encode() not in said
+    # Over SSH there is no LocalMachine to hold keys back: the agent itself does.
+    argv = ["env", f"RUNPOD_API_KEY={canary}", *box.agent_argv("start", "--job", "job.json")]
+    other = Box(box.folder.parent / "other")
+    try:
+        other.machine.put("job.json", json.dumps(other.job(script)).encode())
+        assert other.machine.call(argv, timeout_s=10).exit_code == 0
+        other.until_exited()
+        assert canary.encode() not in other.far.poll({"trainer.log": (0, 1 << 20)}).chunks["trainer.log"].data
+    finally:
+        other.close()

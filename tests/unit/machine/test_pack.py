@@ -1,0 +1,200 @@
+"""A pack is the same for the same files, holds no secret, and refuses by name what it may not or can not ship."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpurun.core.errors import UsageError
+from gpurun.machine.pack import Pack, survey
+
+
+def content_of(pack: Pack) -> dict[str, bytes]:
+    """The pack as a reader of its own finds it."""
+    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(b"".join(pack.stream()))).read()
+    with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
+        members = tar.getmembers()
+        assert all((m.isreg(), m.mtime, m.uid, m.gid, m.mode) == (True, 0, 0, 0, 0o644) for m in members)
+        return {member.name: tar.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+PART = st.text("abcAB12_-é", min_size=1, max_size=6)
+TREES = st.dictionaries(
+    st.lists(PART, min_size=1, max_size=3).map("/".join), st.binary(max_size=2000), min_size=1, max_size=8
+).filter(lambda tree: not any(b.startswith(a + "/") for a in tree for b in tree))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=TREES, shuffle=st.randoms(use_true_random=False))
+def test_the_same_files_make_the_same_bytes_whatever_their_order_time_and_mode(
+    tmp_path: Path, files: dict[str, bytes], shuffle: object
+) -> None:
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    shutil.rmtree(tmp_path / "b", ignore_errors=True)
+    first = write(tmp_path / "a", files)
+    names = sorted(files)
+    shuffle.shuffle(names)  # type: ignore[attr-defined]
+    second = write(tmp_path / "b", {name: files[name] for name in names})
+    for number, name in enumerate(names):
+        os.utime(second / name, (number, number))
+        os.chmod(second / name, 0o700)
+    packs = [Pack(survey({"data": folder})) for folder in (first, second)]
+    for codec in ("zstd", "gzip"):
+        assert b"".join(packs[0].stream(codec)) == b"".join(packs[1].stream(codec))
+    assert packs[0].manifest_sha256 == packs[1].manifest_sha256 == packs[0].name()
+
+
+def test_a_pack_has_its_files_in_order_and_then_the_manifest_whose_digest_names_it(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "trainer", {"b.py": b"b" * 700, "a/c.py": b"", "__pycache__/b.pyc": b"", ".git/HEAD": b""}
+    )
+    pack = Pack(
+        survey({"data": write(tmp_path / "d", {"x.bin": b"x"}), "bundle/trainer": folder, "bundle/r.json": b"{}"})
+    )
+    found = content_of(pack)
+    names = ["bundle/r.json", "bundle/trainer/a/c.py", "bundle/trainer/b.py", "data/x.bin"]
+    assert list(found) == [*names, ".manifest.json"]
+    listed = json.loads(found[".manifest.json"])
+    assert [file["name"] for file in listed["files"]] == names
+    assert all(file["sha256"] == hashlib.sha256(found[file["name"]]).hexdigest() for file in listed["files"])
+    assert pack.manifest_sha256 == hashlib.sha256(found[".manifest.json"]).hexdigest()
+    assert (pack.content_bytes, pack.survey.total_bytes) == (703, 703)
+
+
+def test_gzip_is_plain_gzip() -> None:
+    plain = zlib.decompress(b"".join(Pack(survey({"data/x": b"hello"})).stream("gzip")), wbits=31)
+    with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
+        assert tar.getnames() == ["data/x", ".manifest.json"]
+
+
+SECRETS = [
+    *(".env", ".env.local", "prod.env", ".netrc", ".npmrc", ".pypirc", ".git-credentials", ".aws/config"),
+    *(".ssh/config", "id_rsa", "id_ed25519.pub", "server.pem", "tls.key", "store.p12", "credentials"),
+    *("credentials.json", "aws_credentials", "kaggle.json", "token", "hf_token", "token.txt"),
+    *("client_secret_1.json", "service-account.json", "my_api_key", "runpod-api-key.txt", "secrets.toml"),
+    *("secret", "ID_RSA", ".Env", ".kube/config", ".docker/config.json", "passwords.kdbx", ".token"),
+    "terraform.tfstate",
+]
+
+HARMLESS = [
+    *("tokenizer.json", "tokens.bin", "token_ids.npy", "train_000001.bin", "environment.txt", "keys.py"),
+    *("keyboard.md", "env.py", "secrets.py", "README.md", "vocab.json", "monkey.txt", ".gitignore"),
+    *("data.json", "credentialing.txt"),
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    seen = survey({"data": write(tmp_path, {name: b"canary", "good.bin": b"1"})})
+    assert [(refusal.code, refusal.path) for refusal in seen.refusals] == [
+        ("pack.secret", str(tmp_path / Path(name).parts[0]))
+    ]
+    assert [file.name for file in seen.files] == ["data/good.bin"]
+    with pytest.raises(UsageError, match="holds a key or password") as refused:
+        next(Pack(seen).stream())
+    assert refused.value.code == "pack.secret"
+
+
+def test_data_and_code_are_not_taken_for_secrets(tmp_path: Path) -> None:
+    assert not survey({"data": write(tmp_path, dict.fromkeys(HARMLESS, b"x"))}).refusals
+
+
+def test_a_source_may_itself_be_a_link(tmp_path: Path) -> None:
+    write(tmp_path, {"real/x.bin": b"1", "y.py": b"2"})
+    (tmp_path / "data").symlink_to("real")
+    (tmp_path / "z.py").symlink_to("y.py")
+    found = content_of(Pack(survey({"data": tmp_path / "data", "bundle/z.py": tmp_path / "z.py"})))
+    assert (found["data/x.bin"], found["bundle/z.py"]) == (b"1", b"2")
+
+
+def test_links_pipes_and_names_that_do_not_travel_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"in/real.bin": b"1", "in/a\nb": b"1", "outside.bin": b"canary"})
+    os.symlink(tmp_path / "outside.bin", tmp_path / "in" / "link.bin")
+    os.symlink(tmp_path, tmp_path / "in" / "folder")
+    os.mkfifo(tmp_path / "in" / "pipe")
+    seen = survey({"data": tmp_path / "in", "data/gone": tmp_path / "gone"})
+    assert [file.name for file in seen.files] == ["data/real.bin"]
+    assert {Path(refusal.path).name: refusal.code for refusal in seen.refusals} == {
+        "a\nb": "pack.name",
+        "link.bin": "pack.link",
+        "folder": "pack.link",
+        "pipe": "pack.device",
+        "gone": "pack.unreadable",
+    }
+
+
+@pytest.mark.parametrize("how", ["longer", "shorter", "other content", "another file", "a link", "gone"])
+def test_a_file_that_changes_between_survey_and_packing_is_refused_by_name(tmp_path: Path, how: str) -> None:
+    path = write(tmp_path, {"x.bin": b"1234", "other": b"4321"}) / "x.bin"
+    pack = Pack(survey({"data/x.bin": path}))
+    if how in ("longer", "shorter", "other content"):
+        path.write_bytes({"longer": b"12345", "shorter": b"1", "other content": b"4321"}[how])
+        os.utime(path, (1, 1))
+    else:
+        path.unlink()
+    if how == "another file":
+        shutil.copy2(tmp_path / "other", path)
+    if how == "a link":
+        path.symlink_to(tmp_path / "other")
+    with pytest.raises(UsageError, match=r"x\.bin changed while it was being packed") as refused:
+        list(pack.stream())
+    assert refused.value.code == "pack.changed"
+    assert pack.manifest_sha256 is None
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, {"x.bin": os.urandom(6 << 20)}) / "x.bin"
+    pack = Pack(survey({"data/x.bin": path}))
+    stream = pack.stream("gzip")
+    next(stream)
+    next(stream)
+    with open(path, "r+b") as out:
+        out.write(b"changed")
+    with pytest.raises(UsageError, match="changed while"):
+        list(stream)
+
+
+def test_a_failing_pack_leaves_nothing_on_the_far_side(tmp_path: Path) -> None:
+    from conftest import Box
+
+    box = Box(tmp_path / "box")
+    path = write(tmp_path, {"a.bin": os.urandom(4 << 20), "b.bin": b"1"}) / "b.bin"
+    seen = survey({"data/a.bin": tmp_path / "a.bin", "data/b.bin": path})
+    path.write_bytes(b"22")
+    with pytest.raises(UsageError, match="changed while"):
+        box.far.unpack(Pack(seen))
+    assert not (box.folder / "data").exists()
+    assert not (box.folder / "agent" / "shipped.json").exists()
+
+
+def test_memory_does_not_grow_with_the_pack(tmp_path: Path) -> None:
+    with open(tmp_path / "big.bin", "wb") as out:
+        out.truncate(256 << 20)
+    script = (
+        "import resource, sys\nfrom pathlib import Path\nfrom gpurun.machine.pack import Pack, survey\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for _ in Pack(survey({'data': Path(sys.argv[1])})).stream(): pass\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    told = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, check=True).stdout
+    assert int(told) * (1024 if sys.platform == "linux" else 1) < 100e6
