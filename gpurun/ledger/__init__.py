@@ -1,0 +1,1 @@
+"""What is written down and proven: the journal, the run's lock, receipts, the chain that they form, and their audit."""

@@ -1,0 +1,89 @@
+"""Checks every receipt and journal of a home again, from the files alone, with code of its own.
+
+Nothing of what wrote a receipt is used to check it: the journal is parsed anew, its order judged, every figure of the
+receipt derived a second time, every digest taken again. It claims no more than docs/RECEIPTS.md says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from gpurun.core.errors import UsageError
+from gpurun.core.money import total
+from gpurun.core.paths import RUN_NAME, Home
+from gpurun.ledger.audit.lines import GENESIS, Json, chain_lines, journal_lines
+from gpurun.ledger.audit.report import AuditReport, AuditRow
+from gpurun.ledger.audit.run import audit_run
+from gpurun.ledger.signing import parse_public_key, public_keys
+from gpurun.ledger.untrusted import plain_line
+
+__all__ = ["AuditReport", "AuditRow", "audit"]
+
+
+def audit(
+    home: Home,
+    runs: Iterable[str] | None = None,
+    *,
+    since: float | None = None,
+    expected_head: str | None = None,
+    public_key: bytes | None = None,
+) -> AuditReport:
+    """Audit all runs of a home, or those named, or those opened at or after `since` (seconds since the epoch).
+
+    The chain of receipts is always checked whole. `expected_head` is a head that was kept from an earlier audit: it
+    must still be in the chain. With `public_key` (PEM) only that key is trusted, else every `*.pub` in the home.
+    """
+    links, problems = chain_lines(home.ledger)
+    keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
+    place = {str(link["run"]): link for link in links}
+    wanted = None if runs is None else set(runs)
+    rows = [
+        audit_run(home.run(name), place.get(name), keys)
+        for name in [*_chained(links), *_unchained(home, place)]
+        if (wanted is None or name in wanted) and (since is None or _opened_wall(home, name) >= since)
+    ]
+    found = list(problems)
+    found += [
+        f"the chain names a run {name!r}, which none can be called" for name in place if not RUN_NAME.fullmatch(name)
+    ]
+    if expected_head is not None and expected_head not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
+        found.append(f"the head {expected_head[:12]}… is not in the chain: receipts were removed or written anew")
+    return AuditReport(
+        rows=tuple(rows),
+        head=str(links[-1]["receipt_sha256"]) if links else GENESIS,
+        total_micros=total(*(row.measured_micros for row in rows if row.measured_micros is not None)),
+        receipts=len(links),
+        problems=tuple(plain_line(problem) for problem in found),
+    )
+
+
+def _trusted(pem: bytes) -> dict[str, Ed25519PublicKey]:
+    try:
+        return parse_public_key(pem)
+    except ValueError as error:
+        raise UsageError(
+            "audit.bad_key",
+            f"That is not an ed25519 public key in PEM: {error}.",
+            hint="Give the file keys/ed25519.pub of the home that signed the receipts.",
+        ) from error
+
+
+def _chained(links: Iterable[Json]) -> list[str]:
+    """The runs of the chain, in its order, each once."""
+    return [name for name in dict.fromkeys(str(link["run"]) for link in links) if RUN_NAME.fullmatch(name)]
+
+
+def _unchained(home: Home, place: dict[str, Json]) -> list[str]:
+    """Runs that have a journal but no receipt in the chain, by name; with or without the rest of their folder."""
+    if not home.runs.is_dir():
+        return []
+    names = sorted(path.name for path in home.runs.iterdir() if RUN_NAME.fullmatch(path.name))
+    return [name for name in names if name not in place and home.run(name).journal.exists()]
+
+
+def _opened_wall(home: Home, name: str) -> float:
+    """When a run was opened; one whose journal cannot tell is never left out."""
+    records = journal_lines(home.run(name).journal).parsed
+    return float(records[0]["wall"]) if records else float("inf")

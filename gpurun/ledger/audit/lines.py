@@ -1,0 +1,102 @@
+"""Reads journals and the chain of receipts strictly, byte by byte, with code of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.model import canonical
+from gpurun.core.progress import Event
+
+GENESIS = "0" * 64
+_RECORD_KEYS = {"seq", "prev", "wall", "mono", "boot_id", "event", "data"}
+_LINK_TYPES = {"seq": int, "run": str, "receipt_sha256": str, "prev": str}
+_EVENTS = {str(event) for event in Event}
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The sound lines of a file from its beginning: parsed, and the sha256 of each. `torn`: an unfinished last line."""
+
+    parsed: tuple[Json, ...]
+    digests: tuple[str, ...]
+    problem: str | None
+    torn: bool
+
+
+def journal_lines(path: Path) -> Lines:
+    """A journal up to the first line that does not hold: its form, its number, its link to the line before."""
+    raw, torn = _split(path)
+    parsed: list[Json] = []
+    digests = [GENESIS]
+    for number, line in enumerate(raw, start=1):
+        problem = _problem_of(line, number, digests[-1])
+        if problem is not None:
+            return Lines(tuple(parsed), tuple(digests[1:]), f"journal line {number} {problem}", torn=False)
+        parsed.append(json.loads(line))
+        digests.append(hashlib.sha256(line).hexdigest())
+    return Lines(tuple(parsed), tuple(digests[1:]), None, torn)
+
+
+def _problem_of(line: bytes, number: int, before: str) -> str | None:
+    record = _canonical_object(line)
+    if record is None or set(record) != _RECORD_KEYS:
+        return "is not a record"
+    numbers = isinstance(record["wall"], float | int) and isinstance(record["mono"], float | int)
+    if not numbers or not isinstance(record["data"], dict) or record["event"] not in _EVENTS:
+        return "is not a record that this gpurun knows"
+    if record["seq"] != number:
+        return f"says that it is line {record['seq']}"
+    if record["prev"] != before:
+        return "does not follow from the line before it"
+    if record["event"] == Event.RUN_CLOSED and not _is_sealed(record):
+        return "does not match its own seal"
+    return None
+
+
+def _is_sealed(record: Json) -> bool:
+    """Whether a closing line, which no line after it vouches for, still is what its own digest says."""
+    unsealed = {**record, "data": {key: value for key, value in record["data"].items() if key != "seal"}}
+    return bool(record["data"].get("seal") == hashlib.sha256(canonical(unsealed)).hexdigest())
+
+
+def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
+    """Every readable line of the chain of receipts, and what is wrong with the lines or their order."""
+    raw, torn = _split(path)
+    links: list[Json] = []
+    problems = ["the last line of the chain is torn"] if torn else []
+    before = GENESIS
+    for number, line in enumerate(raw, start=1):
+        link = _canonical_object(line)
+        if link is None or {key: type(value) for key, value in link.items()} != _LINK_TYPES:
+            problems.append(f"line {number} of the chain is not a link")
+            continue
+        if link["seq"] != number:
+            problems.append(f"line {number} of the chain is receipt #{link['seq']}: one is missing or out of order")
+        if link["prev"] != before:
+            problems.append(f"receipt #{link['seq']} does not follow the one before it in the chain")
+        if any(link["run"] == other["run"] for other in links):
+            problems.append(f"the run {link['run']!r} is in the chain twice")
+        before = link["receipt_sha256"]
+        links.append(link)
+    return tuple(links), tuple(problems)
+
+
+def _split(path: Path) -> tuple[list[bytes], bool]:
+    """The whole lines of a file, and whether something unfinished follows them."""
+    *raw, rest = (path.read_bytes() if path.is_file() else b"").split(b"\n")
+    return raw, bool(rest)
+
+
+def _canonical_object(line: bytes) -> Json | None:
+    """A JSON object written in exactly the one canonical way, or None."""
+    try:
+        value = json.loads(line)
+        return value if isinstance(value, dict) and canonical(value) == line else None
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,203 @@
+"""Audits one run: its journal, its receipt, its files, each against the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from gpurun.core.model import canonical
+from gpurun.core.money import Micros
+from gpurun.core.paths import RunFolder
+from gpurun.ledger.audit.expected import differences, expected_statement, sha256_of
+from gpurun.ledger.audit.lines import Json, Lines, journal_lines
+from gpurun.ledger.audit.order import open_token, order_problems
+from gpurun.ledger.audit.rentals import measured_micros, named
+from gpurun.ledger.audit.report import AuditRow, Mark
+from gpurun.ledger.signing import Signature, payload_of, verify
+from gpurun.ledger.untrusted import plain_line
+
+_MALFORMED = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+_AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
+_MOST_NAMED = 8
+
+
+@dataclass
+class _Findings:
+    """What is gathered about a run on the way through it."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    chain: Mark = "none"
+    signature: Mark = "none"
+    files: str = "0/0"
+    verdict: str = "none"
+    receipt_proves_death: bool = False
+
+    def guarded(self, what: str, check: Callable[[], None]) -> None:
+        """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
+        try:
+            check()
+        except _MALFORMED as error:
+            self.problems.append(f"{what} cannot be followed: {type(error).__name__} {error}")
+
+
+def audit_run(folder: RunFolder, link: Json | None, keys: Mapping[str, Ed25519PublicKey]) -> AuditRow:
+    """One run's row. `link` is its place in the chain of receipts, None while it has none."""
+    found = _Findings()
+    lines = journal_lines(folder.journal)
+    found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
+    if link is not None:
+        found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
+    found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
+    # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
+    live = open_token(lines.parsed) is not None and not found.receipt_proves_death
+    spent: Micros | None = None
+    try:
+        spent = measured_micros(lines.parsed)
+    except _MALFORMED:
+        found.problems.append("the cost cannot be derived from the journal")
+    proven = found.receipt_proves_death or bool(named(lines.parsed, "death.proven"))
+    return AuditRow(
+        run=folder.name,
+        seq=link["seq"] if link else None,
+        chain="bad" if lines.problem else found.chain,
+        signature=found.signature,
+        files=found.files,
+        death="not seen" if live else "proven" if proven else "none",
+        measured_micros=spent,
+        verdict="may be billing" if live else found.verdict,
+        may_be_billing=live,
+        problems=tuple(plain_line(problem) for problem in found.problems),
+        warnings=tuple(plain_line(warning) for warning in found.warnings),
+    )
+
+
+def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json | None) -> None:
+    records = lines.parsed
+    if lines.problem is not None:
+        found.problems.append(lines.problem)
+    elif not records:
+        found.problems.append("the journal is missing or empty")
+    else:
+        found.chain = "ok"
+    if lines.torn and link is not None:
+        found.problems.append("the journal's last line is torn although the run has its receipt")
+    elif lines.torn:
+        found.warnings.append(f"the journal's last line is unfinished; gpurun resume {folder.name} repairs it")
+    found.problems += order_problems(records)
+    observed = named(records, "receipt.observed")
+    if link is None and observed:
+        found.problems.append(f"its receipt #{observed[0]['data']['seq']} is missing from the chain")
+    if link is not None and observed:
+        claimed = {"seq": link["seq"], "sha256": link["receipt_sha256"]}
+        if observed[0]["data"] != claimed:
+            found.problems.append("the journal names another receipt than the chain")
+    if records and records[0]["data"].get("run") != folder.name:
+        found.problems.append("the journal is that of another run")
+    if records and link is not None and lines.problem is None and not named(records, "run.closed"):
+        found.warnings.append(f"it has its receipt but was not closed; gpurun resume {folder.name} does that")
+
+
+def _check_receipt(
+    found: _Findings, lines: Lines, folder: RunFolder, link: Json, keys: Mapping[str, Ed25519PublicKey]
+) -> None:
+    """The receipt's digest, form, signature, and every figure in it."""
+    if not folder.receipt.is_file():
+        found.chain = "bad"
+        found.problems.append(f"receipt #{link['seq']} is missing")
+        return
+    content = folder.receipt.read_bytes()
+    in_chain = hashlib.sha256(content).hexdigest() == link["receipt_sha256"]
+    if not in_chain:
+        found.chain = "bad"
+        found.problems.append(f"receipt #{link['seq']} is not the one in the chain")
+    envelope = json.loads(content)
+    payload = payload_of(envelope)
+    statement: Json = json.loads(payload)
+    if canonical(statement) != payload:
+        found.problems.append("the receipt is not written in canonical form")
+    _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
+    found.verdict = str(statement["predicate"]["verdict"]["is"])
+    ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven")
+    found.receipt_proves_death = in_chain and found.signature == "ok" and ended
+    head = statement["predicate"]["journal"]["head"]
+    if head not in lines.digests:
+        if lines.problem is None:
+            found.chain = "bad"
+            found.problems.append("the receipt was made from another journal than this one")
+        return
+    count = lines.digests.index(head) + 1
+    later = [record for record in lines.parsed[count:] if record["event"] not in _AFTER_HEAD]
+    if later:
+        found.problems.append(f"journal line {later[0]['seq']} ({later[0]['event']}) is newer than the receipt")
+    _compare(found, folder, lines.parsed[:count], statement, link)
+
+
+def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping[str, Ed25519PublicKey]) -> None:
+    answer = verify(envelope, keys)
+    signers = [one["keyid"] for one in envelope["signatures"]]
+    if signers != ([keyid] if keyid else []):
+        found.signature = "bad"
+        found.problems.append("the receipt is not signed by the key that it names")
+    elif answer is Signature.OK:
+        found.signature = "ok"
+    elif answer is Signature.UNSIGNED:
+        found.warnings.append("the receipt is unsigned: there was no readable key when it was made")
+    elif answer is Signature.UNKNOWN_KEY:
+        found.signature = "bad"
+        found.problems.append(f"the receipt is signed by the key {str(keyid)[:12]}…, which is not known here")
+    else:
+        found.signature = "bad"
+        found.problems.append("the receipt's signature does not hold")
+
+
+def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], statement: Json, link: Json) -> None:
+    """Every figure of the receipt against what the run folder gives, and the cap against the cost."""
+    keyid = statement["predicate"]["signing"]["keyid"]
+    expected = expected_statement(
+        folder, basis, statement["predicate"]["journal"]["head"], link["seq"], link["prev"], keyid
+    )
+    unlike = [path.removeprefix("predicate.") for path in differences(expected, statement)]
+    if unlike:
+        more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
+        found.problems.append(f"the receipt does not follow from the run: {', '.join(unlike[:_MOST_NAMED])}{more}")
+    if expected["predicate"]["cost"]["cap_kept"] is False:
+        found.problems.append("the cap was not kept")
+    found.verdict = str(expected["predicate"]["verdict"]["is"])
+    opened = basis[0]["data"]
+    for name, path in (("request", folder.request), ("plan", folder.plan)):
+        if opened[f"{name}_sha256"] != sha256_of(path):
+            found.problems.append(f"{name}.json is not the one that the run was opened with")
+    found.problems += _opening_problems(opened, json.loads(folder.plan.read_bytes()))
+
+
+def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
+    """Whether the run was opened with what its plan says, figure by figure."""
+    for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros", "worst_micros"):
+        if opened[name] != plan[name]:
+            yield f"the run was not opened with the plan's {name}"
+    if opened["data_sha256"] != plan["data"]["sha256"]:
+        yield "the run was not opened with the plan's data"
+
+
+def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -> None:
+    """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
+    collected = named(records, "collect.observed")
+    files = collected[-1]["data"]["files"] if collected else []
+    held = 0
+    for file in files:
+        path = folder.artifacts / file["name"]
+        if not path.resolve().is_relative_to(folder.artifacts.resolve()):
+            found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
+        elif not path.is_file():
+            found.warnings.append(f"{file['name']} is not here any more")
+        elif sha256_of(path) != file["sha256"] or path.stat().st_size != file["bytes"]:
+            found.problems.append(f"{file['name']} is not the file that was collected")
+        else:
+            held += 1
+    found.files = f"{held}/{len(files)}"

@@ -1,0 +1,90 @@
+"""The chain of receipts: one line a receipt in `ledger.jsonl`, each naming the receipt before it.
+
+    {"prev": SHA256, "receipt_sha256": SHA256, "run": "fox-41", "seq": 17}
+
+A line holds nothing that its receipt does not hold too; it says which receipts there are, so that none can go missing
+unseen. Whoever appends holds the file's kernel lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gpurun.core.model import Frozen, canonical
+from gpurun.core.paths import fsync_folder
+from gpurun.ledger.durable import append_durably, unwritable
+
+GENESIS = "0" * 64
+
+
+class Link(Frozen):
+    """One receipt's place in the chain."""
+
+    seq: int
+    run: str
+    receipt_sha256: str
+    prev: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The links that can be read. A line that cannot is passed over here and reported by the audit."""
+
+    links: tuple[Link, ...]
+    good_bytes: int
+    torn_bytes: int
+
+    def of(self, run: str) -> Link | None:
+        """A run's own link."""
+        return next((link for link in self.links if link.run == run), None)
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next receipt; the first is 1."""
+        return self.links[-1].seq + 1 if self.links else 1
+
+    @property
+    def head(self) -> str:
+        """The sha256 of the last receipt; 64 zeros before the first."""
+        return self.links[-1].receipt_sha256 if self.links else GENESIS
+
+
+def read_chain(path: Path) -> Chain:
+    """Read a chain; one that is not there has no links."""
+    *lines, rest = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    links = []
+    for line in lines:
+        try:
+            links.append(Link.from_json(line))
+        except ValidationError:
+            continue
+    return Chain(tuple(links), good_bytes=sum(len(line) + 1 for line in lines), torn_bytes=len(rest))
+
+
+def append_link(path: Path, chain: Chain, link: Link) -> None:
+    """Add a link to the chain as it was read; a torn last line is cut first. The caller holds the lock."""
+    if chain.torn_bytes:
+        os.truncate(path, chain.good_bytes)
+    append_durably(path, canonical(link.model_dump()) + b"\n", after=chain.good_bytes)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the chain's lock and hold it; a holder's death frees it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fsync_folder(path.parent)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise unwritable(path, error) from error

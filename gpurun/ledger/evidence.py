@@ -1,0 +1,157 @@
+"""What the trainer's own words show: the log lines, losses, device and sample that stand on a receipt.
+
+All of it is the instance's word. It is quoted, never believed: the verdict `gpu` needs the log and every start event to
+agree, and no figure of money or time rests on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.paths import RunFolder
+from gpurun.ledger.untrusted import events_of, lines_of, plain_data, plain_line, plain_text
+
+UNKNOWN = "unknown"
+_DEVICE = re.compile(r"device: (cuda|cpu)")
+_SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,]+"))
+_STEP = re.compile(r"step \d+ \| loss \S+ \|.*")
+_CHECKPOINT = re.compile(r"checkpoint: \S+")
+_START_KEYS = (
+    "device",
+    "cuda_name",
+    "torch",
+    "python",
+    "world_size",
+    "parameters",
+    "tokens_per_step",
+    "precision",
+    "steps",
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The trainer's log and events, boiled down. `device` is "cuda", "cpu" or "" when log and events do not agree."""
+
+    log: dict[str, Any]
+    events: dict[str, Any]
+    lines: list[str]
+    device: str
+    start: dict[str, Any] | None
+    figures: dict[str, Any]
+    sample: dict[str, Any] | None
+
+
+@dataclass
+class _Told:
+    """What one pass over the events leaves."""
+
+    start: dict[str, Any] | None = None
+    devices: set[Any] = field(default_factory=set)
+    first_step: dict[str, Any] | None = None
+    last_step: dict[str, Any] | None = None
+    last_eval: dict[str, Any] | None = None
+    best_val_loss: float | None = None
+    sample: dict[str, Any] | None = None
+    stop: dict[str, Any] | None = None
+
+
+def read_evidence(folder: RunFolder) -> Evidence:
+    """Read log and events of a run; files that are not there show nothing."""
+    told = _listen(events_of(folder.events))
+    lines, said = _quote(folder.log)
+    return Evidence(
+        log=digest_file(folder.log),
+        events=digest_file(folder.events),
+        lines=lines,
+        device=said if told.devices == {said} else "",
+        start={key: plain_data(told.start.get(key)) for key in _START_KEYS} if told.start else None,
+        figures=_figures(told),
+        sample=_sample(told.sample),
+    )
+
+
+def digest_file(path: Path) -> dict[str, Any]:
+    """A file's length and sha256; both unknown when it is not there."""
+    if not path.is_file():
+        return {"bytes": None, "sha256": UNKNOWN}
+    with path.open("rb") as content:
+        return {"sha256": hashlib.file_digest(content, "sha256").hexdigest(), "bytes": content.tell()}
+
+
+def _quote(log: Path) -> tuple[list[str], str]:
+    """The lines that a receipt shows, and the device that the log names first.
+
+    Only the first `device:` line counts: a sample may print whatever it likes, but only after it.
+    """
+    singles: dict[int, str] = {}
+    checkpoint, steps = "", 0
+    for line in lines_of(log):
+        for place, pattern in enumerate(_SINGLES):
+            if place not in singles and pattern.fullmatch(line):
+                singles[place] = plain_line(line)
+        steps += _STEP.fullmatch(line) is not None
+        checkpoint = plain_line(line) if _CHECKPOINT.fullmatch(line) else checkpoint
+    wanted = {0, (steps - 1) // 2, steps - 1}
+    numbered = enumerate(line for line in lines_of(log) if _STEP.fullmatch(line))
+    shown = [plain_line(line) for number, line in numbered if number in wanted]
+    lines = [singles[place] for place in sorted(singles)] + shown + ([checkpoint] if checkpoint else [])
+    return lines, singles.get(0, "").removeprefix("device: ")
+
+
+def _listen(events: Iterable[dict[str, Any]]) -> _Told:
+    told = _Told()
+    for event in events:
+        match event.get("kind"):
+            case "start":
+                told.start = told.start or event
+                told.devices.add(str(event.get("device")))
+            case "step":
+                told.first_step = told.first_step or event
+                told.last_step = event
+            case "eval":
+                told.last_eval = event
+                loss = _number(event, "val_loss")
+                if loss is not None and (told.best_val_loss is None or loss < told.best_val_loss):
+                    told.best_val_loss = loss
+            case "sample":
+                told.sample = event
+            case "stop":
+                told.stop = event
+    return told
+
+
+def _figures(told: _Told) -> dict[str, Any]:
+    """Losses, steps and speed as the trainer reported them; null where it did not."""
+    return {
+        "first_step": _whole(told.first_step, "step"),
+        "first_loss": _number(told.first_step, "loss"),
+        "last_step": _whole(told.last_step, "step"),
+        "last_loss": _number(told.last_step, "loss"),
+        "last_val_loss": _number(told.last_eval, "val_loss"),
+        "best_val_loss": told.best_val_loss,
+        "tokens": _whole(told.last_step, "tokens"),
+        "train_s": _number(told.stop, "train_s"),
+    }
+
+
+def _number(event: dict[str, Any] | None, key: str) -> float | None:
+    value = plain_data((event or {}).get(key))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(event: dict[str, Any] | None, key: str) -> int | None:
+    value = plain_data((event or {}).get(key))
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _sample(event: dict[str, Any] | None) -> dict[str, Any] | None:
+    if event is None:
+        return None
+    prompt, text = str(event.get("prompt") or ""), str(event.get("text") or "")
+    return {"step": _whole(event, "step"), "prompt": plain_line(prompt), "text": plain_text(text)}

@@ -1,0 +1,199 @@
+"""One run's journal: what was intended and what was observed, chained line by line, on disk before anything follows.
+
+docs/JOURNAL.md has the format. One process writes it, under the run's lock; any number read it without one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpurun.core.clock import Clock, boot_id
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import SetupError, VerificationFailed
+from gpurun.core.model import canonical
+from gpurun.core.paths import fsync_folder, make_private
+from gpurun.core.progress import Event, Record
+from gpurun.ledger.durable import append_durably, require_durable, unwritable
+from gpurun.ledger.lock import RunLock, holder_of
+
+__all__ = [
+    "GENESIS",
+    "Journal",
+    "JournalDamaged",
+    "Reading",
+    "RunLock",
+    "holder_of",
+    "read_journal",
+    "require_durable",
+    "seal_of",
+]
+
+GENESIS = "0" * 64
+
+
+class JournalDamaged(VerificationFailed):
+    """A journal is broken in its middle: it is still read and its instances still ended, but nothing is spent on it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A journal as far as it can be trusted.
+
+    `torn` is an unfinished last line, which never took effect; `damage` says where and how the chain breaks.
+    `good_bytes` is the length of the lines behind `records`, and `head` the sha256 of the last of them.
+    """
+
+    records: tuple[Record, ...]
+    torn: bytes
+    damage: str | None
+    good_bytes: int
+    head: str
+
+
+def read_journal(path: Path) -> Reading:
+    """Read everything up to a torn line or a break; a journal that is not there has no records."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        raise SetupError(
+            "journal.unreadable",
+            f"{path} cannot be read: {error.strerror}.",
+            hint="Give yourself read access to it, or end what it may have left with `gpurun reap`.",
+        ) from error
+    *lines, rest = content.split(b"\n")
+    if not rest and lines and b"\0" in lines[-1]:
+        # A power cut can keep a line's end and lose its middle, as zeros: that write never returned.
+        rest = lines.pop() + b"\n"
+    records: list[Record] = []
+    head, good_bytes = GENESIS, 0
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        why = record if isinstance(record, str) else _break_of(record, number, head)
+        if why or isinstance(record, str):
+            return Reading(tuple(records), b"", f"line {number}: {why}", good_bytes, head)
+        records.append(record)
+        head, good_bytes = hashlib.sha256(line).hexdigest(), good_bytes + len(line) + 1
+    return Reading(tuple(records), rest, None, good_bytes, head)
+
+
+def _parse(line: bytes) -> Record | str:
+    """A line's record, or why it has none."""
+    try:
+        return Record.model_validate(json.loads(line))
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+    except (ValueError, RecursionError):
+        return "it is not JSON"
+
+
+def _break_of(record: Record, number: int, head: str) -> str | None:
+    if record.seq != number:
+        return f"it says that it is line {record.seq}"
+    if record.prev != head:
+        return "it does not follow from the line before"
+    return None
+
+
+def seal_of(record: Mapping[str, Any]) -> str:
+    """The digest that a run's closing line carries of itself, since no line after it vouches for it."""
+    data = {key: value for key, value in record["data"].items() if key != "seal"}
+    return hashlib.sha256(canonical({**record, "data": data})).hexdigest()
+
+
+class Journal:
+    """The one writer of a journal. The caller holds the run's lock."""
+
+    def __init__(self, path: Path, clock: Clock, reading: Reading) -> None:
+        self._path = path
+        self._clock = clock
+        self._boot_id = boot_id()
+        self._records = list(reading.records)
+        self._head = reading.head
+        self._length = reading.good_bytes
+
+    @classmethod
+    def open(cls, path: Path, clock: Clock) -> Journal:
+        """Open or begin a journal; a torn last line is cut and the cut recorded.
+
+        Raises JournalDamaged, naming the line, when the journal is broken before its end.
+        """
+        make_private(path.parent)
+        reading = read_journal(path)
+        if reading.damage is not None:
+            raise JournalDamaged(
+                "journal.damaged",
+                f"{path} is damaged at {reading.damage}.",
+                hint=f"Nothing more is spent on it. End what it may have left: gpurun destroy {path.parent.name}.",
+            )
+        journal = cls(path, clock, reading)
+        if reading.torn:
+            _cut(path, reading.good_bytes)
+            cut = {"cut_bytes": len(reading.torn), "cut_sha256": hashlib.sha256(reading.torn).hexdigest()}
+            journal.append(Event.JOURNAL_REPAIRED, cut)
+        return journal
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """All records, oldest first."""
+        return tuple(self._records)
+
+    @property
+    def head(self) -> str:
+        """The sha256 of the last line; 64 zeros for a journal without one."""
+        return self._head
+
+    def append(self, event: Event, data: Mapping[str, Any]) -> Record:
+        """Put one record on disk, and return it as it reads there; when this returns, it survives a power cut.
+
+        Raises a SetupError when it cannot be written; the journal is then as it was.
+        """
+        crashpoint(f"before {event}")
+        fields: dict[str, Any] = {
+            "seq": len(self._records) + 1,
+            "prev": self._head,
+            "wall": round(self._clock.wall(), 6),
+            "mono": round(self._clock.monotonic(), 6),
+            "boot_id": self._boot_id,
+            "event": str(event),
+            "data": _storable(data),
+        }
+        if event is Event.RUN_CLOSED:
+            fields["data"]["seal"] = seal_of(fields)
+        line = canonical(fields)
+        record = Record.model_validate(json.loads(line))
+        self._length = append_durably(self._path, line + b"\n", after=self._length)
+        self._head = hashlib.sha256(line).hexdigest()
+        self._records.append(record)
+        crashpoint(f"after {event}")
+        return record
+
+
+def _storable(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data as JSON gives it back; half a surrogate pair (from a file with an odd name) becomes a question mark."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    stored: dict[str, Any] = json.loads(text)
+    return stored
+
+
+def _cut(path: Path, length: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, length)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fsync_folder(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from error

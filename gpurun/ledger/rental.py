@@ -1,0 +1,154 @@
+"""One rental as the journal tells it: from the intent to create to the proof of death, in seconds and in money."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from gpurun.core.clock import utc
+from gpurun.core.money import Micros, cost_of, times
+from gpurun.core.progress import Event, Record
+from gpurun.ledger.untrusted import plain_data
+
+_PHASES = (
+    ("boot", Event.READY_OBSERVED),
+    ("ship", Event.SHIP_OBSERVED),
+    ("train", Event.TRAIN_OBSERVED),
+    ("collect", Event.COLLECT_OBSERVED),
+    ("destroy", Event.DEATH_PROVEN),
+)
+
+
+def last_of(records: Sequence[Record], event: Event) -> Record | None:
+    """The last record of an event."""
+    return next((record for record in reversed(records) if record.event is event), None)
+
+
+def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
+    """Seconds between two records by the widest reading of the clocks, rounded up to a millisecond.
+
+    Wall time may be set back, and monotonic time begins anew at a boot; neither of them makes the larger one wrong.
+    """
+    between = [record for record in records if start.seq <= record.seq <= end.seq]
+    ticked_us = 0
+    for before, after in pairwise(between):
+        if before.boot_id == after.boot_id:
+            ticked_us += max(0, _microseconds(after.mono) - _microseconds(before.mono))
+    widest_us = max(0, ticked_us, _microseconds(end.wall) - _microseconds(start.wall))
+    return -(-widest_us // 1000) / 1000
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+@dataclass(frozen=True)
+class Rental:
+    """The records of one attempt, beginning with its `create.intended`."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def intent(self) -> Record:
+        """What was going to be asked for."""
+        return self.records[0]
+
+    @property
+    def token(self) -> str:
+        """The name under which it was asked for."""
+        return str(self.intent.data["token"])
+
+    def last(self, event: Event) -> Record | None:
+        """The last record of an event in this rental."""
+        return last_of(self.records, event)
+
+    @property
+    def instance(self) -> dict[str, Any] | None:
+        """What the provider last said of the machine; None when it was never seen."""
+        return next((told for told in reversed(self._answers())), None)
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """Everything that the provider said of the machine, in order."""
+        return [record.data["instance"] for record in self.records if record.data.get("instance") is not None]
+
+    @property
+    def machines(self) -> int:
+        """How many machines this asking made; a duplicate that was found is paid for like the one that was kept."""
+        duplicates = [r for r in self.records if r.event is Event.INCIDENT and r.data["code"] == "create.duplicate"]
+        return 1 + len(duplicates)
+
+    @property
+    def end(self) -> str:
+        """`refused` (nothing was made), a teardown that was proven, or `not_proven`."""
+        if self.last(Event.CREATE_REFUSED) is not None:
+            return "refused"
+        proven = self.last(Event.DEATH_PROVEN)
+        return str(proven.data["teardown"]) if proven else "not_proven"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can cost nothing more."""
+        return self.end != "not_proven"
+
+    @property
+    def seconds(self) -> float:
+        """What may be billed: from before the asking to the proof; nothing for what was certainly not made."""
+        if self.end == "refused":
+            return 0.0
+        return elapsed_s(self.records, self.intent, self.last(Event.DEATH_PROVEN) or self.records[-1])
+
+    @property
+    def rate_is_reported(self) -> bool:
+        """Whether the provider itself told a price for this machine."""
+        return self._told_rate() is not None
+
+    @property
+    def rate(self) -> int:
+        """The hourly rate: what the provider reports for the machine, else what was agreed to."""
+        told = self._told_rate()
+        return int(self.intent.data["rate_micros_per_hour"]) if told is None else told
+
+    def _told_rate(self) -> int | None:
+        """The highest rate that the provider ever reported for it."""
+        told = [one["rate_micros_per_hour"] for one in self._answers() if one["rate_micros_per_hour"] is not None]
+        return max(told, default=None)
+
+    @property
+    def micros(self) -> Micros:
+        """What it cost at most, or has cost so far."""
+        unit_s = int(self.intent.data["billing_unit_s"])
+        return times(cost_of(Micros(self.rate), self.seconds, unit_s), self.machines)
+
+    def phases_s(self) -> dict[str, float]:
+        """Seconds of each phase that was reached; each begins where the one before ended."""
+        phases: dict[str, float] = {}
+        since = self.intent
+        for name, event in _PHASES:
+            reached = self.last(event)
+            if reached is not None and reached.seq > since.seq:
+                phases[name] = elapsed_s(self.records, since, reached)
+                since = reached
+        return phases
+
+    def proof(self) -> dict[str, Any]:
+        """The reads behind the end of this machine."""
+        proven = self.last(Event.DEATH_PROVEN)
+        keys = ("id", "reads", "spread_s", "evidence_sha256")
+        return {
+            "token": self.token,
+            "teardown": self.end,
+            **{key: plain_data(proven.data[key]) if proven else None for key in keys},
+            "readings": [
+                {"at": utc(read.wall), **{key: read.data[key] for key in ("state", "listed", "answer_sha256")}}
+                for read in self.records
+                if read.event is Event.DEATH_READ
+            ],
+        }
+
+
+def rentals_of(records: Sequence[Record]) -> list[Rental]:
+    """The journal cut into rentals, oldest first."""
+    starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
+    return [Rental(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]

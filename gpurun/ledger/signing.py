@@ -1,0 +1,165 @@
+"""Signs payloads in DSSE envelopes with ed25519, and checks them.
+
+The envelope is the Dead Simple Signing Envelope, version 1 (github.com/secure-systems-lab/dsse). A key's id is the
+sha256 of its DER public key, as `openssl pkey -pubin -in ed25519.pub -outform DER | sha256sum` gives it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from gpurun.core.paths import fsync_folder, make_private, write_atomic
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+PRIVATE_NAME, PUBLIC_NAME = "ed25519.pem", "ed25519.pub"
+
+
+class Signature(StrEnum):
+    """What checking an envelope found."""
+
+    OK = "ok"
+    UNSIGNED = "unsigned"
+    UNKNOWN_KEY = "unknown key"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key and the id that its signatures carry."""
+
+    keyid: str
+    private: Ed25519PrivateKey
+
+    def sign(self, message: bytes) -> bytes:
+        """An ed25519 signature: the same message always gives the same 64 bytes."""
+        return self.private.sign(message)
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """The bytes that a DSSE signature is made over: type and payload, each with its length before it."""
+    kind = payload_type.encode()
+    return b" ".join((b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload))
+
+
+def make_envelope(payload: bytes, signer: Signer | None) -> dict[str, Any]:
+    """Wrap a payload; without a signer the envelope says so by having no signatures."""
+    signatures = []
+    if signer is not None:
+        made = signer.sign(pae(PAYLOAD_TYPE, payload))
+        signatures.append({"keyid": signer.keyid, "sig": base64.b64encode(made).decode()})
+    return {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+
+
+def payload_of(envelope: Mapping[str, Any]) -> bytes:
+    """The payload of an envelope, unchecked; a ValueError when there is none."""
+    try:
+        return base64.b64decode(envelope["payload"], validate=True)
+    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise ValueError("the envelope has no payload") from error
+
+
+def verify(envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey]) -> Signature:
+    """Check every signature of an envelope against public keys by their id; one that fails makes the whole BAD."""
+    try:
+        payload = payload_of(envelope)
+        message = pae(str(envelope["payloadType"]), payload)
+        signed = [(str(one["keyid"]), base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Signature.BAD
+    if not signed:
+        return Signature.UNSIGNED
+    if envelope["payloadType"] != PAYLOAD_TYPE:
+        return Signature.BAD
+    for keyid, made in signed:
+        if keyid not in keys:
+            return Signature.UNKNOWN_KEY
+        try:
+            keys[keyid].verify(made, message)
+        except InvalidSignature:
+            return Signature.BAD
+    return Signature.OK
+
+
+def load_signer(keys: Path) -> Signer | None:
+    """The signing key in a folder, made on first use; None when it was lost or cannot be read.
+
+    A public key without its private one means that it was lost: no new key quietly takes its place.
+    """
+    path = keys / PRIVATE_NAME
+    try:
+        if not path.exists() and not (keys / PUBLIC_NAME).exists():
+            _make_key(keys)
+        private = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        if not isinstance(private, Ed25519PrivateKey):
+            return None
+        if not (keys / PUBLIC_NAME).exists():
+            write_atomic(keys / PUBLIC_NAME, _pem(private.public_key()))
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return Signer(keyid_of(private.public_key()), private)
+
+
+def _make_key(keys: Path) -> None:
+    """Put a whole new key in place by a hard link, which fails when another process was first: its key is the key."""
+    make_private(keys)
+    content = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    descriptor, temporary = tempfile.mkstemp(dir=keys)  # Mode 0600 from its first moment.
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(temporary, keys / PRIVATE_NAME)
+        except FileExistsError:
+            return
+    finally:
+        os.unlink(temporary)
+    fsync_folder(keys)
+
+
+def keyid_of(public: Ed25519PublicKey) -> str:
+    """The sha256 (hex) of a public key in DER."""
+    der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def _pem(public: Ed25519PublicKey) -> bytes:
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def parse_public_key(pem: bytes) -> dict[str, Ed25519PublicKey]:
+    """One public key by its id; a ValueError when the text is not an ed25519 public key in PEM."""
+    try:
+        public = serialization.load_pem_public_key(pem)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise ValueError("not an ed25519 key")
+    return {keyid_of(public): public}
+
+
+def public_keys(keys: Path) -> dict[str, Ed25519PublicKey]:
+    """Every public key (`*.pub`) in a folder by its id; a file that holds none is passed over, and so trusts nobody."""
+    found: dict[str, Ed25519PublicKey] = {}
+    for path in sorted(keys.glob("*.pub")):
+        try:
+            found.update(parse_public_key(path.read_bytes()))
+        except (OSError, ValueError):
+            continue
+    return found

@@ -1,0 +1,236 @@
+"""Derives a run's statement from its folder: what was asked, what ran, what it cost, how it ended.
+
+A pure function of the journal, the trainer's files and the place in the chain: no clock and no machine is asked, so a
+receipt that was lost is made again byte for byte. docs/RECEIPTS.md has every field. Each group of figures says what it
+rests on: "measured" (this laptop's clock), "provider-reported", "instance-reported", "billed" or "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpurun.core.clock import utc
+from gpurun.core.money import Micros, left_of, total
+from gpurun.core.paths import RunFolder
+from gpurun.core.progress import Event, Record
+from gpurun.ledger.evidence import UNKNOWN, Evidence, read_evidence
+from gpurun.ledger.rental import Rental, elapsed_s, last_of, rentals_of
+from gpurun.ledger.untrusted import plain_data, plain_line
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
+MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-reported"
+
+GPU_SENTENCE = "ran on a GPU, as its log shows"
+SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
+STOPPED_SENTENCE = "smoke test stopped early, GPU run still pending"
+NOTHING_SENTENCE = "no training was completed, GPU run still pending"
+
+# What may follow the end of a rental and changes nothing about it.
+_AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
+_CHECKPOINT_KINDS = ("weights", "optimizer", "state")
+
+
+def basis_of(records: Sequence[Record]) -> list[Record]:
+    """The records that a receipt rests on: up to the last that says something about the rental."""
+    kept = list(records)
+    while len(kept) > 1 and kept[-1].event in _AFTERWARDS:
+        kept.pop()
+    return kept
+
+
+def build_statement(
+    folder: RunFolder, records: Sequence[Record], *, head: str, seq: int, prev: str, keyid: str | None
+) -> dict[str, Any]:
+    """The in-toto Statement of a run. `records` are its `basis_of`, `head` the sha256 of the last one's line."""
+    evidence = read_evidence(folder)
+    opened, rentals = records[0].data, rentals_of(records)
+    collected = last_of(records, Event.COLLECT_OBSERVED)
+    files = [_file(one) for one in collected.data["files"]] if collected else []
+    predicate = {
+        "v": 1,
+        "run": opened["run"],
+        "seq": seq,
+        "prev": prev,
+        "journal": {"head": head, "records": len(records)},
+        "signing": {"keyid": keyid},
+        "asked": {key: opened[key] for key in ("mode", "recipe", "form", "provider")},
+        "digests": _digests(opened, records, evidence),
+        "gpurun": {"version": opened["gpurun_version"]},
+        "platform": plain_data(opened.get("platform", UNKNOWN)),
+        "instance": _instance(records, rentals),
+        "timeline": _timeline(records),
+        "runtime": _runtime(rentals),
+        "cost": _cost(opened, rentals),
+        "training": _training(records, evidence),
+        "checkpoint": _checkpoint(collected, files),
+        "sample": evidence.sample,
+        "teardown": _teardown(rentals),
+        "verdict": _verdict(records, evidence),
+        "incidents": _incidents(records),
+    }
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {"name": one["name"], "digest": {"sha256": one["sha256"]}}
+            for one in files
+            if one["kind"] in _CHECKPOINT_KINDS
+        ],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": predicate,
+    }
+
+
+def _file(file: dict[str, Any]) -> dict[str, Any]:
+    return {key: plain_data(file.get(key)) for key in ("name", "bytes", "sha256", "kind", "step")}
+
+
+def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Evidence) -> dict[str, Any]:
+    shipped = last_of(records, Event.SHIP_OBSERVED)
+    return {
+        "request": opened["request_sha256"],
+        "plan": opened["plan_sha256"],
+        "recipe": opened["recipe_sha256"],
+        "data": opened["data_sha256"],
+        "trainer": opened["bundle_sha256"],
+        "shipped": shipped.data["manifest_sha256"] if shipped else UNKNOWN,
+        "log": evidence.log,
+        "events": evidence.events,
+    }
+
+
+def _instance(records: Sequence[Record], rentals: Sequence[Rental]) -> dict[str, Any] | None:
+    """The last machine: what the provider calls it, and what it says of itself."""
+    made = [rental for rental in rentals if rental.instance is not None]
+    if not made:
+        return None
+    rental, seen = made[-1], made[-1].instance or {}
+    ready = rental.last(Event.READY_OBSERVED)
+    offer = rental.intent.data["offer"]
+    return {
+        "is": REPORTED,
+        "provider": rental.intent.data["provider"],
+        "id": plain_data(seen.get("id")),
+        "token": rental.token,
+        "type": offer["type_id"],
+        "region": plain_data(seen.get("region")) or offer["region"],
+        "gpu": plain_data(seen.get("gpu")) or offer["gpu"],
+        "gpu_count": plain_data(seen.get("gpu_count")) or offer["gpu_count"],
+        "created_wall": plain_data(seen.get("created_wall")),
+        "facts": {"is": FROM_INSTANCE, "hello": plain_data(ready.data["facts"])} if ready else None,
+    }
+
+
+def _timeline(records: Sequence[Record]) -> dict[str, str]:
+    """When things were seen here; the first asking, and the last of everything else."""
+    asked = next((one for one in records if one.event is Event.CREATE_INTENDED), None)
+    seen = {
+        "exists": Event.CREATE_OBSERVED,
+        "ready": Event.READY_OBSERVED,
+        "shipped": Event.SHIP_OBSERVED,
+        "train_start": Event.TRAIN_STARTED,
+        "train_end": Event.TRAIN_OBSERVED,
+        "collected": Event.COLLECT_OBSERVED,
+        "gone": Event.DEATH_PROVEN,
+    }
+    times = {name: last_of(records, event) for name, event in seen.items()}
+    stamps = {name: utc(record.wall) if record else UNKNOWN for name, record in {"asked": asked, **times}.items()}
+    return {"is": MEASURED, **stamps}
+
+
+def _runtime(rentals: Sequence[Rental]) -> dict[str, Any]:
+    """Seconds, by the widest reading of this laptop's clocks; the phases are those of the last rental."""
+    phases = rentals[-1].phases_s() if rentals else {}
+    ended = all(rental.ended for rental in rentals)
+    billable_s = round(sum((rental.seconds for rental in rentals), 0.0), 3)
+    return {"is": MEASURED, "billable_s": billable_s if ended else None, "phases_s": phases}
+
+
+def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> dict[str, Any]:
+    """What the run cost at most; unknown while a machine is not proven gone, because then it may still cost."""
+    cap, ended = opened["cap_micros"], all(rental.ended for rental in rentals)
+    upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
+    return {
+        "upper_bound_micros": upper,
+        "is": MEASURED if ended else UNKNOWN,
+        "billed_micros": None,
+        "billed_is": UNKNOWN,
+        "worst_micros": opened["worst_micros"],
+        "cap_micros": cap,
+        "cap_kept": None if cap is None or upper is None else left_of(cap, upper) >= 0,
+        "rentals": [
+            {
+                "attempt": rental.intent.data["attempt"],
+                "token": rental.token,
+                "machines": rental.machines,
+                "billable_s": rental.seconds if rental.ended else None,
+                "billing_unit_s": rental.intent.data["billing_unit_s"],
+                "rate_micros_per_hour": rental.rate,
+                "rate_is": REPORTED if rental.rate_is_reported else "quoted",
+                "micros": rental.micros if rental.ended else None,
+                "end": rental.end,
+            }
+            for rental in rentals
+        ],
+    }
+
+
+def _training(records: Sequence[Record], evidence: Evidence) -> dict[str, Any]:
+    started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
+    failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
+    seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
+    return {
+        "outcome": seen.data["outcome"] if seen else "none",
+        "reason": plain_line(str(seen.data["reason"])) if seen else "",
+        "message": plain_line(str(seen.data["message"])) if seen else "",
+        "exit_code": seen.data["exit_code"] if seen else None,
+        "failed_step": {key: plain_data(failed.get(key)) for key in ("step", "code", "message")} if failed else None,
+        "seconds": {"is": MEASURED if seconds is not None else UNKNOWN, "train_s": seconds},
+        "device": evidence.device or UNKNOWN,
+        "start": {"is": FROM_INSTANCE, "event": evidence.start},
+        "figures": {"is": FROM_INSTANCE, **evidence.figures},
+        "log": {"is": FROM_INSTANCE, "lines": evidence.lines},
+    }
+
+
+def _checkpoint(collected: Record | None, files: list[dict[str, Any]]) -> dict[str, Any]:
+    if collected is None:
+        return {"latest": None, "best": None, "files": [], "missing": []}
+    data = collected.data
+    return {
+        "latest": plain_data(data["latest"]),
+        "best": plain_data(data["best"]),
+        "files": files,
+        "missing": plain_data(data["missing"]),
+    }
+
+
+def _teardown(rentals: Sequence[Rental]) -> dict[str, Any]:
+    """How every machine that may have existed came to its end, with the reads that prove it."""
+    rented = [rental for rental in rentals if rental.end != "refused"]
+    ends = [rental.end for rental in rented]
+    how = "not_proven" if "not_proven" in ends else ends[-1] if ends else None
+    return {"is": how, "evidence": [rental.proof() for rental in rented]}
+
+
+def _verdict(records: Sequence[Record], evidence: Evidence) -> dict[str, str]:
+    if evidence.device == "cuda":
+        return {"is": "gpu", "says": GPU_SENTENCE}
+    seen = last_of(records, Event.TRAIN_OBSERVED)
+    outcome = seen.data["outcome"] if seen else "none"
+    says = {"done": SMOKE_SENTENCE, "stopped": STOPPED_SENTENCE}.get(outcome, NOTHING_SENTENCE)
+    return {"is": "smoke", "says": says if evidence.device == "cpu" else NOTHING_SENTENCE}
+
+
+def _incidents(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What should not have happened, with when; a repaired journal is one of them."""
+    found = []
+    for record in records:
+        if record.event is Event.INCIDENT:
+            code, message = str(record.data["code"]), str(record.data["message"])
+            found.append({"at": utc(record.wall), "code": plain_line(code), "message": plain_line(message)})
+        elif record.event is Event.JOURNAL_REPAIRED:
+            message = f"{record.data['cut_bytes']} bytes of an unfinished record were cut"
+            found.append({"at": utc(record.wall), "code": "journal.repaired", "message": message})
+    return found

@@ -1,0 +1,469 @@
+"""The audit: believes nothing, derives everything again, and tells what may still cost money."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpurun.ledger.audit as audit_room
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import UsageError
+from gpurun.core.model import canonical
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event
+from gpurun.ledger.audit import AuditRow, audit
+from gpurun.ledger.journal import Journal
+from gpurun.ledger.receipt import read_receipt
+from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
+from tests.unit.ledger_samples import RATE, WEIGHTS, CloudRun, chain_anew, edit_lines, finished_run, forge_statement
+
+Records = list[dict[str, Any]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def only_row(home: Home, **asked: Any) -> AuditRow:
+    (row,) = audit(home, **asked).rows
+    return row
+
+
+def test_a_sound_run_has_nothing_to_say(home: Home) -> None:
+    finished_run(home)
+    report = audit(home)
+    (row,) = report.rows
+    assert (row.problems, row.warnings, report.problems) == ((), (), ())
+    assert (row.seq, row.chain, row.signature, row.files, row.death, row.verdict) == (
+        1,
+        "ok",
+        "ok",
+        "3/3",
+        "proven",
+        "gpu",
+    )
+    assert row.measured_micros == report.total_micros == 57 * 60 * RATE // 3600
+    assert report.sound
+    assert not report.may_be_billing
+
+
+def test_it_derives_with_code_of_its_own() -> None:
+    """No module of the audit imports what writes journals and receipts."""
+    for path in Path(audit_room.__path__[0]).glob("*.py"):
+        imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+        own = {name for name in imported if name and name.startswith("gpurun.ledger")}
+        allowed = ("gpurun.ledger.audit", "gpurun.ledger.untrusted", "gpurun.ledger.signing")
+        assert all(name.startswith(allowed) for name in own), path
+
+
+# Each kind of tampering ----------------------------------------------------------------------------------------------
+
+
+def test_an_edited_figure_breaks_signature_and_chain(home: Home) -> None:
+    folder = finished_run(home)
+    envelope = json.loads(folder.receipt.read_bytes())
+    envelope["payload"] = "A" + envelope["payload"][1:]
+    folder.receipt.write_text(json.dumps(envelope))
+    assert any("is not the one in the chain" in problem for problem in only_row(home).problems)
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict | list) and value:
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(one, (*path, key))
+    else:
+        yield path
+
+
+def _another(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value[:-1] + ("0" if value[-1:] != "0" else "1")
+        case None:
+            return 0
+    return [{"made": "up"}]
+
+
+def test_every_single_field_is_derived_again_so_even_the_owner_of_the_key_cannot_edit_one(home: Home) -> None:
+    """Signed anew, with journal and chain made to fit: the figure still does not follow from the run."""
+    folder = finished_run(home)
+    statement = _stated(home, folder)
+    kept = {path: path.read_bytes() for path in (folder.receipt, folder.journal, home.ledger)}
+    leaves = list(_leaves(statement))
+    assert len(leaves) > 100
+    unseen = []
+    for leaf in leaves:
+        forge_statement(home, folder, lambda told, leaf=leaf: _edited(told, leaf))
+        if not only_row(home).problems:
+            unseen.append(leaf)
+        for path, content in kept.items():
+            path.write_bytes(content)
+    assert unseen == []
+    assert audit(home).sound
+
+
+def _stated(home: Home, folder: Any) -> Any:
+    return read_receipt(home, folder).statement
+
+
+def _edited(told: Any, leaf: tuple[Any, ...]) -> Any:
+    inner = told
+    for key in leaf[:-1]:
+        inner = inner[key]
+    inner[leaf[-1]] = _another(inner[leaf[-1]])
+    return told
+
+
+def test_a_field_that_is_added_or_left_out_is_seen_too(home: Home) -> None:
+    folder = finished_run(home)
+    forge_statement(home, folder, lambda told: {**told, "predicate": {**told["predicate"], "rating": "five stars"}})
+    assert any("rating" in problem for problem in only_row(home).problems)
+
+
+def test_a_swapped_checkpoint(home: Home) -> None:
+    folder = finished_run(home)
+    (folder.artifacts / WEIGHTS).write_bytes(b"heavier" * 100)
+    row = only_row(home)
+    assert row.problems == (f"{WEIGHTS} is not the file that was collected",)
+    assert row.files == "2/3"
+
+
+def test_a_checkpoint_that_was_cleaned_away_is_a_warning(home: Home) -> None:
+    folder = finished_run(home)
+    (folder.artifacts / WEIGHTS).unlink()
+    row = only_row(home)
+    assert (row.problems, row.warnings, row.files) == ((), (f"{WEIGHTS} is not here any more",), "2/3")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("request", "request.json is not the one that the run was opened with"),
+        ("plan", "plan.json is not the one that the run was opened with"),
+        ("log", "the receipt does not follow from the run: digests.log.bytes, digests.log.sha256"),
+        ("events", "the receipt does not follow from the run: digests.events.bytes, digests.events.sha256"),
+    ],
+)
+def test_a_changed_request_plan_log_or_events(home: Home, name: str, what: str) -> None:
+    folder = finished_run(home)
+    path: Path = getattr(folder, name)
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert only_row(home).problems == (what,)
+
+
+def test_a_removed_receipt(home: Home) -> None:
+    folder = finished_run(home)
+    folder.receipt.unlink()
+    assert only_row(home).problems == ("receipt #1 is missing",)
+
+
+def test_a_removed_run_folder(home: Home) -> None:
+    shutil.rmtree(finished_run(home).path)
+    finished_run(home, "owl-07")
+    rows = audit(home).rows
+    assert [row.run for row in rows] == ["fox-41", "owl-07"]
+    assert "receipt #1 is missing" in rows[0].problems
+    assert rows[1].problems == ()
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (lambda lines: lines[1:], "one is missing"),
+        (lambda lines: [lines[0], *lines[2:]], "one is missing"),
+        (lambda lines: lines[:-1], "its receipt #3 is missing from the chain"),
+        (lambda lines: [lines[1], lines[0], lines[2]], "out of order"),
+        (lambda lines: [*lines, lines[2]], "twice"),
+        (lambda lines: [lines[0].replace(b'"seq":1', b'"seq":4'), *lines[1:]], "receipt #4"),
+        (lambda lines: [lines[0].replace(b"fox-41", b"../../x"), *lines[1:]], "none can be called"),
+        (lambda lines: [lines[0].replace(b'"fox-41"', b'["fox-41"]'), *lines[1:]], "is not a link"),
+    ],
+    ids=["first gone", "middle gone", "last gone", "reordered", "doubled", "renumbered", "hostile name", "no name"],
+)
+def test_a_chain_that_was_cut_or_reordered(home: Home, edit: Callable[[list[bytes]], list[bytes]], what: str) -> None:
+    for name in ("fox-41", "owl-07", "elk-33"):
+        finished_run(home, name)
+    edit_lines(home.ledger, edit)
+    report = audit(home)
+    assert not report.sound
+    assert what in " ".join([*report.problems, *(problem for row in report.rows for problem in row.problems)])
+
+
+def test_a_chain_rewritten_whole_is_seen_by_whoever_kept_a_head(home: Home) -> None:
+    """This is the limit of the claim: without an older head, its owner can begin a new history."""
+    folder = finished_run(home)
+    kept = audit(home).head
+    finished_run(home, "owl-07")
+    assert audit(home, expected_head=kept).sound
+    shutil.rmtree(folder.path)
+    home.ledger.unlink()
+    rest = home.run("owl-07")
+    chain_anew(rest.journal, [json.loads(line) for line in rest.journal.read_bytes().splitlines()][:-2])
+    rest.receipt.unlink()
+    CloudRun.settle(_reopened(home, rest))
+    assert audit(home).sound
+    assert any("not in the chain" in problem for problem in audit(home, expected_head=kept).problems)
+
+
+def _reopened(home: Home, folder: Any) -> CloudRun:
+    run = object.__new__(CloudRun)
+    run.home, run.folder, run.clock = home, folder, VirtualClock(start=1_900_000_000)
+    run.clock.sleep(10_000)
+    run.journal = Journal.open(folder.journal, run.clock)
+    return run
+
+
+def test_a_wrong_key(home: Home, tmp_path: Path) -> None:
+    finished_run(home)
+    other = Home(tmp_path / "other").prepare()
+    finished_run(other)
+    strange = (other.keys / PUBLIC_NAME).read_bytes()
+    row = only_row(home, public_key=strange)
+    assert row.signature == "bad"
+    assert "not known here" in row.problems[0]
+    assert only_row(home, public_key=(home.keys / PUBLIC_NAME).read_bytes()).problems == ()
+    with pytest.raises(UsageError, match="not an ed25519 public key"):
+        audit(home, public_key=b"nonsense")
+
+
+def test_a_signature_that_was_taken_off(home: Home) -> None:
+    folder = finished_run(home)
+    envelope = json.loads(folder.receipt.read_bytes())
+    folder.receipt.write_text(json.dumps({**envelope, "signatures": []}))
+    assert "the receipt is not signed by the key that it names" in only_row(home).problems
+
+
+def test_an_unsigned_receipt_is_a_warning(home: Home) -> None:
+    finished_run(home)
+    (home.keys / PRIVATE_NAME).unlink()
+    finished_run(home, "owl-07")
+    first, second = audit(home).rows
+    assert (first.signature, second.signature) == ("ok", "none")
+    assert second.problems == ()
+    assert "unsigned" in second.warnings[0]
+
+
+# Stories that cannot have happened -----------------------------------------------------------------------------------
+
+
+def _without(event: str) -> Callable[[Records], Records]:
+    return lambda records: [record for record in records if record["event"] != event]
+
+
+def _set(event: str, **data: Any) -> Callable[[Records], Records]:
+    def edit(records: Records) -> Records:
+        for record in records:
+            if record["event"] == event:
+                record["data"].update(data)
+        return records
+
+    return edit
+
+
+def _swap(records: Records) -> Records:
+    records[6], records[7] = records[7], records[6]
+    return records
+
+
+def _dearer(records: Records) -> Records:
+    for record in records:
+        if record["data"].get("instance"):
+            record["data"]["instance"]["rate_micros_per_hour"] = RATE + 1
+    return records
+
+
+def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records]:
+    """The journal with one more record, at the moment of the one that it follows."""
+
+    def edit(records: Records) -> Records:
+        place = [record["event"] for record in records].index(after)
+        return [*records[: place + 1], {**records[place], "event": event, "data": data}, *records[place + 1 :]]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (_without("create.intended"), "no intent to create"),
+        (_without("ready.observed"), "no ready.observed before it"),
+        (_without("death.read"), "no death.read before it"),
+        (_without("destroy.asked"), "no destroy.asked before it"),
+        (_without("train.started"), "no train.started before it"),
+        (_without("run.opened"), "a run is opened once, first of all"),
+        (_swap, "it happened before the record that it follows"),
+        (_dearer, "costs more than was agreed to"),
+        (_set("death.read", state="RUNNING"), "not every read shows the machine gone"),
+        (_set("death.read", listed=True), "not every read shows the machine gone"),
+        (_set("death.read", id="pod-other"), "not every read shows the machine gone"),
+        (_set("death.read", answer_sha256="0" * 64), "the evidence is not the digest of the reads"),
+        (_set("death.proven", reads=2), "3 are needed"),
+        (_set("death.proven", reads=4), "4 reads are claimed, 3 are recorded"),
+        (_set("death.proven", spread_s=29.0), "not enough"),
+        (_set("death.proven", spread_s=300.0), "which they are not"),
+        (_set("death.proven", teardown="not_proven"), "is no proven end"),
+        (_set("create.observed", token="gr-other"), "about another machine"),
+        (_set("create.intended", worst_micros=13_000_000), "the worst case is over the cap"),
+        (_set("create.intended", worst_micros=1_000_000), "less than the lease costs"),
+        (_set("create.intended", deadline_wall=2e9), "later than the lease allows"),
+        (_set("run.opened", run="owl-07"), "that of another run"),
+        (_set("create.intended", lease=None), "cannot be followed"),
+        (_also("create.refused", after="create.observed", token="gr-fox-41-7f3a91"), "cannot have been refused"),
+        (_also("ship.intended", after="death.proven"), "refused or proven gone before it"),
+        (_also("step.failed", after="ready.observed", step="ship"), "cannot have ended well"),
+        (_also("receipt.observed", after="collect.observed"), "the machine was not proven gone before it"),
+        (_also("receipt.observed", after="receipt.observed"), "receipt.observed: it is there twice"),
+        (_also("receipt.observed", after="run.closed"), "the run was closed before it"),
+        (_also("run.closed", after="run.closed", exit_code=0), "run.closed: it is there twice"),
+        (_set("collect.observed", files=[{"name": "../../../etc/passwd", "bytes": 1, "sha256": ""}]), "leads out"),
+    ],
+)
+def test_a_made_up_journal_is_told_by_its_story(home: Home, edit: Callable[[Records], Records], what: str) -> None:
+    """Chained and sealed anew, so that no hash is wrong."""
+    folder = finished_run(home)
+    records = edit([json.loads(line) for line in folder.journal.read_bytes().splitlines()])
+    chain_anew(folder.journal, records)
+    assert what in " | ".join(only_row(home).problems)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("cap_micros", 99_000_000), ("data_sha256", "0" * 64), ("recipe", "mini-gpt")]
+)
+def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:
+    """A cap that was raised after the fact, in a journal that was written anew down to its receipt."""
+    run = CloudRun(home)
+    event, data = run.opened()
+    run.write((event, {**data, key: value}), run.intended(), run.created())
+    run.play(run.through_training(), run.death()).settle()
+    assert any("was not opened with the plan's" in problem for problem in only_row(home).problems)
+
+
+def test_a_second_machine_before_the_first_is_proven_gone(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created(), run.intended(2))
+    problems = " ".join(only_row(home).problems)
+    assert "a second machine was asked for before the first was proven gone" in problems
+    assert "the token was used before" in problems
+
+
+def test_an_end_without_a_receipt(home: Home) -> None:
+    run = CloudRun(home).until_gone().write((Event.RUN_CLOSED, {"exit_code": 0}))
+    assert "there was no receipt before it" in only_row(run.home).problems[0]
+
+
+def test_a_cap_that_was_not_kept_is_a_problem(home: Home) -> None:
+    run = CloudRun(home, cap=11_230_000)
+    run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
+    run.clock.sleep(4 * 3600)
+    run.play(run.death()).settle()
+    assert "the cap was not kept" in only_row(home).problems
+
+
+def test_a_journal_that_was_torn_and_repaired_is_sound(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    with run.folder.journal.open("ab") as journal:
+        journal.write(b'{"boot_id":')
+    run.journal = Journal.open(run.folder.journal, run.clock)
+    run.play(run.through_training(), run.death()).settle()
+    assert audit(home).sound
+
+
+# Money that may still be running -------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_for_and_is_not_proven_gone_may_be_billing(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended())
+    run.clock.sleep(3600)
+    run.write((Event.CREATE_UNKNOWN, {"token": run.token, "message": "time-out"}))
+    report = audit(home)
+    (row,) = report.rows
+    assert (row.may_be_billing, row.death, row.verdict, row.seq) == (True, "not seen", "may be billing", None)
+    assert row.measured_micros == RATE
+    assert report.may_be_billing
+    assert report.sound
+
+
+def test_a_run_before_its_create_and_one_that_was_refused_cost_nothing(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened())
+    assert not audit(home).may_be_billing
+    run.write(run.intended(), (Event.CREATE_REFUSED, {"token": run.token, "reason": "rejected", "message": ""}))
+    row = only_row(home)
+    assert (row.may_be_billing, row.death, row.measured_micros) == (False, "none", 0)
+
+
+def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: Home) -> None:
+    folder = finished_run(home)
+    edit_lines(folder.journal, lambda lines: [*lines[:4], b"gone", *lines[5:]])
+    row = only_row(home)
+    assert row.problems
+    assert (row.may_be_billing, row.death, row.chain) == (False, "proven", "bad")
+
+
+@pytest.mark.parametrize("doubt", ["unsigned", "swapped"])
+def test_only_a_signed_receipt_of_the_chain_vouches_for_a_death_that_the_journal_lost(home: Home, doubt: str) -> None:
+    folder = finished_run(home)
+    edit_lines(folder.journal, lambda lines: [*lines[:4], b"gone", *lines[5:]])
+    envelope = json.loads(folder.receipt.read_bytes())
+    if doubt == "unsigned":
+        folder.receipt.write_text(json.dumps({**envelope, "signatures": []}))
+        link = json.loads(home.ledger.read_bytes())
+        link["receipt_sha256"] = hashlib.sha256(folder.receipt.read_bytes()).hexdigest()
+        home.ledger.write_bytes(canonical(link) + b"\n")
+    else:
+        folder.receipt.write_text(json.dumps(envelope))
+    assert only_row(home).may_be_billing
+
+
+def test_damage_to_an_unfinished_run_may_hide_a_machine(home: Home) -> None:
+    run = CloudRun(home).until_gone()
+    edit_lines(run.folder.journal, lambda lines: [*lines[:4], b"gone", *lines[5:]])
+    assert only_row(home).may_be_billing
+
+
+def test_a_torn_line_of_a_run_that_goes_on_is_a_warning(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened())
+    with run.folder.journal.open("ab") as journal:
+        journal.write(b'{"boot_id"')
+    row = only_row(home)
+    assert (row.problems, len(row.warnings)) == ((), 1)
+
+
+# What is audited -----------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_home_is_sound(home: Home) -> None:
+    report = audit(home)
+    assert (report.rows, report.head, report.receipts, report.sound) == ((), "0" * 64, 0, True)
+
+
+def test_some_runs_only_but_the_chain_whole(home: Home) -> None:
+    for name in ("fox-41", "owl-07"):
+        finished_run(home, name)
+    assert [row.run for row in audit(home, ["owl-07"]).rows] == ["owl-07"]
+    assert [row.run for row in audit(home, since=2e9).rows] == []
+    assert [row.run for row in audit(home, since=1e9).rows] == ["fox-41", "owl-07"]
+    edit_lines(home.ledger, lambda lines: lines[1:])
+    assert audit(home, ["owl-07"]).problems
+
+
+def test_it_changes_nothing(home: Home) -> None:
+    finished_run(home)
+    before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
+    audit(home)
+    assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before

@@ -1,0 +1,342 @@
+"""Receipts: made from the run folder alone, the same bytes after any crash, and never flattering."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import SetupError, UsageError, VerificationFailed
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event
+from gpurun.ledger import durable, receipt
+from gpurun.ledger.audit import audit
+from gpurun.ledger.chain import GENESIS, read_chain
+from gpurun.ledger.receipt import read_receipt, write_receipt
+from gpurun.ledger.signing import PRIVATE_NAME, Signature
+from tests.unit.ledger_samples import RATE, CloudRun, finished_run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def predicate(run: CloudRun) -> dict[str, Any]:
+    write_receipt(run.home, run.folder)
+    return read_receipt(run.home, run.folder).predicate
+
+
+def test_it_is_an_in_toto_statement_about_the_checkpoint_files(home: Home) -> None:
+    folder = finished_run(home)
+    read = read_receipt(home, folder)
+    assert read.signature is Signature.OK
+    assert read.statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert read.statement["predicateType"] == "https://gpurun.dev/receipt/v1"
+    names = [subject["name"] for subject in read.statement["subject"]]
+    assert names == ["checkpoints/000120.model.safetensors", "checkpoints/000120.state.json"]
+
+
+def test_the_cost_runs_from_before_the_asking_to_the_proof_of_death_in_whole_billing_units(home: Home) -> None:
+    told = predicate(CloudRun(home).until_gone())
+    assert told["runtime"]["billable_s"] == 3371.0
+    assert told["cost"]["upper_bound_micros"] == 57 * 60 * RATE // 3600
+    assert (told["cost"]["is"], told["cost"]["billed_is"], told["cost"]["cap_kept"]) == ("measured", "unknown", True)
+    assert sum(told["runtime"]["phases_s"].values()) == 3371.0
+
+
+def test_the_higher_of_agreed_and_reported_price_counts_even_if_it_was_destroyed_for_it(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created(rate_micros_per_hour=2 * RATE))
+    rose = {"step": "create", "code": "price.rose", "message": "", "hint": "", "exit_code": 5}
+    told = predicate(run.write((Event.STEP_FAILED, rose)).play(run.death()))
+    assert told["cost"]["rentals"][0]["rate_micros_per_hour"] == 2 * RATE
+    assert told["cost"]["upper_bound_micros"] == 60 * 2 * RATE // 3600
+    assert told["training"]["failed_step"]["code"] == "price.rose"
+
+
+def test_a_create_that_was_refused_costs_nothing_and_the_next_one_is_added(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended())
+    refused = (Event.CREATE_REFUSED, {"token": run.token, "reason": "no_capacity", "message": "none left"})
+    run.write(refused)
+    run.token = "gr-fox-41-second"
+    run.write(run.intended(2), run.created()).play(run.through_training(), run.death())
+    told = predicate(run)
+    assert [(one["end"], one["micros"]) for one in told["cost"]["rentals"]] == [
+        ("refused", 0),
+        ("destroyed", 2_324_000 + 41_500),
+    ]
+    assert told["timeline"]["asked"] == "2027-01-15T08:00:00.000Z"
+
+
+def test_a_duplicate_machine_is_paid_for_like_the_one_that_was_kept(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended())
+    run.write((Event.INCIDENT, {"code": "create.duplicate", "message": "a second instance pod-x bears the token"}))
+    run.write(run.created()).play(run.through_training(), run.death())
+    told = predicate(run)
+    assert told["cost"]["rentals"][0]["machines"] == 2
+    assert told["cost"]["upper_bound_micros"] == 2 * 57 * 60 * RATE // 3600
+    assert told["incidents"][0]["code"] == "create.duplicate"
+
+
+def test_a_clock_that_is_set_back_does_not_make_the_run_cheaper(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    run.clock.jump_wall(-7200)
+    told = predicate(run.play(run.through_training(), run.death()))
+    assert told["runtime"]["billable_s"] == 3368.0
+
+
+def test_a_restarted_laptop_counts_wall_time(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    later = VirtualClock(start=run.clock.wall() + 1000 - 1e6)
+    later.sleep(1e6)  # The other boot's monotonic clock has nothing to do with this one's.
+    run.clock = run.journal._clock = later
+    run.journal._boot_id = "another boot"
+    told = predicate(run.play(run.through_training(), run.death()))
+    assert told["runtime"]["billable_s"] == 4368.0
+
+
+def test_a_machine_that_is_not_proven_gone_has_no_final_cost(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
+    told = predicate(run)
+    assert told["teardown"]["is"] == "not_proven"
+    assert (told["cost"]["upper_bound_micros"], told["cost"]["is"]) == (None, "unknown")
+
+
+def test_a_run_for_which_nothing_was_made_has_no_teardown_and_costs_nothing(home: Home) -> None:
+    run = CloudRun(home)
+    told = predicate(run.write(run.opened()))
+    assert (told["teardown"]["is"], told["instance"], told["cost"]["upper_bound_micros"]) == (None, None, 0)
+
+
+# The verdict ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_run_is_a_smoke_test_whatever_its_sample_says(home: Home) -> None:
+    run = CloudRun(home, device="cpu").until_gone()
+    assert "device: cuda" in run.folder.log.read_text()
+    told = predicate(run)["verdict"]
+    assert told == {"is": "smoke", "says": "smoke test complete, GPU run still pending"}
+
+
+@pytest.mark.parametrize("lie", ["log", "events", "no events", "no log"])
+def test_the_verdict_gpu_needs_log_and_events_to_agree(home: Home, lie: str) -> None:
+    run = CloudRun(home).until_gone()
+    path = run.folder.log if "log" in lie else run.folder.events
+    path.write_text("" if "no" in lie else path.read_text().replace("cuda", "cpu", 1))
+    assert predicate(run)["verdict"]["is"] == "smoke"
+
+
+def test_a_resumed_run_that_lost_its_gpu_is_no_gpu_run(home: Home) -> None:
+    run = CloudRun(home).until_gone()
+    with run.folder.events.open("a") as events:
+        events.write('{"kind": "start", "device": "cpu"}\n')
+    assert predicate(run)["verdict"]["is"] == "smoke"
+
+
+@pytest.mark.parametrize(("outcome", "says"), [("stopped", "stopped early"), ("failed", "no training was completed")])
+def test_only_a_run_that_was_done_is_called_complete(home: Home, outcome: str, says: str) -> None:
+    run = CloudRun(home, device="cpu")
+    run.write(run.opened(), run.intended(), run.created())
+    for seconds, (event, data) in run.through_training():
+        run.clock.sleep(seconds)
+        run.write((event, {**data, "outcome": outcome} if event is Event.TRAIN_OBSERVED else data))
+    assert says in predicate(run.play(run.death()))["verdict"]["says"]
+
+
+# The chain -----------------------------------------------------------------------------------------------------------
+
+
+def test_receipts_form_one_chain(home: Home) -> None:
+    folders = [finished_run(home, name) for name in ("fox-41", "owl-07", "elk-33")]
+    receipts = [read_receipt(home, folder) for folder in folders]
+    assert [one.predicate["seq"] for one in receipts] == [1, 2, 3]
+    assert [one.predicate["prev"] for one in receipts] == [GENESIS, receipts[0].sha256, receipts[1].sha256]
+    assert read_chain(home.ledger).head == receipts[2].sha256
+
+
+def test_writing_it_again_changes_no_byte(home: Home) -> None:
+    folder = finished_run(home)
+    finished_run(home, "owl-07")
+    before = (folder.receipt.read_bytes(), home.ledger.read_bytes())
+    written = write_receipt(home, folder)
+    assert (written.seq, written.signed) == (1, True)
+    assert (folder.receipt.read_bytes(), home.ledger.read_bytes()) == before
+
+
+def test_a_receipt_that_is_lost_or_damaged_is_made_again_byte_for_byte(home: Home) -> None:
+    folder = finished_run(home)
+    finished_run(home, "owl-07")
+    before = folder.receipt.read_bytes()
+    folder.receipt.unlink()
+    write_receipt(home, folder)
+    assert folder.receipt.read_bytes() == before
+    folder.receipt.write_bytes(before[:-30])
+    write_receipt(home, folder)
+    assert folder.receipt.read_bytes() == before
+
+
+def test_what_is_asked_for_after_the_end_does_not_change_the_receipt(home: Home) -> None:
+    """A wish to stop may still be recorded between the proof of death and a receipt that a crash delayed."""
+    run = CloudRun(home).until_gone()
+    write_receipt(home, run.folder)
+    before = run.folder.receipt.read_bytes()
+    run.folder.receipt.unlink()
+    run.write((Event.STOP_REQUESTED, {"how": "save", "by": "user", "reason": ""}))
+    run.settle()
+    assert run.folder.receipt.read_bytes() == before
+    assert audit(home).sound
+
+
+def test_a_receipt_is_not_made_anew_from_other_facts(home: Home) -> None:
+    folder = finished_run(home)
+    folder.receipt.unlink()
+    folder.log.write_text("device: cpu\n")
+    with pytest.raises(VerificationFailed, match="no longer gives it"):
+        write_receipt(home, folder)
+    assert not folder.receipt.exists()
+
+
+def test_without_its_key_the_chain_goes_on_unsigned(home: Home) -> None:
+    finished_run(home)
+    (home.keys / PRIVATE_NAME).unlink()
+    folder = finished_run(home, "owl-07")
+    read = read_receipt(home, folder)
+    assert (read.signature, read.predicate["signing"]["keyid"]) == (Signature.UNSIGNED, None)
+    assert read.predicate["seq"] == 2
+
+
+def test_a_torn_last_line_of_the_chain_is_repaired_by_the_next_receipt(home: Home) -> None:
+    finished_run(home)
+    with home.ledger.open("ab") as ledger:
+        ledger.write(b'{"prev":"00')
+    finished_run(home, "owl-07")
+    assert [link.run for link in read_chain(home.ledger).links] == ["fox-41", "owl-07"]
+    assert audit(home).sound
+
+
+def test_a_damaged_line_of_the_chain_keeps_no_run_from_ending(home: Home) -> None:
+    finished_run(home)
+    finished_run(home, "owl-07")
+    home.ledger.write_bytes(home.ledger.read_bytes().replace(b"prev", b"pr\xff\xff", 1))
+    finished_run(home, "elk-33")
+    assert read_chain(home.ledger).links[-1].seq == 3
+    assert any("not a link" in problem for problem in audit(home).problems)
+
+
+@pytest.mark.parametrize("step", ["receipt.json", "ledger.jsonl"])
+def test_a_full_disk_leaves_nothing_half_written(home: Home, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    finished_run(home)
+    run = CloudRun(home, "owl-07").until_gone()
+    ledger = home.ledger.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if step == "receipt.json":
+        monkeypatch.setattr(receipt, "write_atomic", full)
+    else:
+        monkeypatch.setattr(durable.os, "write", full)
+    with pytest.raises(SetupError, match=step) as caught:
+        write_receipt(home, run.folder)
+    assert caught.value.code == "disk.full"
+    assert home.ledger.read_bytes() == ledger
+    monkeypatch.undo()
+    run.settle()
+    assert audit(home).sound
+
+
+# Dying at every point ------------------------------------------------------------------------------------------------
+
+_WRITE = """
+import sys
+from pathlib import Path
+from gpurun.core.paths import Home
+from gpurun.ledger.receipt import write_receipt
+home = Home(Path(sys.argv[1]))
+for name in sys.argv[2:]:
+    write_receipt(home, home.run(name))
+"""
+
+
+@pytest.mark.parametrize("point", range(1, 5))
+def test_killed_at_any_point_the_next_call_finishes_and_another_run_may_come_first(home: Home, point: int) -> None:
+    first, second = CloudRun(home).until_gone(), CloudRun(home, "owl-07").until_gone()
+    program = [sys.executable, "-c", _WRITE, str(home.root), "fox-41"]
+    killed = subprocess.run(program, env={**os.environ, "GPURUN_CRASH_AT": str(point)}, check=False)
+    assert killed.returncode == -9
+    left = read_chain(home.ledger).of("fox-41"), first.folder.receipt.exists()
+    assert left[1] == (point >= 2)
+    second.settle()
+    first.settle()
+    report = audit(home)
+    assert report.sound, report
+    assert {row.run: row.seq for row in report.rows} == (
+        {"fox-41": 1, "owl-07": 2} if point == 4 else {"owl-07": 1, "fox-41": 2}
+    )
+
+
+def test_two_processes_at_once_keep_one_chain(home: Home) -> None:
+    names = [f"ant-{number}" for number in range(10, 22)]
+    for name in names:
+        CloudRun(home, name).until_gone()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITE, str(home.root), *some]) for some in (names[::2], names[1::2])
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    report = audit(home)
+    assert report.problems == ()
+    assert [row.seq for row in report.rows] == list(range(1, 13))
+    assert not any(row.problems for row in report.rows)
+
+
+def test_a_receipt_waits_until_the_chain_is_free(home: Home) -> None:
+    run = CloudRun(home).until_gone()
+    home.ledger.touch()
+    writer = threading.Thread(target=write_receipt, args=(home, run.folder))
+    with home.ledger.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        writer.start()
+        writer.join(0.2)
+        assert writer.is_alive()
+        assert not run.folder.receipt.exists()
+    writer.join()
+    assert read_chain(home.ledger).head == read_receipt(home, run.folder).sha256
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_receipt_says_how_to_get_one(home: Home) -> None:
+    run = CloudRun(home)
+    with pytest.raises(UsageError, match="no receipt yet"):
+        read_receipt(home, run.folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"payload": "eyJh"}', b'{"payload": "e30="}', b"[" * 100_000])
+def test_a_file_that_is_no_receipt_is_called_so(home: Home, content: bytes) -> None:
+    folder = finished_run(home)
+    folder.receipt.write_bytes(content)
+    with pytest.raises(VerificationFailed, match="is not a receipt"):
+        read_receipt(home, folder)
+
+
+def test_it_holds_no_word_of_this_machine_or_moment(home: Home, tmp_path: Path) -> None:
+    """What is not in the run folder cannot be on the receipt: else it could not be made again."""
+    text = json.dumps(read_receipt(home, finished_run(home)).statement)
+    assert str(tmp_path) not in text
+    assert os.uname().nodename not in text
