@@ -1,0 +1,225 @@
+"""What a rental may take and cost at the worst, and which offers finish under the cap.
+
+    worst = ceil_to_billing_unit(lease + kill allowance) x rate + disk + egress   <=  cap
+    lease = boot + ship + train + collect + destroy
+
+The training limit is what gives: one and a half times the slow end of the estimate (or --hours), cut down to what the
+cap pays for. An offer finishes when that limit still holds the time that training is expected to take.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from gpurun.core.errors import NoOffer, UsageError
+from gpurun.core.model import Candidate, Estimate, Lease, Offer
+from gpurun.core.money import (
+    SECONDS_PER_HOUR,
+    Micros,
+    cost_of,
+    format_rate,
+    format_usd,
+    left_of,
+    seconds_within,
+    times,
+    total,
+)
+from gpurun.planning.catalog import terms_of
+from gpurun.planning.estimate import estimate
+from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+
+UPLINK_BITS_PER_S = 20e6
+DOWNLINK_BITS_PER_S = 50e6
+SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
+COLLECT_START_S = 60  # Saving, hashing, connecting.
+DESTROY_S = 120
+MARGIN = 1.5
+MOST_HOURS = 24 * 365
+LEAST_TRAIN_S = 300
+LEAST_FREE_TRAIN_S = 1800  # Where waiting costs nothing, a slow guess stops nothing.
+KEPT_CHECKPOINTS = 2  # The latest and the best.
+CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
+
+
+@dataclass(frozen=True)
+class Load:
+    """What has to travel and to be stored, and over which link (an assumption until it is measured)."""
+
+    ship_bytes: int
+    collect_bytes: int
+    disk_gb: int
+    uplink_bits_per_s: float = UPLINK_BITS_PER_S
+    downlink_bits_per_s: float = DOWNLINK_BITS_PER_S
+
+    @property
+    def ship_s(self) -> int:
+        """The limit for shipping."""
+        return SHIP_START_S + ceil(8 * self.ship_bytes / self.uplink_bits_per_s)
+
+    @property
+    def collect_s(self) -> int:
+        """The limit for saving and bringing home."""
+        return COLLECT_START_S + ceil(8 * self.collect_bytes / self.downlink_bits_per_s)
+
+
+def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
+    """The load of a recipe: what is shipped, and the two checkpoints that come home."""
+    home = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters_of(recipe.tables.model, vocab_size)
+    return Load(ship_bytes=ship_bytes, collect_bytes=home, disk_gb=recipe.tables.hardware.disk_gb)
+
+
+def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
+    """The most that a rental can cost: the whole lease and the kill allowance, with disk and egress."""
+    return _cost(offer, lease.total_s + lease.kill_allowance_s, load)
+
+
+def expected_train_s(guess: Estimate) -> float:
+    """The time at the middle of the estimated speeds, which is what an offer is judged by."""
+    if guess.train_s is None:
+        return inf
+    low, high = guess.train_s
+    return 2.0 * low * high / (low + high)
+
+
+def lease_for(
+    offer: Offer, guess: Estimate, load: Load, *, cap: Micros | None, hours: float | None = None
+) -> Lease | None:
+    """The longest lease that the cap pays for, or None when it leaves no time for training.
+
+    Its training limit is `hours` if given, else one and a half times the slow end of the estimate; less under a cap.
+    """
+    if hours is not None and not 0 < hours <= MOST_HOURS:
+        raise UsageError("hours.bad", f"--hours {hours:g} is no time to train.", hint="Write for instance --hours 2.5")
+    if hours is not None:
+        wanted = ceil(hours * SECONDS_PER_HOUR)
+    elif guess.train_s is not None:
+        least_s = LEAST_TRAIN_S if offer.rate_micros_per_hour else LEAST_FREE_TRAIN_S
+        wanted = max(least_s, ceil(guess.train_s[1] * MARGIN))
+    else:
+        return None
+    lease = _lease(offer, load, wanted)
+    if cap is None or worst_case(offer, lease, load) <= cap:
+        return lease
+    others_s = lease.total_s + lease.kill_allowance_s - wanted
+    paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
+    train_s = int(min(wanted, paid_s - others_s))
+    # Each part of a price is rounded up on its own, which can be a micro-dollar more than the sum rounded up.
+    while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
+        train_s -= offer.billing_unit_s
+    return _lease(offer, load, train_s) if train_s > 0 else None
+
+
+def candidates(
+    offers: Iterable[Offer],
+    recipe: ResolvedRecipe,
+    load: Load,
+    *,
+    cap: Micros | None,
+    hours: float | None = None,
+    vocab_size: int = 0,
+    cpu_cores: int = 2,
+) -> tuple[Candidate, ...]:
+    """Every offer with its time and money: those that finish first, then by the dollars that finishing takes.
+
+    Whatever has a lease may be bought: its worst case is within the cap. With `hours` that includes a part of the run;
+    without, an offer that cannot finish has no lease, and `why_not` says what it would need.
+    """
+    found = []
+    for offer in offers:
+        guess = estimate(recipe, offer, vocab_size=vocab_size, cpu_cores=cpu_cores)
+        found.append(_candidate(offer, guess, load, cap, hours))
+    return tuple(sorted(found, key=_rank))
+
+
+def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None) -> Candidate:
+    """The first candidate that may be bought; a NoOffer that names the cap that would do when there is none."""
+    for candidate in found:
+        if candidate.lease is not None:
+            return candidate
+    needs = [(_needed(one.offer, one.estimate, load), one.offer) for one in found if one.estimate.train_s is not None]
+    if cap is None or not needs:
+        reasons = "; ".join(dict.fromkeys(f"{one.offer.provider} {one.offer.label}: {one.why_not}" for one in found))
+        raise NoOffer(
+            "offer.none_fits",
+            f"No offer can run this recipe. {reasons}." if found else "There is no offer for this need.",
+            hint="Ask for another GPU with --gpu, or for a smaller model with --set.",
+        )
+    needed, offer = min(needs, key=lambda pair: pair[0])
+    raise NoOffer(
+        "offer.over_cap",
+        f"No offer finishes within {format_usd(cap)}. The cheapest that does needs {format_usd(needed)} "
+        f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
+        hint=f"Raise the cap (--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), or shorten the run.",
+    )
+
+
+def _candidate(offer: Offer, guess: Estimate, load: Load, cap: Micros | None, hours: float | None) -> Candidate:
+    """One offer, judged."""
+    lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
+    needed_s = expected_train_s(guess)
+    finishes = lease is not None and lease.train_s >= needed_s
+    expected = None
+    if guess.train_s is not None:
+        expected = _cost(offer, _lease(offer, load, ceil(needed_s)).total_s, load)
+    why_not = ""
+    if not finishes:
+        why_not = _why_not(offer, guess, load, lease, hours)
+    if hours is None and not finishes:
+        lease = None
+    return Candidate(
+        offer=offer,
+        estimate=guess,
+        lease=lease,
+        expected_micros=expected,
+        worst_micros=worst_case(offer, lease, load) if lease else None,
+        finishes=finishes,
+        why_not=why_not,
+    )
+
+
+def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> str:
+    """Why an offer does not finish."""
+    if guess.train_s is None:
+        return guess.basis
+    if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
+        return f"{hours:g} h are less than the {expected_train_s(guess) / SECONDS_PER_HOUR:.1f} h that it needs"
+    return f"over cap: needs {format_usd(_needed(offer, guess, load))}"
+
+
+def _rank(candidate: Candidate) -> tuple[bool, bool, int, str, str, str]:
+    """What finishes first, then what may be bought at all, then by dollars to finish; names settle a tie."""
+    dollars = candidate.expected_micros
+    offer = candidate.offer
+    names = (offer.provider, offer.type_id, offer.region)
+    return (not candidate.finishes, candidate.lease is None, sys.maxsize if dollars is None else dollars, *names)
+
+
+def _needed(offer: Offer, guess: Estimate, load: Load) -> Micros:
+    """The smallest cap under which an offer finishes."""
+    return worst_case(offer, _lease(offer, load, ceil(expected_train_s(guess))), load)
+
+
+def _lease(offer: Offer, load: Load, train_s: int) -> Lease:
+    return Lease(
+        boot_s=offer.boot_s, ship_s=load.ship_s, train_s=train_s, collect_s=load.collect_s, destroy_s=DESTROY_S
+    )
+
+
+def _cost(offer: Offer, seconds: float, load: Load) -> Micros:
+    """What so many seconds cost: compute, disk and what else goes by the hour, and the checkpoints' way home."""
+    compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
+    terms = terms_of(offer.provider)
+    disk = cost_of(times(terms.disk_per_gb_hour, load.disk_gb), seconds, offer.billing_unit_s)
+    return total(compute, disk, cost_of(terms.other_per_hour, seconds, offer.billing_unit_s), _egress(offer, load))
+
+
+def _hourly(offer: Offer, load: Load) -> Micros:
+    terms = terms_of(offer.provider)
+    return total(offer.rate_micros_per_hour, times(terms.disk_per_gb_hour, load.disk_gb), terms.other_per_hour)
+
+
+def _egress(offer: Offer, load: Load) -> Micros:
+    return times(terms_of(offer.provider).egress_per_gb, ceil(load.collect_bytes / 1e9))

@@ -1,0 +1,178 @@
+"""What can be rented, from the packaged, dated catalogue (catalog.toml), and how a person names a GPU.
+
+The catalogue plans and rehearses. It is no basis for a cap: before anything is created the live price is read.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.money import Micros, usd
+
+_GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4})(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
+_BY_NAME_ONLY = {"GH200": "aarch64"}
+"""Cards in machines of another architecture, which are offered only when asked for by name."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of GPU: `tflops` is the dense peak of the precision used on it, `mfu` the share of it to expect."""
+
+    name: str
+    tflops: float
+    mfu: tuple[float, float]
+    bf16: bool
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a provider bills beside the hourly rate, and how long its machines may take to boot."""
+
+    billing_unit_s: int
+    dies_by_itself: str
+    boot_s: dict[int, int]
+    disk_per_gb_hour: Micros
+    other_per_hour: Micros
+    egress_per_gb: Micros
+
+    def boot_limit_s(self, gpu_count: int) -> int:
+        """What is allowed from create to a shell, for a machine with so many GPUs."""
+        return max((limit for least, limit in self.boot_s.items() if least <= max(1, gpu_count)), default=0)
+
+
+FREE = Terms(1, "", {}, usd(0), usd(0), usd(0))
+
+
+@cache
+def _catalog() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).with_name("catalog.toml")).read_text(encoding="utf-8"))
+
+
+@cache
+def cards() -> dict[str, Card]:
+    """Every kind of GPU that the catalogue knows, by the name that an offer gives it."""
+    return {
+        kind: Card(facts["name"], facts["tflops"], (facts["mfu"][0], facts["mfu"][1]), facts.get("bf16", True))
+        for kind, facts in _catalog()["gpus"].items()
+    }
+
+
+def card_of(gpu: str) -> Card | None:
+    """The card of an offer; None when its speed is not known."""
+    return cards().get(gpu)
+
+
+def terms_of(provider: str) -> Terms:
+    """A provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate."""
+    facts = _catalog()["providers"].get(provider)
+    if facts is None:
+        return FREE
+    return Terms(
+        billing_unit_s=facts["billing_unit_s"],
+        dies_by_itself=facts["dies_by_itself"],
+        boot_s={int(least): limit for least, limit in facts["boot_s"].items()},
+        disk_per_gb_hour=usd(facts["disk_usd_per_gb_hour"]),
+        other_per_hour=usd(facts["other_usd_per_hour"]),
+        egress_per_gb=usd(facts["egress_usd_per_gb"]),
+    )
+
+
+@cache
+def all_offers() -> tuple[Offer, ...]:
+    """Every row of the catalogue, in its order."""
+    date = _catalog()["date"]
+    offers = []
+    for provider, type_id, gpu, count, vram_gb, dollars, region, source in _catalog()["offers"]["rows"]:
+        terms = terms_of(provider)
+        offers.append(
+            Offer(
+                provider=provider,
+                type_id=type_id,
+                gpu=gpu,
+                gpu_count=count,
+                vram_gb=vram_gb,
+                region=region,
+                rate_micros_per_hour=usd(dollars),
+                billing_unit_s=terms.billing_unit_s,
+                boot_s=terms.boot_limit_s(count),
+                price_source=f"catalogue {date} ({source})",
+                dies_by_itself=terms.dies_by_itself,
+                arch=_BY_NAME_ONLY.get(gpu, "x86_64"),
+            )
+        )
+    return tuple(offers)
+
+
+def offers_for(need: GpuNeed) -> list[Offer]:
+    """The catalogue's offers for a need, cheapest first; none is an empty list.
+
+    A GPU's name takes all its forms (PCIe, SXM) and, where the need says no size, all sizes of memory.
+    """
+    if not need.count:
+        found = [offer for offer in all_offers() if not offer.gpu_count]
+    else:
+        found = [
+            offer
+            for offer in all_offers()
+            if offer.gpu_count == need.count
+            and cards()[offer.gpu].name == need.name
+            and need.memory_gb in (None, offer.vram_gb)
+        ]
+    return sorted(found, key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
+
+
+def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
+    """In what numbers the catalogue, or these providers, have this GPU: for the sentence that says there is none."""
+    found = (offer for offer in all_offers() if offer.gpu_count and cards()[offer.gpu].name == need.name)
+    return sorted({offer.gpu_count for offer in found if not providers or offer.provider in providers})
+
+
+def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
+    """Read `8xA100`, `A100` (one), `8xA100-80GB` or `cpu`; an unknown GPU is a UsageError that names the nearest."""
+    if text.strip().lower() == "cpu":
+        return GpuNeed(count=0, name="cpu")
+    match = _GPU.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            "gpu.malformed",
+            f"{name} {text!r} is not of the form 8xA100.",
+            hint="Write 8xA100, 1xH100, A100-80GB or cpu.",
+        )
+    count, asked, memory = int(match[1] or 1), match[2], match[3]
+    gpu = _known_name(asked, f"{name} {text!r}")
+    if count < 1:
+        raise UsageError("gpu.none", f"{name} {text!r} asks for no GPU.", hint=f"Write 1x{gpu}, or cpu.")
+    if memory is not None:
+        sizes = sorted({offer.vram_gb for offer in all_offers() if offer.gpu_count and cards()[offer.gpu].name == gpu})
+        if int(memory) not in sizes:
+            have = " or ".join(f"{size} GB" for size in sizes)
+            raise UsageError(
+                "gpu.unknown_memory",
+                f"{name} {text!r}: no {gpu} has {memory} GB.",
+                hint=f"There are {gpu} with {have}.",
+            )
+    return GpuNeed(count=count, name=gpu, memory_gb=int(memory) if memory else None)
+
+
+def _known_name(asked: str, where: str) -> str:
+    """The catalogue's spelling of a GPU's name."""
+    known = {card.name.lower(): card.name for card in cards().values()}
+    plain = asked.lower().replace(" ", "")
+    for candidate in (plain, f"rtx{plain}", plain.removeprefix("rtx")):
+        if candidate in known:
+            return known[candidate]
+    near = get_close_matches(plain, known, n=1, cutoff=0.3)
+    raise UsageError(
+        "gpu.unknown",
+        f"{where}: there is no GPU {asked!r} in the catalogue.",
+        hint=f"Did you mean {known[near[0]]}?" if near else f"It has {', '.join(sorted(known.values()))}.",
+    )

@@ -1,0 +1,143 @@
+"""The tables of a recipe (docs/FORMATS.md): one class a table, one field a key, every bound checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from gpurun.core.model import Frozen
+
+Whole = Annotated[int, Field(ge=1, le=2**53)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Overlay = dict[str, Any]
+
+
+class Table(Frozen):
+    """A table of a recipe: a value of another type is an error, and so is one that is not finite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class ModelTable(Table):
+    """The shape of the network."""
+
+    preset: Literal["faithful"] = "faithful"
+    layers: Whole
+    heads: Whole
+    width: Whole
+    context: Whole
+    vocab_size: int = Field(default=0, ge=0, le=65_536)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    bias: bool = True
+    tied: bool = True
+
+
+class DataTable(Table):
+    """The text, its tokeniser, what is held out, and how much of it is taken (megabytes; 0: all)."""
+
+    source: str = Field(default="stdlib", min_length=1)
+    tokenizer: Literal["char", "gpt2"]
+    val_fraction: Share = 0.1
+    limit_mb: int = Field(default=0, ge=0)
+
+
+class OptimTable(Table):
+    """AdamW."""
+
+    lr: float = Field(gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: NotNegative = 0.1
+    grad_clip: NotNegative = 1.0
+
+
+class ScheduleTable(Table):
+    """How the learning rate moves."""
+
+    kind: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+    min_lr: NotNegative = 0.0
+
+
+class TrainTable(Table):
+    """How long, and in what portions: `batch_tokens` an optimiser step over all processes."""
+
+    steps: Annotated[int, Field(ge=1, le=999_999)]
+    batch_tokens: Whole
+    micro_batch: Whole
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    compile: bool = False
+    log_every: Whole = 10
+    checkpoint_every: Whole
+
+
+class EvalTable(Table):
+    """How often the held-out loss is measured, and on how many tokens."""
+
+    every: Whole
+    tokens: Whole
+
+
+class SampleTable(Table):
+    """The prompts that are continued at every checkpoint."""
+
+    prompts: tuple[str, ...] = Field(strict=False)
+    tokens: int = Field(ge=0)
+    temperature: NotNegative = 0.8
+    top_k: int = Field(default=0, ge=0)
+
+
+class HardwareTable(Table):
+    """What the recipe is written for, and what a machine without CUDA does with it."""
+
+    gpu: str = "1xA100"
+    disk_gb: Whole
+    on_cpu: Literal["as_written", "rehearsal", "refuse"]
+
+
+class RehearsalTable(Table):
+    """What the rehearsal replaces: its number of processes, and keys of the other tables."""
+
+    processes: Whole = 1
+    model: Overlay = Field(default_factory=dict)
+    data: Overlay = Field(default_factory=dict)
+    optim: Overlay = Field(default_factory=dict)
+    schedule: Overlay = Field(default_factory=dict)
+    train: Overlay = Field(default_factory=dict)
+    eval: Overlay = Field(default_factory=dict)
+    sample: Overlay = Field(default_factory=dict)
+
+
+class RecipeTables(Frozen):
+    """A whole recipe file."""
+
+    about: str = Field(default="", strict=True)
+    model: ModelTable
+    data: DataTable
+    optim: OptimTable
+    schedule: ScheduleTable = ScheduleTable()
+    train: TrainTable
+    eval: EvalTable
+    sample: SampleTable
+    hardware: HardwareTable
+    rehearsal: RehearsalTable = RehearsalTable()
+
+
+TABLES: dict[str, type[Table]] = {
+    "model": ModelTable,
+    "data": DataTable,
+    "optim": OptimTable,
+    "schedule": ScheduleTable,
+    "train": TrainTable,
+    "eval": EvalTable,
+    "sample": SampleTable,
+    "hardware": HardwareTable,
+}
+"""The tables that stand in recipe.json, in its order."""
+
+REHEARSED = tuple(name for name in TABLES if name in RehearsalTable.model_fields)
+"""The tables that a rehearsal may change."""

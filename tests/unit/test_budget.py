@@ -1,0 +1,150 @@
+"""The cap is a promise about the whole rental: whatever may be bought costs no more at the worst."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpurun.core.errors import NoOffer, UsageError
+from gpurun.core.model import Candidate, Estimate, Offer
+from gpurun.core.money import Micros, parse_usd, usd
+from gpurun.planning.budget import Load, candidates, choose, expected_train_s, lease_for, load_of, worst_case
+from gpurun.planning.catalog import all_offers, offers_for, parse_gpu
+from gpurun.planning.recipe import load_recipe, resolve
+
+GPT2 = resolve(load_recipe("gpt2-124m"), "full")
+LOAD = load_of(GPT2, ship_bytes=50_000_000)
+EIGHT = offers_for(parse_gpu("8xA100"))
+
+
+def plan(cap: str | None, *, load: Load = LOAD, hours: float | None = None) -> tuple[Candidate, ...]:
+    return candidates(EIGHT, GPT2, load, cap=parse_usd(cap) if cap else None, hours=hours)
+
+
+loads = st.builds(
+    Load,
+    ship_bytes=st.integers(0, 10**11),
+    collect_bytes=st.integers(0, 10**11),
+    disk_gb=st.integers(1, 2000),
+    uplink_bits_per_s=st.floats(1e5, 1e10),
+    downlink_bits_per_s=st.floats(1e5, 1e10),
+)
+guesses = st.tuples(st.floats(1, 1e6), st.floats(1, 20)).map(
+    lambda pair: Estimate(
+        fits=True,
+        peak_bytes=1,
+        micro_batch=1,
+        tokens_per_s=(1.0, pair[1]),
+        train_s=(pair[0], pair[0] * pair[1]),
+        basis="drawn",
+    )
+)
+
+
+@given(
+    offer=st.sampled_from(all_offers()),
+    rate=st.integers(1, 200_000_000),
+    guess=guesses,
+    load=loads,
+    cap=st.integers(1, 10**10),
+    hours=st.none() | st.floats(0.01, 1000),
+)
+@settings(max_examples=500, deadline=None)
+def test_the_worst_case_of_a_lease_never_exceeds_the_cap(
+    offer: Offer, rate: int, guess: Estimate, load: Load, cap: int, hours: float | None
+) -> None:
+    offer = offer.model_copy(update={"rate_micros_per_hour": Micros(rate)})
+    lease = lease_for(offer, guess, load, cap=Micros(cap), hours=hours)
+    if lease is None:
+        return
+    assert lease.train_s > 0
+    assert worst_case(offer, lease, load) <= cap
+    if hours is not None:
+        assert lease.train_s <= ceil(hours * 3600)
+    if lease.train_s < lease_for(offer, guess, load, cap=None, hours=hours).train_s:
+        longer = lease.model_copy(update={"train_s": lease.train_s + offer.billing_unit_s + 1})
+        assert worst_case(offer, longer, load) > cap, "the cap is used up to the last billing unit"
+
+
+@given(guess=guesses, load=loads, cap=st.none() | st.integers(1, 10**9))
+@settings(max_examples=200, deadline=None)
+def test_a_cap_of_what_it_needs_is_enough(guess: Estimate, load: Load, cap: int | None) -> None:
+    for offer in EIGHT[:3]:
+        probe = lease_for(offer, guess, load, cap=None)
+        needed = worst_case(offer, probe.model_copy(update={"train_s": ceil(expected_train_s(guess))}), load)
+        lease = lease_for(offer, guess, load, cap=needed)
+        assert lease is not None
+        assert lease.train_s >= expected_train_s(guess)
+
+
+def test_25_dollars_train_gpt2_on_eight_a100() -> None:
+    found = plan("25")
+    chosen = choose(found, LOAD, cap=parse_usd("25"))
+    assert chosen is found[0]
+    assert chosen.finishes
+    assert chosen.offer.provider == "runpod"
+    assert usd(20) < chosen.expected_micros < usd(25)
+    assert chosen.worst_micros <= usd(25)
+    others = found[1:]
+    assert all(not one.finishes and one.lease is None and one.worst_micros is None for one in others)
+    assert others[0].why_not.startswith("over cap: needs $3")
+    assert [one.expected_micros for one in others] == sorted(one.expected_micros for one in others)
+
+
+def test_a_cap_below_every_finish_names_the_number_that_would_do() -> None:
+    with pytest.raises(NoOffer) as refused:
+        choose(plan("5"), LOAD, cap=parse_usd("5"))
+    words = refused.value.hint.split("--max-cost ")[1].split(")")[0]
+    assert choose(plan(words), LOAD, cap=parse_usd(words)).finishes
+    less = str(float(words) - 0.02)
+    with pytest.raises(NoOffer):
+        choose(plan(less), LOAD, cap=parse_usd(less))
+
+
+def test_hours_buy_a_part_on_purpose_and_it_is_said() -> None:
+    chosen = choose(plan("25", hours=0.5), LOAD, cap=parse_usd("25"))
+    assert chosen.lease is not None
+    assert chosen.lease.train_s == 1800
+    assert not chosen.finishes
+    assert "0.5 h are less than" in chosen.why_not
+
+
+def test_without_a_cap_the_lease_is_half_as_long_again_as_the_slow_end() -> None:
+    first = plan(None)[0]
+    assert first.estimate.train_s is not None
+    assert first.lease is not None
+    assert first.lease.train_s == ceil(1.5 * first.estimate.train_s[1])
+
+
+def test_a_slow_uplink_is_part_of_the_price() -> None:
+    by_laptop = Load(ship_bytes=19_800_000_000, collect_bytes=LOAD.collect_bytes, disk_gb=100)
+    assert by_laptop.ship_s > 2 * 3600
+    assert not any(one.finishes for one in plan("25", load=by_laptop))
+
+
+def test_aws_adds_disk_address_and_egress_and_lambda_rounds_to_the_minute() -> None:
+    aws = next(o for o in EIGHT if o.provider == "aws")
+    lease = lease_for(aws, plan(None)[0].estimate, LOAD, cap=None)
+    assert lease is not None
+    seconds = lease.total_s + lease.kill_allowance_s
+    compute = -(-aws.rate_micros_per_hour * seconds // 3600)
+    extras = worst_case(aws, lease, LOAD) - compute
+    assert 3 * 90_000 < extras < 3 * 90_000 + seconds / 3600 * (100 * 110 + 5_000) + 3
+    slow = next(o for o in EIGHT if o.provider == "lambda")
+    minute = lease.model_copy(update={"train_s": lease.train_s - (seconds % 60)})
+    more = minute.model_copy(update={"train_s": minute.train_s + 1})
+    assert worst_case(slow, more, LOAD) - worst_case(slow, minute, LOAD) == -(-slow.rate_micros_per_hour // 60)
+
+
+@pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])
+def test_hours_that_are_no_time_are_refused(hours: float) -> None:
+    with pytest.raises(UsageError, match="--hours"):
+        plan("25", hours=hours)
+
+
+def test_no_offer_at_all_is_said() -> None:
+    with pytest.raises(NoOffer, match="no offer"):
+        choose((), LOAD, cap=None)

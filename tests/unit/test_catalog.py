@@ -1,0 +1,94 @@
+"""The packaged catalogue: what `--gpu` means, and which machines answer it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.core.model import GpuNeed
+from gpurun.core.money import usd
+from gpurun.planning.catalog import all_offers, cards, counts_of, offers_for, parse_gpu, terms_of
+
+
+@pytest.mark.parametrize(
+    ("text", "need"),
+    [
+        ("8xA100", GpuNeed(count=8, name="A100")),
+        ("A100", GpuNeed(count=1, name="A100")),
+        ("8 × a100-80gb", GpuNeed(count=8, name="A100", memory_gb=80)),
+        ("cpu", GpuNeed(count=0, name="cpu")),
+        ("4090", GpuNeed(count=1, name="RTX4090")),
+        ("2xRTX A6000", GpuNeed(count=2, name="A6000")),
+        ("GH200", GpuNeed(count=1, name="GH200")),
+    ],
+)
+def test_a_gpu_is_read_as_people_write_it(text: str, need: GpuNeed) -> None:
+    assert parse_gpu(text) == need
+    assert parse_gpu(str(need)) == need
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "hint"),
+    [
+        ("8xFOO", "gpu.unknown", "A100"),
+        ("8xA1000", "gpu.unknown", "Did you mean A100?"),
+        ("H1000", "gpu.unknown", "Did you mean H100?"),
+        ("0xA100", "gpu.none", "1xA100"),
+        ("A100-60GB", "gpu.unknown_memory", "40 GB or 80 GB"),
+        ("-1xA100", "gpu.malformed", "8xA100"),
+        ("8x", "gpu.malformed", "8xA100"),
+        ("", "gpu.malformed", "8xA100"),
+        ("99999xA100", "gpu.malformed", "8xA100"),
+    ],
+)
+def test_what_is_no_gpu_is_refused_with_the_nearest(text: str, code: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_gpu(text)
+    assert refused.value.code == code
+    assert hint in refused.value.hint
+
+
+def test_eight_a100_are_the_six_machines_of_the_facts_page_cheapest_first() -> None:
+    offers = offers_for(parse_gpu("8xA100"))
+    assert [(o.provider, o.vram_gb, o.rate_micros_per_hour) for o in offers] == [
+        ("runpod", 80, usd("11.12")),
+        ("runpod", 80, usd("14.32")),
+        ("lambda", 40, usd("15.92")),
+        ("aws", 40, usd("21.957642")),
+        ("lambda", 80, usd("22.32")),
+        ("aws", 80, usd("27.44705")),
+    ]
+    assert {o.vram_gb for o in offers_for(parse_gpu("8xA100-80GB"))} == {80}
+
+
+def test_one_a100_has_no_aws_form_and_gh200_comes_only_by_name() -> None:
+    assert "aws" not in {o.provider for o in offers_for(parse_gpu("1xA100"))}
+    assert [o.arch for o in offers_for(parse_gpu("GH200"))] == ["aarch64"]
+    assert not any(o.gpu == "GH200" for o in offers_for(parse_gpu("H100")))
+
+
+def test_a_number_that_nobody_has_gives_no_offer_and_says_which_there_are() -> None:
+    need = parse_gpu("3xA100")
+    assert offers_for(need) == []
+    assert counts_of(need) == [1, 2, 4, 8]
+
+
+def test_every_row_is_complete_and_bills_as_its_provider_does() -> None:
+    offers = all_offers()
+    assert len(offers) == 60
+    assert len({(o.provider, o.type_id, o.region, o.gpu_count) for o in offers}) == len(offers)
+    for offer in offers:
+        assert offer.rate_micros_per_hour > 0
+        assert offer.boot_s >= 300
+        assert offer.price_source.startswith("catalogue 2026-11-20")
+        assert offer.gpu_count == 0 or (offer.gpu in cards() and offer.vram_gb > 0)
+    assert {o.provider: (o.billing_unit_s, o.dies_by_itself) for o in offers} == {
+        "runpod": (1, "yes · pod key"),
+        "lambda": (60, "NO · laptop only"),
+        "aws": (1, "yes · power-off ends it"),
+    }
+
+
+def test_the_free_providers_cost_nothing_beside_their_rate() -> None:
+    terms = terms_of("local")
+    assert (terms.disk_per_gb_hour, terms.other_per_hour, terms.egress_per_gb) == (0, 0, 0)

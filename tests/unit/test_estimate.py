@@ -1,0 +1,106 @@
+"""Before you pay: memory that never flatters, and times that hold against what was published."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.core.model import Offer
+from gpurun.core.money import usd
+from gpurun.planning.catalog import offers_for, parse_gpu
+from gpurun.planning.estimate import GIB, estimate, flops_per_token, peak_bytes
+from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.planning.tables import ModelTable
+
+GPT2 = resolve(load_recipe("gpt2-124m"), "full")
+HERE = Offer(
+    provider="local",
+    type_id="this-machine",
+    gpu="cpu",
+    gpu_count=0,
+    vram_gb=0,
+    region="here",
+    rate_micros_per_hour=usd(0),
+    billing_unit_s=1,
+    boot_s=15,
+    price_source="free",
+    dies_by_itself="yes",
+)
+
+
+def model(layers: int = 12, width: int = 768, context: int = 1024) -> ModelTable:
+    return ModelTable(layers=layers, heads=1, width=width, context=context, vocab_size=50304)
+
+
+sizes = st.integers(1, 64)
+
+
+@given(st.tuples(sizes, sizes, sizes, sizes), st.integers(0, 3))
+def test_more_of_anything_never_needs_less_memory(size: tuple[int, int, int, int], which: int) -> None:
+    def peak(layers: int, width: int, context: int, batch: int) -> int:
+        return peak_bytes(model(layers, 32 * width, 32 * context), batch)
+
+    larger = tuple(value + (place == which) for place, value in enumerate(size))
+    assert peak(*larger) >= peak(*size)
+
+
+def test_flops_follow_the_named_convention() -> None:
+    assert flops_per_token(GPT2.tables.model) == pytest.approx(0.860e9, rel=0.01)
+
+
+def test_the_chunked_loss_fits_where_the_formula_predicts_it() -> None:
+    assert 20 * GIB < peak_bytes(model(), 64) < 28 * GIB  # 65 GiB with whole logits, as measured
+    on_24 = next(o for o in offers_for(parse_gpu("1xL4")) if o.vram_gb == 24)
+    one = estimate(resolve(load_recipe("gpt2-124m"), "full", processes=1), on_24)
+    assert (one.fits, one.micro_batch) == (True, 32), "a smaller micro-batch that divides the batch"
+
+
+def test_eight_a100_land_near_the_published_94_minutes() -> None:
+    for offer in offers_for(parse_gpu("8xA100")):
+        guess = estimate(GPT2, offer)
+        assert guess.train_s is not None
+        low, high = guess.train_s
+        assert 0.95 * 94 * 60 < low < 1.05 * 94 * 60
+        assert high < 1.5 * low
+        assert guess.micro_batch == 64
+        assert "MFU" in guess.basis
+
+
+def test_a_small_model_is_launch_bound_and_says_so() -> None:
+    guess = estimate(resolve(load_recipe("mini-gpt"), "full"), offers_for(parse_gpu("A100"))[0], vocab_size=97)
+    assert "launch-bound" in guess.basis
+    assert guess.tokens_per_s is not None
+    assert guess.tokens_per_s[1] > 4 * guess.tokens_per_s[0]
+
+
+def test_a_cpu_gets_a_range_that_holds_what_was_measured() -> None:
+    rehearsal = resolve(load_recipe("gpt2-124m"), "rehearsal")
+    guess = estimate(rehearsal, HERE, cpu_cores=2)
+    assert guess.fits
+    assert guess.train_s is not None
+    assert guess.train_s[0] < 40 < guess.train_s[1]  # 40 s, on two shared cores
+    assert guess.tokens_per_s is not None
+    assert guess.tokens_per_s[0] < 3_000 < guess.tokens_per_s[1]
+
+
+def test_what_does_not_fit_says_how_much_is_missing() -> None:
+    huge = resolve(load_recipe("gpt2-124m"), "full", ["layers=48", "width=6144", "heads=48"], processes=1)
+    guess = estimate(huge, offers_for(parse_gpu("A100"))[0])
+    assert not guess.fits
+    assert guess.train_s is None
+    assert "GiB" in guess.basis
+
+
+def test_a_batch_that_cannot_be_shared_does_not_fit() -> None:
+    three = HERE.model_copy(update={"gpu": "A100 SXM", "gpu_count": 3, "vram_gb": 80})
+    guess = estimate(GPT2, three)
+    assert not guess.fits
+    assert "cannot be shared among 3" in guess.basis
+
+
+def test_a_card_of_unknown_speed_gets_no_time() -> None:
+    guess = estimate(GPT2, HERE.model_copy(update={"gpu": "X9000", "gpu_count": 8, "vram_gb": 80}))
+    assert guess.fits
+    assert guess.train_s is None
+    assert "X9000" in guess.basis

@@ -1,0 +1,197 @@
+"""Recipes: what is bundled works, what is wrong is named together with the nearest right word."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import gpurun
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.model import digest_of
+from gpurun.planning import bundle
+from gpurun.planning.overrides import parse_override
+from gpurun.planning.recipe import bundle_root, list_recipes, load_recipe, new_recipe, parameters_of, resolve
+from gpurun.planning.tables import TABLES
+from trainer.config import parse_recipe
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def changed(tmp_path: Path, old: str, new: str) -> str:
+    text = new_recipe("mine")
+    assert old in text
+    return written(tmp_path, text.replace(old, new))
+
+
+def refusal(action) -> UsageError:
+    with pytest.raises(UsageError) as refused:
+        action()
+    assert refused.value.hint
+    return refused.value
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_bundled_recipe_resolves_in_both_forms(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.about
+    lines = Path(recipe.path).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    for form in ("full", "rehearsal"):
+        resolved = resolve(recipe, form)
+        assert list(resolved.record) == ["about", *TABLES]
+        assert all(set(resolved.record[table]) == set(kind.model_fields) for table, kind in TABLES.items())
+        assert resolved.sha256 == digest_of(json.loads(json.dumps(resolved.record)))
+        assert parse_recipe(resolved.record).as_record() | {"rehearsal": {}} == resolved.record | {"rehearsal": {}}
+
+
+def test_the_two_first_recipes_are_the_ones_that_were_promised() -> None:
+    lab = resolve(load_recipe("mini-gpt"), "rehearsal")
+    assert parameters_of(lab.tables.model, vocab_size=97) == 112_384
+    assert (lab.tables.train.steps, lab.tables.train.batch_tokens // lab.tables.model.context) == (120, 16)
+    full = resolve(load_recipe("mini-gpt"), "full").tables
+    assert (full.train.steps, full.train.batch_tokens // full.model.context, full.train.seed) == (500, 64, 42)
+    gpt2 = resolve(load_recipe("gpt2-124m"), "full")
+    assert parameters_of(gpt2.tables.model) == 124_475_904  # 124,439,808 with the 50,257 rows of the paper
+    assert gpt2.processes == 8
+    assert gpt2.tables.train.batch_tokens == 2**19
+    assert resolve(load_recipe("gpt2-124m"), "rehearsal").processes == 2
+
+
+def test_a_rehearsal_replaces_keys_and_leaves_the_others() -> None:
+    recipe = load_recipe("gpt2-124m")
+    full, rehearsal = resolve(recipe, "full").record, resolve(recipe, "rehearsal").record
+    assert rehearsal["data"]["source"] == "stdlib"
+    assert rehearsal["data"]["tokenizer"] == full["data"]["tokenizer"] == "gpt2"
+    assert rehearsal["optim"]["weight_decay"] == full["optim"]["weight_decay"]
+    assert full["hardware"]["on_cpu"] == "refuse"
+    assert rehearsal["hardware"]["on_cpu"] == "as_written", "it is already what a CPU can do"
+
+
+def test_set_wins_over_the_rehearsal_and_can_change_the_rehearsal_itself() -> None:
+    recipe = load_recipe("gpt2-124m")
+    assert resolve(recipe, "rehearsal", ["steps=7", "warmup_steps=1"]).tables.train.steps == 7
+    inner = ["rehearsal.train.steps=9", "rehearsal.processes=1"]
+    rehearsal = resolve(recipe, "rehearsal", inner)
+    assert (rehearsal.tables.train.steps, rehearsal.processes) == (9, 1)
+    assert resolve(recipe, "full", inner).sha256 == resolve(recipe, "full").sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("train.steps=500", ("train", "steps"), 500),
+        ("steps=500", ("train", "steps"), 500),
+        ("optim.lr = 3e-4", ("optim", "lr"), 3e-4),
+        ("compile=true", ("train", "compile"), True),
+        ("source=fineweb-edu-10b", ("data", "source"), "fineweb-edu-10b"),
+        ("source=/data/my_texts", ("data", "source"), "/data/my_texts"),
+        ('source="my texts"', ("data", "source"), "my texts"),
+        ("gpu=8xA100-80GB", ("hardware", "gpu"), "8xA100-80GB"),
+        ('prompts=["a=b", "c"]', ("sample", "prompts"), ["a=b", "c"]),
+        ("rehearsal.optim.lr=1", ("rehearsal", "optim", "lr"), 1),
+    ],
+)
+def test_set_reads_toml_and_bare_words(text: str, path: tuple[str, ...], value: object) -> None:
+    assert parse_override(text) == (path, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("steps", "set.malformed", "key=value"),
+        ("steps=", "set.malformed", "key=value"),
+        ("=5", "set.malformed", "key=value"),
+        ("source=two words", "set.malformed", "TOML"),
+        ("steps=5\ncompile=true", "set.malformed", "TOML"),
+        ("tokens=5", "set.ambiguous", "eval.tokens or sample.tokens"),
+        ("train.stpes=5", "set.unknown_key", "train.steps"),
+        ("stepps=5", "set.unknown_key", "steps"),
+        ("rehearsal.hardware.gpu=cpu", "set.unknown_key", "hardware.gpu"),
+    ],
+)
+def test_set_that_cannot_be_meant_is_refused(text: str, code: str, says: str) -> None:
+    error = refusal(lambda: parse_override(text))
+    assert error.code == code
+    assert says in error.what + error.hint
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    assert "gpt2-124m" in refusal(lambda: load_recipe("gpt2-142m")).hint
+    assert "mini-gpt" in refusal(lambda: load_recipe("zzz")).hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("layers = 4", "layres = 4", ("model.layres", "model.layers")),
+        ("[model]", "[modle]", ("modle", "model")),
+        ("train = { steps", "train = { stpes", ("rehearsal.train.stpes", "rehearsal.train.steps")),
+        ("[rehearsal]", "[rehearsal]\nhardware = { gpu = 'cpu' }", ("rehearsal.hardware",)),
+        ("layers = 4\n", "", ("has no model.layers",)),
+        ("layers = 4", "layers = '4'", ("model.layers is '4'", "integer")),
+        ("layers = 4", "layers = true", ("model.layers is True",)),
+        ("layers = 4", "layers = 0", ("model.layers is 0", "greater than or equal to 1")),
+        ("lr = 1e-3", "lr = inf", ("optim.lr is inf", "finite")),
+        ("lr = 1e-3", "lr = -1", ("optim.lr is -1",)),
+        ('kind = "cosine"', 'kind = "linear"', ("schedule.kind is 'linear'", "'cosine' or 'constant'")),
+        ("heads = 4", "heads = 3", ("model.width 128", "model.heads 3")),
+        ("warmup_steps = 50", "warmup_steps = 5000", ("warmup_steps 5000", "train.steps 1000")),
+        ("[train]", "[train]\nmicro = 1\n", ("train.micro", "micro_batch")),
+        ('gpu = "1xA100"', 'gpu = "1xA1000"', ("hardware.gpu", "A100")),
+        ('[data]\nsource = "stdlib" ', '[[data]]\nsource = "stdlib" ', ("data",)),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_key(tmp_path: Path, old: str, new: str, says: tuple[str, ...]) -> None:
+    path = changed(tmp_path, old, new)
+    error = refusal(lambda: load_recipe(path))
+    assert "mine.toml" in error.what or error.code.startswith("gpu.")
+    for words in says:
+        assert words in f"{error.what} {error.hint}"
+
+
+def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
+    error = refusal(lambda: load_recipe(changed(tmp_path, "heads = 4", "heads = = 4")))
+    assert error.code == "recipe.malformed"
+    assert "mine.toml" in error.what
+    assert "line 5" in error.what
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    assert refusal(lambda: load_recipe(str(tmp_path / "none.toml"))).code == "recipe.unreadable"
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert refusal(lambda: load_recipe(str(tmp_path / "bytes.toml"))).code == "recipe.malformed"
+
+
+def test_a_batch_that_cannot_be_shared_names_both_numbers() -> None:
+    error = refusal(lambda: resolve(load_recipe("mini-gpt"), "full", processes=3))
+    assert "4096" in error.what
+    assert "64 x 3 = 192" in error.what
+
+
+def test_a_new_recipe_is_whole_and_right(tmp_path: Path) -> None:
+    text = new_recipe("owl")
+    assert len(text.splitlines()) <= 40
+    assert tomllib.loads(text)["about"].startswith("owl")
+    recipe = load_recipe(written(tmp_path, text))
+    assert resolve(recipe, "rehearsal").tables.train.steps == 60
+    assert resolve(recipe, "full").tables.train.steps == 1000
+
+
+def test_a_wheel_without_its_bundle_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (bundle_root() / "trainer" / "prepare").is_dir()
+    package = tmp_path / "gpurun"
+    monkeypatch.setattr(gpurun, "__file__", str(package / "__init__.py"))
+    with pytest.raises(SetupError, match="trainer"):
+        bundle.bundle_root()
+    inside = package / "_bundle"
+    (inside / "trainer").mkdir(parents=True)
+    (inside / "trainer" / "__init__.py").touch()
+    (inside / "recipes").mkdir()
+    assert bundle.bundle_root() == inside
