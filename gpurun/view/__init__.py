@@ -1,0 +1,1 @@
+"""Events in, text out: everything that a person reads is drawn here, and nothing here decides anything."""

@@ -1,0 +1,142 @@
+"""A line chart of braille dots and a sparkline, with ASCII twins; a scale is fixed by the caller or labelled.
+
+A braille cell holds 2 by 4 dots; the bit values by column and row are those of the Unicode block U+2800. The ASCII
+chart has 1 by 2 dots a cell, drawn with `'`, `.` and `:`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Point = tuple[float, float]
+
+_BRAILLE = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.-=+*%#"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The values at the two ends of an axis."""
+
+    low: float
+    high: float
+
+    def place(self, value: float, steps: int) -> int:
+        """Which of `steps` positions a value falls on; beyond the ends is at the end."""
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+        return min(steps - 1, max(0, round(share * (steps - 1))))
+
+
+def scale_of(values: Sequence[float]) -> Scale:
+    """A scale around finite values whose ends are round numbers; around nothing it is 0 to 1."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return Scale(0.0, 1.0)
+    low, high = min(finite), max(finite)
+    span = high - low or abs(high) or 1.0
+    unit = 10.0 ** math.floor(math.log10(span))
+    unit /= 10 if span / unit < 2 else 5 if span / unit < 5 else 2
+    return Scale(math.floor(low / unit) * unit, math.ceil(high / unit) * unit or unit)
+
+
+def line_chart(
+    points: Sequence[Point],
+    *,
+    width: int,
+    height: int,
+    marks: Sequence[Point] = (),
+    unicode: bool = True,
+    x_name: str = "step",
+) -> list[str]:
+    """A chart of `height` rows and one row for the x axis, all at most `width` cells wide; `marks` are drawn as rings.
+
+    Points that are not finite are left out. The x axis runs from 0 to the largest x; both ends of both are labelled.
+    """
+    drawn, rings = _finite(points), _finite(marks)
+    y_axis = scale_of([y for _, y in (*drawn, *rings)])
+    x_axis = Scale(0.0, max((x for x, _ in (*drawn, *rings)), default=1.0))
+    labels = _y_labels(y_axis, height)
+    margin = max(len(label) for label in labels) + 2
+    columns = max(4, width - margin)
+    rows = _plot(drawn, x_axis, y_axis, columns, height, unicode)
+    for x, y in rings:
+        row = height - 1 - y_axis.place(y, height)
+        column = x_axis.place(x, columns)
+        rows[row][column] = "○" if unicode else "o"
+    edge = "┤" if unicode else "+"
+    bar = "│" if unicode else "|"
+    body = [
+        f"{label:>{margin - 2}} {edge if label else bar}{''.join(row).rstrip()}"
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    return [*body, _x_labels(x_axis.high, columns, margin, x_name)]
+
+
+def sparkline(values: Sequence[float], *, width: int, scale: Scale, unicode: bool = True) -> str:
+    """The last `width` values as bars on a fixed scale; a value that is not finite is a blank."""
+    bars = _BARS if unicode else _ASCII_BARS
+    return "".join(bars[scale.place(v, len(bars))] if math.isfinite(v) else " " for v in values[-width:])
+
+
+def bar(share: float, width: int) -> tuple[str, str]:
+    """The full and the empty part of a progress bar."""
+    full = min(width, max(0, int(share * width))) if math.isfinite(share) else 0
+    return "█" * full, "░" * (width - full)
+
+
+def _finite(points: Sequence[Point]) -> list[Point]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _plot(
+    points: Sequence[Point], x_axis: Scale, y_axis: Scale, columns: int, height: int, unicode: bool
+) -> list[list[str]]:
+    """The cells, row by row from the top: the mean of each dot column, joined by straight lines."""
+    across, down = (2, 4) if unicode else (1, 2)
+    wide, high = columns * across, height * down
+    sums: dict[int, list[float]] = {}
+    for x, y in points:
+        sums.setdefault(x_axis.place(x, wide), []).append(y)
+    path = [(column, high - 1 - y_axis.place(sum(ys) / len(ys), high)) for column, ys in sorted(sums.items())]
+    dots = set(path)
+    for (x0, y0), (x1, y1) in pairwise(path):
+        steps = max(x1 - x0, abs(y1 - y0), 1)
+        dots.update((x0 + round(i * (x1 - x0) / steps), y0 + round(i * (y1 - y0) / steps)) for i in range(steps))
+    grid = [[0] * columns for _ in range(height)]
+    for x, y in dots:
+        bit = _BRAILLE[x % 2][y % 4] if unicode else 1 << y % 2
+        grid[y // down][x // across] |= bit
+    return [[_character(bits, unicode) for bits in row] for row in grid]
+
+
+def _character(bits: int, unicode: bool) -> str:
+    if unicode:
+        return chr(0x2800 + bits) if bits else " "
+    return " '.:"[bits]
+
+
+def _y_labels(axis: Scale, height: int) -> list[str]:
+    """One label a row; only the top, the middle of a tall chart and the bottom have one."""
+    labels = [""] * height
+    labels[-1], labels[0] = _tick(axis.low), _tick(axis.high)
+    if height >= 5 and height % 2:
+        labels[height // 2] = _tick((axis.low + axis.high) / 2)
+    return labels
+
+
+def _x_labels(highest: float, columns: int, margin: int, name: str) -> str:
+    """`0`, the name in the middle, the largest x at the right end."""
+    end = f"{highest:,.0f}".replace(",", " ")
+    space = columns - 1 - len(end)
+    middle = f"{name:^{space}}" if space >= len(name) + 2 else " " * max(1, space)
+    return " " * margin + f"0{middle}{end}"
+
+
+def _tick(value: float) -> str:
+    if value and (abs(value) >= 1000 or abs(value) < 0.01):
+        return f"{value:.1e}"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"

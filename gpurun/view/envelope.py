@@ -1,0 +1,54 @@
+"""What programs read: the versioned JSON envelope of a verb, and the JSON Lines of a run. Additive only; `v` is 1.
+
+Everything is ASCII on the way out, so that no string of the far side can reach a terminal raw, and a figure that is
+not finite becomes null, because JSON has no name for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.clock import utc
+
+if TYPE_CHECKING:
+    from gpurun.core.progress import Record
+
+ENVELOPE_KEYS = ("v", "command", "ok", "data", "errors", "exit_code")
+ERROR_KEYS = ("code", "message", "hint")
+_OK = (0, 8)  # Done, and detached while the run goes on: the command did what was asked.
+
+
+def envelope_json(command: str, data: Mapping[str, Any], errors: Sequence[Mapping[str, str]], exit_code: int) -> str:
+    """One line of JSON for one verb. `ok` means that there is no error and the exit code is 0 or 8 (pending)."""
+    told = [{key: error[key] for key in ERROR_KEYS} for error in errors]
+    values = (1, command, not told and exit_code in _OK, dict(data), told, int(exit_code))
+    return _dump(dict(zip(ENVELOPE_KEYS, values, strict=True)))
+
+
+def record_json(record: Record) -> str:
+    """A journal record as a line of `train --json`."""
+    head = {"v": 1, "stream": "journal", "event": str(record.event), "seq": record.seq, "time": utc(record.wall)}
+    return _dump({**head, "data": record.data})
+
+
+def event_json(event: Mapping[str, Any]) -> str:
+    """A trainer's event as a line of `train --json`, its own words under `data`."""
+    return _dump({"v": 1, "stream": "trainer", "event": str(event.get("kind", "unknown")), "data": dict(event)})
+
+
+def _dump(value: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    """The same data with null for every figure that JSON cannot carry."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

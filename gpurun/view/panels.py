@@ -1,0 +1,242 @@
+"""Draws the live view: a pure function of what the `Screen` knows, the room there is, and the time."""
+
+from __future__ import annotations
+
+from gpurun.core.clock import local_time
+from gpurun.core.money import Micros, format_usd, percent_of
+from gpurun.view.charts import Point, Scale, bar, line_chart, sparkline
+from gpurun.view.events import number, whole, words
+from gpurun.view.paint import Line, Span, clip_line, flow, line, pad, spread, width_of
+from gpurun.view.quantities import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_loss,
+    format_percent,
+    format_small,
+    format_stopwatch,
+    format_whole,
+)
+from gpurun.view.screen import PhaseTime, Screen
+from gpurun.view.story import PHASES
+from gpurun.view.style import Style
+
+_LABEL = 8
+_SIDE = 34
+_WIDE = 96
+_RINGS = 12
+_DOING = {
+    "plan": "STARTING",
+    "provision": "PROVISIONING",
+    "ship": "SHIPPING",
+    "run": "RUNNING",
+    "collect": "COLLECTING",
+    "destroy": "DESTROYING",
+    "receipt": "SETTLING",
+}
+_ENDS = {
+    0: ("DONE", "good"),
+    7: ("STOPPED BY BUDGET", "warn"),
+    9: ("MAY BE BILLING", "bad"),
+    130: ("STOPPED", "warn"),
+}
+
+
+def live_screen(screen: Screen, style: Style, *, now: float, footer: str = "Ctrl-C: detach or stop") -> list[Line]:
+    """The view as lines, none wider than the terminal and together at most one less than its height.
+
+    The footer says which keys do what while the run goes on; the chart leaves first when there is little room.
+    """
+    room = max(4, style.height - 1)
+    head = [_header(screen, style, now), *_phases(screen, style, now)]
+    training = _training(screen, style)
+    foot = [*_money(screen, style, now), *_lease(screen, style, now), *_alarm(screen, style)]
+    left = room - len(head) - len(training) - len(foot) - 3
+    chart = _chart(screen, style, min(9, left - 6)) if left >= 10 else []
+    left -= len(chart) + bool(chart)
+    log = _log(screen, style, min(8, left - 2)) if left >= 3 else []
+    blank = [line()] if left >= 0 else []
+    end = [line(Span(f" {footer}", "dim"))] if footer and screen.closed_wall is None else []
+    lines = [*head, *blank, *training, *([line()] if chart else []), *chart, *blank, *foot, *log, *end]
+    return [clip_line(one, style.width, style) for one in lines[:room]]
+
+
+def _header(screen: Screen, style: Style, now: float) -> Line:
+    plan, offer = screen.plan, screen.plan.offer
+    rented = f"{offer.provider} {offer.label} {offer.region}"
+    place = f"this machine, {offer.label}" if offer.provider == "local" else rented
+    begun = screen.opened_wall if screen.opened_wall is not None else now
+    age = format_duration((screen.closed_wall or now) - begun)
+    return spread(
+        line(" ", Span(plan.run, "title"), Span(f" · {plan.recipe} · {place}", "dim")),
+        line(_state(screen), f"  {age}"),
+        style,
+    )
+
+
+def _state(screen: Screen) -> Span:
+    if screen.exit_code is not None:
+        return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
+    if screen.stopping and screen.phase == "run":
+        return Span("STOPPING", "warn")
+    return Span(_DOING[screen.phase], "accent")
+
+
+def _phases(screen: Screen, style: Style, now: float) -> list[Line]:
+    """A tick and a time for what is done, a dot for what goes on, a cross for what failed."""
+    narrow = style.width < 100
+    names = PHASES[1:] if narrow and screen.phases["plan"].ended is not None else PHASES
+    parts = [_phase(name, screen.phases[name], name == screen.phase, now) for name in names]
+    return flow(parts, style, gap="  " if narrow else "   ", indent=1)
+
+
+def _phase(name: str, phase: PhaseTime, current: bool, now: float) -> Line:
+    seconds = phase.seconds(now)
+    if phase.failed:
+        return line(name, Span(" ✘", "bad"))
+    if phase.ended is not None:
+        took = f" {format_stopwatch(seconds)}" if seconds is not None and seconds >= 1 else ""
+        return line(name, Span(" ✔", "good"), Span(took, "dim"))
+    if current and seconds is not None:
+        return line(Span(name, "title"), Span(" ●", "accent"), Span(f" {format_stopwatch(seconds)}", "dim"))
+    return line(Span(f"{name} ·", "dim"))
+
+
+def _training(screen: Screen, style: Style) -> list[Line]:
+    """Progress and figures once there are steps; besides or instead, what is going on."""
+    lines: list[Line] = []
+    step, steps = whole(screen.step, "step"), screen.steps
+    if step is not None:
+        lines += [_progress(screen, step, steps, style), *_figures(screen, style)]
+    if (step is None or screen.phase != "run") and screen.story and screen.closed_wall is None:
+        lines += flow([line(screen.story)], style, indent=_LABEL, first=line(Span(" now", "dim")))
+    return lines
+
+
+def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> Line:
+    label = pad(Span(" step", "dim"), _LABEL)
+    if not steps:
+        return (*label, Span(format_whole(step), "title"))
+    share = min(1.0, step / steps)
+    eta = screen.eta_s()
+    before = line(Span(format_whole(step), "title"), f" / {format_whole(steps)}   ")
+    after = line(f"   {format_percent(share, 1)}", f"   eta {format_duration(eta)}" if eta is not None else "")
+    room = style.width - _LABEL - width_of(before) - width_of(after) - 1
+    full, empty = bar(share, min(60, room)) if room >= 8 else ("", "")
+    return (*label, *before, Span(full, "accent"), Span(empty, "dim"), *after)
+
+
+def _figures(screen: Screen, style: Style) -> list[Line]:
+    step, evaluation = screen.step, screen.evaluation
+    parts = [line(Span(format_loss(number(step, "loss")), "title"))]
+    if evaluation:
+        at = whole(evaluation, "step")
+        where = "" if at is None else f" (step {format_whole(at)})"
+        ring = Span("○ ", "warn")
+        parts.append(line("val ", ring, Span(format_loss(number(evaluation, "val_loss")), "title"), Span(where, "dim")))
+    parts.append(line(f"lr {format_small(number(step, 'lr'))}"))
+    gradient, speed, mfu = number(step, "grad_norm"), number(step, "tokens_per_s"), number(step, "mfu")
+    if gradient is not None:
+        parts.append(line(f"grad {gradient:.2f}" if abs(gradient) < 1000 else f"grad {gradient:.1e}"))
+    if speed is not None:
+        parts.append(line(f"{format_count(speed)} tok/s"))
+    if mfu is not None:
+        parts.append(line(f"MFU {format_percent(mfu)}"))
+    return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(" loss", "dim")))
+
+
+def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
+    """The loss curve, and where there is room beside it the speed, the memory and the device."""
+    if len(screen.losses.points) < 2 or height < 4:
+        return []
+    side = _side(screen, style) if style.width >= _WIDE else []
+    width = min(style.width - 3 - (_SIDE if side else 0), 110)
+    marks = _thinned(screen.validation.points)
+    rows = line_chart(screen.losses.points, width=width, height=height, marks=marks, unicode=style.unicode)
+    lines: list[Line] = []
+    for i, row in enumerate(rows):
+        left = Span(f"  {row}", "accent" if i < height else "dim")
+        lines.append((*pad(left, width + 4), *side[i]) if i < len(side) else (left,))
+    return lines
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    """At most a dozen rings, the last one always among them, so that the line stays visible."""
+    return points[::-1][:: -(-len(points) // _RINGS) or 1][::-1]
+
+
+def _side(screen: Screen, style: Style) -> list[Line]:
+    lines: list[Line] = []
+    speeds = list(screen.speeds)
+    if speeds:
+        top = max(speeds)
+        bars = sparkline(speeds, width=12, scale=Scale(0.0, top), unicode=style.unicode)
+        lines.append(line(Span("speed  ", "dim"), Span(bars, "accent")))
+        lines.append(line(Span(f"       0 to {format_count(top)} tok/s", "dim")))
+    memory = number(screen.step, "memory_peak_bytes")
+    if memory is not None:
+        of = f" of {screen.plan.offer.vram_gb} GB" if screen.plan.offer.vram_gb else ""
+        lines.append(line(Span("memory ", "dim"), f"{format_bytes(memory)}{of} at peak"))
+    size = whole(screen.start, "world_size")
+    if size is not None:
+        noun = "process" if size == 1 else "processes"
+        device = words(screen.start, "cuda_name") or words(screen.start, "device")
+        lines += [line(Span("device ", "dim"), device), line(f"       {size} {noun}")]
+    return [line(), *lines] if lines else []
+
+
+def _money(screen: Screen, style: Style, now: float) -> list[Line]:
+    plan, spent, end = screen.plan, screen.spent(now), screen.at_end(now)
+    head = line(Span(" money", "dim"))
+    parts = [line(Span(format_usd(spent), "money"), " now" if screen.closed_wall is None else "")]
+    if not plan.worst_micros:
+        parts.append(line("this machine is not rented"))
+    elif end is not None:
+        parts[0] = (*parts[0], *line(f" → ≈ {format_usd(end)} at the end"))
+    if plan.worst_micros:
+        parts.append(line(f"worst {format_usd(plan.worst_micros)}"))
+    if plan.cap_micros is not None:
+        parts.append(line(f"cap {format_usd(plan.cap_micros)}", *_used(spent, plan.cap_micros, style)))
+    return flow(parts, style, gap=" · ", indent=_LABEL, first=head)
+
+
+def _used(spent: Micros, cap: Micros, style: Style) -> Line:
+    percent = percent_of(spent, cap)
+    full, empty = bar(percent / 100, 20 if style.width >= 80 else 8)
+    look = "bad" if percent > 100 else "warn" if percent >= 80 else "good"
+    return line("  ", Span(full, look), Span(empty, "dim"), f"  {percent:.0f} %")
+
+
+def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
+    """Until when the machine may live, while it may; and where the last checkpoint is."""
+    lines: list[Line] = []
+    if screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
+        left = screen.deadline_wall - now
+        when = f"until {local_time(screen.deadline_wall, now=now)}, "
+        remaining = Span(f"{format_duration(left)} left" if left >= 0 else "OVER", "" if left >= 300 else "warn")
+        lines += flow([line(when, remaining)], style, indent=_LABEL, first=line(Span(" lease", "dim")))
+    step = whole(screen.checkpoint, "step")
+    if step is not None:
+        written = screen.checkpoint_wall()
+        where = f"on the machine since {local_time(written, now=now)}" if written else "on the machine"
+        saved = line(f"step {format_whole(step)}, ", *_home(screen.collected_wall is not None, where))
+        lines += flow([saved], style, indent=_LABEL, first=line(Span(" saved", "dim")))
+    return lines
+
+
+def _home(here: bool, where: str) -> Line:
+    return line("here ", Span("✔", "good"), " digests match") if here else line(where)
+
+
+def _alarm(screen: Screen, style: Style) -> list[Line]:
+    if not screen.alarm:
+        return []
+    return [clip_line(line(Span(f" !      {screen.alarm}", "bad")), style.width, style)]
+
+
+def _log(screen: Screen, style: Style, most: int) -> list[Line]:
+    shown = list(screen.log)[-most:] if most > 0 else []
+    if not shown:
+        return []
+    rule = line(Span(" ── log " + "─" * (style.width - 9), "dim"))
+    return [rule, *(clip_line(line(Span(f" {entry}", "dim")), style.width, style) for entry in shown)]

@@ -1,0 +1,106 @@
+"""Off a terminal: one line an event, UTC times, no carriage return, no escape byte, and a sign of life every minute.
+
+Metrics are thinned to one line in `metric_period_s`; what else the far side says is let through at a steady rate, so
+that a flood of warnings cannot fill a CI log. Nothing of the journal is ever held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import utc
+from gpurun.view.events import TrainerEvent, wall_of, whole, words
+from gpurun.view.paint import line, render
+from gpurun.view.quantities import format_duration
+from gpurun.view.story import BEGINS, ENDS, GOES_ON, is_alarming, tell_event, tell_record
+from gpurun.view.style import Style
+
+if TYPE_CHECKING:
+    from gpurun.core.progress import Record
+
+_BURST = 40
+_LINES_PER_S = 1.0
+
+
+class PlainView:
+    """Turns what was read since last time into lines; the caller prints them to standard error."""
+
+    def __init__(self, *, unicode: bool = True, metric_period_s: float = 30.0, heartbeat_s: float = 60.0) -> None:
+        self._style = Style(unicode=unicode)
+        self._metric_period_s = metric_period_s
+        self._heartbeat_s = heartbeat_s
+        self._steps: int | None = None
+        self._phase = "plan"
+        self._held: TrainerEvent | None = None
+        self._metric_wall = float("-inf")
+        self._line_wall: float | None = None
+        self._allowance = float(_BURST)
+        self._allowance_wall: float | None = None
+        self._left_out = 0
+
+    def update(self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float) -> list[str]:
+        """The lines to print for new records and new events, in that order, at wall time `now`."""
+        lines = [self._tell(record) for record in records]
+        self._refill(now)
+        for event in events:
+            lines += self._hear(event, now)
+        lines += self._metric(now)
+        if self._left_out and self._allowance >= 1:
+            lines.append(self._line(now, "run", f"{self._left_out} lines of the trainer left out"))
+            self._left_out = 0
+        if lines or self._line_wall is None or now < self._line_wall:
+            self._line_wall = now
+        elif now - self._line_wall >= self._heartbeat_s:
+            silent = format_duration(now - self._line_wall)
+            lines.append(self._line(now, self._phase, f"still at it; nothing new for {silent}"))
+            self._line_wall = now
+        return lines
+
+    def _tell(self, record: Record) -> str:
+        name = str(record.event)
+        self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
+        mark = "! " if is_alarming(record) else ""
+        return self._line(record.wall, self._phase, f"{mark}{tell_record(record)}")
+
+    def _hear(self, event: TrainerEvent, now: float) -> list[str]:
+        """Steps are held for `_metric`; a stop lets the held one out first, so that the last figures are never lost."""
+        kind = words(event, "kind")
+        if kind == "step":
+            self._held = event
+            return []
+        if kind == "start":
+            self._steps = whole(event, "steps")
+        lines: list[str] = []
+        if kind == "stop":
+            lines += self._release(now)
+        if self._allowance < 1 and kind != "stop":
+            self._left_out += 1
+            return lines
+        self._allowance -= 1
+        return [*lines, self._line(wall_of(event, now), "run", tell_event(event, self._steps))]
+
+    def _metric(self, now: float) -> list[str]:
+        due = now - self._metric_wall >= self._metric_period_s or now < self._metric_wall
+        return self._release(now) if due else []
+
+    def _release(self, now: float) -> list[str]:
+        if self._held is None:
+            return []
+        event, self._held, self._metric_wall = self._held, None, now
+        return [self._line(wall_of(event, now), "run", tell_event(event, self._steps))]
+
+    def _refill(self, now: float) -> None:
+        since = now - self._allowance_wall if self._allowance_wall is not None else 0.0
+        self._allowance = min(float(_BURST), self._allowance + max(0.0, since) * _LINES_PER_S)
+        self._allowance_wall = now
+
+    def _line(self, wall: float, phase: str, text: str) -> str:
+        stamp = utc(wall)[:19] + "Z"
+        return render([line(f"{stamp}  {phase:<9}  {text}")], self._style)
+
+
+def gap_line(seconds: float, events: int, *, unicode: bool = True) -> str:
+    """What stands where a viewer looked away: `— 42 m 00 s not watched, 38 events —`."""
+    text = f"— {format_duration(seconds)} not watched, {events} events —"
+    return render([line(text)], Style(unicode=unicode))

@@ -1,0 +1,153 @@
+"""The plan screen: what will be done, on which machine, and what it may cost at most, with the sum in the open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.clock import local_time
+from gpurun.core.money import Micros, cost_of, format_rate, format_usd, left_of
+from gpurun.view.paint import Cell, Line, Span, hang, line, render
+from gpurun.view.quantities import format_bytes, format_count, format_duration, format_exact, short_hash
+from gpurun.view.style import Style
+from gpurun.view.tables import Column, fields, table
+
+if TYPE_CHECKING:
+    from gpurun.core.model import Candidate, Offer, Plan
+
+OFFER_COLUMNS = (
+    Column(""),
+    Column("#", right=True),
+    Column("Provider", leaves=2),
+    Column("GPU"),
+    Column("Region", leaves=5),
+    Column("$/h", right=True, leaves=3),
+    Column("time", right=True, leaves=6),
+    Column("est. $", right=True, leaves=4),
+    Column("worst $", right=True),
+    Column("boot", right=True, leaves=7),
+    Column("dies by itself"),
+)
+
+
+def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
+    """The plan, ready to print."""
+    return render(plan_screen(plan, style, now=now), style)
+
+
+def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[Line]:
+    """The whole screen. With the wall time, the latest end is shown as it would be if the answer came at once."""
+    lines = [line(), *fields([("Recipe", _recipe(plan)), ("Ship", _ship(plan))], style)]
+    if plan.mode.value != "paid":
+        lines += fields([("Machine", _machine(plan))], style)
+    if plan.candidates:
+        if plan.mode.value == "rehearsal":
+            lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
+        lines += [line(), *offers_table(plan.candidates, style, chosen=plan.offer)]
+    lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
+    if plan.notes:
+        lines.append(line())
+    for note in plan.notes:
+        lines += hang(Span("!", "warn"), note, style)
+    return [*lines, line()]
+
+
+def offers_table(candidates: tuple[Candidate, ...], style: Style, *, chosen: Offer | None = None) -> list[Line]:
+    """Offers in the order given, the chosen one marked; what cannot finish says why not."""
+    rows = [_offer_row(i, candidate, candidate.offer == chosen) for i, candidate in enumerate(candidates, 1)]
+    return table(OFFER_COLUMNS, rows, style)
+
+
+def _offer_row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
+    offer, estimate = candidate.offer, candidate.estimate
+    look = "" if candidate.finishes else "dim"
+    last = death(offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
+    return [
+        Span("→" if chosen else "", "accent"),
+        Span(str(number), look),
+        Span(offer.provider, look),
+        Span(offer.label, look),
+        Span(offer.region, look),
+        Span(_bare(offer.rate_micros_per_hour), look),
+        Span(format_duration(estimate.train_s[1]) if estimate.train_s else "—", look),
+        Span(_bare(candidate.expected_micros), look),
+        Span(_bare(candidate.worst_micros) if candidate.finishes else "—", look),
+        Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
+        last,
+    ]
+
+
+def death(offer: Offer) -> Span:
+    """Who ends this machine when the laptop does not; in capitals and colour when nobody does."""
+    nobody = offer.dies_by_itself.upper().startswith("NO")
+    return Span(offer.dies_by_itself, "bad" if nobody else "good")
+
+
+def _bare(amount: Micros | None) -> str:
+    """An amount for a column whose heading has the dollar sign."""
+    return "—" if amount is None else format_usd(amount).replace("$", "")
+
+
+def _recipe(plan: Plan) -> list[Cell]:
+    shrunk = ", shrunk by its [rehearsal] table" if plan.form == "rehearsal" else ""
+    parts: list[Cell] = [Span(plan.recipe, "title"), f"{format_count(plan.parameters)} parameters{shrunk}"]
+    train: dict[str, Any] = plan.resolved.get("train", {})
+    steps, batch = train.get("steps"), train.get("batch_tokens")
+    if isinstance(steps, int) and isinstance(batch, int):
+        parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
+    if plan.estimate.train_s is not None:
+        low, high = plan.estimate.train_s
+        shown = format_duration(high)
+        parts.append(f"est. {shown}" if format_duration(low) == shown else f"est. {format_duration(low)} to {shown}")
+    return parts
+
+
+def _ship(plan: Plan) -> list[Cell]:
+    data = plan.data
+    return [
+        f"{data.source} {format_count(data.train_tokens)} tokens ({data.tokenizer})",
+        f"{format_bytes(plan.ship_bytes)} in {plan.ship_files} files",
+        f"data {short_hash(data.sha256)}",
+        f"trainer {short_hash(plan.bundle_sha256)}",
+    ]
+
+
+def _machine(plan: Plan) -> list[Cell]:
+    processes = "1 process" if plan.processes == 1 else f"{plan.processes} processes"
+    place = "this machine" if plan.offer.provider == "local" else plan.offer.provider
+    return [f"{place}, {plan.offer.label}", processes, Span(f"dies by itself: {plan.offer.dies_by_itself}")]
+
+
+def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
+    """The worst case as a sum: billed lease at the hourly rate, and whatever the plan adds to it."""
+    offer, lease = plan.offer, plan.lease
+    if not plan.worst_micros:
+        cap = [f"cap {format_usd(plan.cap_micros)}"] if plan.cap_micros is not None else []
+        return [("Cost", [Span("$0.00", "money"), "this machine is not rented", *cap])]
+    longest = lease.total_s + lease.kill_allowance_s
+    extra = left_of(plan.worst_micros, cost_of(offer.rate_micros_per_hour, longest, offer.billing_unit_s))
+    total = f"{format_exact(longest)} × {format_rate(offer.rate_micros_per_hour)}"
+    added = f" + disk and egress {format_usd(extra)}" if extra > 0 else ""
+    worst: list[Cell] = [Span(f"{format_usd(plan.worst_micros)} = {total}{added}", "money")]
+    if plan.cap_micros is not None:
+        left = left_of(plan.cap_micros, plan.worst_micros)
+        worst += [
+            f"cap {format_usd(plan.cap_micros)}",
+            Span(f"left {format_usd(left)}", "good" if left >= 0 else "bad"),
+        ]
+    return [("Expected", [format_usd(plan.expected_micros)]), ("Worst case", worst)]
+
+
+def _lease(plan: Plan, now: float | None) -> list[Cell]:
+    lease = plan.lease
+    parts = (
+        ("boot", lease.boot_s),
+        ("ship", lease.ship_s),
+        ("train", lease.train_s),
+        ("collect", lease.collect_s),
+        ("destroy", lease.destroy_s),
+        ("kill", lease.kill_allowance_s),
+    )
+    whole = lease.total_s + lease.kill_allowance_s
+    sum_of = " + ".join(f"{name} {format_exact(seconds)}" for name, seconds in parts)
+    until = [] if now is None else [f"until {local_time(now + whole, now=now)} at the latest"]
+    return [*until, f"{format_exact(whole)} = {sum_of}"]

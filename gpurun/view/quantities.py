@@ -1,0 +1,89 @@
+"""Durations, sizes, counts, hashes and metrics as people read them. Money is core.money's."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "—"
+
+
+def format_duration(seconds: float) -> str:
+    """`42 s`, `9 m 05 s`, `3 h 08 m`, `2 d 03 h`; below zero is zero, what is not finite is unknown."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    whole = max(0, int(seconds))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour:02d} h"
+    if hours:
+        return f"{hours} h {minute:02d} m"
+    return f"{minute} m {second:02d} s" if minutes else f"{second} s"
+
+
+def format_exact(seconds: int) -> str:
+    """A duration to the second without empty parts, so that a sum can be checked by eye: `3 h 42 m`, `1 m 30 s`."""
+    parts = ((seconds // 3600, "h"), (seconds % 3600 // 60, "m"), (seconds % 60, "s"))
+    return " ".join(f"{value} {unit}" for value, unit in parts if value) or "0 s"
+
+
+def format_stopwatch(seconds: float) -> str:
+    """`1:48` or `2:03:10`: how long a phase took, in little room."""
+    whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
+    hours, minutes, second = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
+
+
+def format_whole(number: int) -> str:
+    """Thousands apart by a space: `2 410`."""
+    return f"{number:,}".replace(",", " ")
+
+
+def format_count(number: float) -> str:
+    """`960`, `112 k`, `124 M`, `2.5 B`, `1.3 T`."""
+    return _scaled(number, 1000.0, ("", " k", " M", " B", " T"))
+
+
+def format_bytes(number: float) -> str:
+    """Decimal units: `512 B`, `450 kB`, `3.1 GB`."""
+    return _scaled(number, 1000.0, (" B", " kB", " MB", " GB", " TB", " PB"))
+
+
+def _scaled(number: float, base: float, units: tuple[str, ...]) -> str:
+    """The largest unit that leaves at least 1; one decimal below 10, unless it is a whole number of the first unit."""
+    if not math.isfinite(number):
+        return UNKNOWN
+    value, index = float(number), 0
+    while index + 1 < len(units) and abs(value) >= (999.5 if index else base):
+        value, index = value / base, index + 1
+    decimals = 1 if index and abs(value) < 9.95 else 0
+    text = f"{value:.{decimals}f}"
+    return text.removesuffix(".0") + units[index]
+
+
+def short_hash(digest: str) -> str:
+    """The first and last four: `9f2c…1ab4`; what is short already stays whole."""
+    return digest if len(digest) <= 9 else f"{digest[:4]}…{digest[-4:]}"
+
+
+def format_loss(loss: float | None) -> str:
+    """Three decimals, or three digits when that would be long."""
+    if loss is None or not math.isfinite(loss):
+        return UNKNOWN
+    return f"{loss:.3f}" if abs(loss) < 1000 else f"{loss:.2e}"
+
+
+def format_small(number: float | None) -> str:
+    """A learning rate: `4.1e-4`; 0 is `0`."""
+    if number is None or not math.isfinite(number):
+        return UNKNOWN
+    if number == 0:
+        return "0"
+    mantissa, _, exponent = f"{number:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def format_percent(share: float, decimals: int = 0) -> str:
+    """A share of 1 in percent: `50.5 %`."""
+    return f"{100 * share:.{decimals}f} %" if math.isfinite(share) else UNKNOWN

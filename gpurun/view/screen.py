@@ -1,0 +1,183 @@
+"""What the live view knows: fed with records, events and log lines, asked for nothing but facts; it draws nothing.
+
+Everything it keeps is bounded, because the far side decides how much it sends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.money import Micros, cost_of, total, usd
+from gpurun.view.charts import Point
+from gpurun.view.events import TrainerEvent, number, wall_of, whole, words
+from gpurun.view.safe import safe_line
+from gpurun.view.story import BEGINS, ENDS, PHASES, is_alarming, tell_event, tell_record
+
+if TYPE_CHECKING:
+    from gpurun.core.model import Plan
+    from gpurun.core.progress import Record
+
+_MOST_POINTS = 4096
+_MOST_LOG_LINES = 200
+
+
+@dataclass
+class PhaseTime:
+    """When a phase began and ended, by the journal's wall time."""
+
+    began: float | None = None
+    ended: float | None = None
+    failed: bool = False
+
+    def seconds(self, now: float) -> float | None:
+        """How long it took, or takes so far; None when it has not begun."""
+        return None if self.began is None else max(0.0, (self.ended if self.ended is not None else now) - self.began)
+
+
+class Series:
+    """Points of a curve; when there are too many, every second one goes, and only every second new one comes in."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._stride = 1
+        self._offered = 0
+
+    def add(self, x: float, y: float) -> None:
+        """Offer a point."""
+        if self._offered % self._stride == 0:
+            self.points.append((x, y))
+        self._offered += 1
+        if len(self.points) >= _MOST_POINTS:
+            self.points = self.points[::2]
+            self._stride *= 2
+
+
+class Screen:
+    """One run, as far as it has been told."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.phases = {name: PhaseTime() for name in PHASES}
+        self.phase = "plan"
+        self.opened_wall: float | None = None
+        self.closed_wall: float | None = None
+        self.exit_code: int | None = None
+        self.stopping = False
+        self.story = ""
+        self.alarm = ""
+        self.deadline_wall: float | None = None
+        self.start: TrainerEvent = {}
+        self.step: TrainerEvent = {}
+        self.evaluation: TrainerEvent = {}
+        self.checkpoint: TrainerEvent = {}
+        self.collected_wall: float | None = None
+        self.losses, self.validation = Series(), Series()
+        self.speeds: deque[float] = deque(maxlen=64)
+        self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
+        self._rentals: list[tuple[float, float | None]] = []
+        self._rate = plan.offer.rate_micros_per_hour
+
+    def update(
+        self,
+        records: Iterable[Record],
+        events: Iterable[TrainerEvent],
+        log_lines: Iterable[bytes | str],
+    ) -> None:
+        """Take in what is new since last time."""
+        for record in records:
+            self._record(str(record.event), record.wall, record.data)
+            self.story = tell_record(record)
+            if is_alarming(record):
+                self.alarm = self.story
+        for event in events:
+            self._event(event)
+        self.log.extend(shown for entry in log_lines if (shown := safe_line(entry)))
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps the trainer said it will do, else what the recipe says."""
+        train: dict[str, Any] = self.plan.resolved.get("train", {})
+        planned = train.get("steps")
+        return whole(self.start, "steps") or (planned if isinstance(planned, int) else None)
+
+    def eta_s(self) -> float | None:
+        """Seconds of training left at the pace of the last line."""
+        step, step_s, steps = whole(self.step, "step"), number(self.step, "step_s"), self.steps
+        if self.phase != "run" or step is None or step_s is None or steps is None or self.phases["run"].ended:
+            return None
+        return max(0.0, step_s * (steps - step))
+
+    def spent(self, now: float) -> Micros:
+        """What the rentals cost by `now`, each from create sent to death proven, rounded up."""
+        unit = self.plan.offer.billing_unit_s
+        return total(usd(0), *(cost_of(self._rate, (end or now) - begin, unit) for begin, end in self._rentals))
+
+    def at_end(self, now: float) -> Micros | None:
+        """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
+        eta = self.eta_s()
+        return None if eta is None else min(self.spent(now + eta), self.plan.worst_micros)
+
+    def _record(self, name: str, wall: float, data: Mapping[str, Any]) -> None:
+        if name in BEGINS:
+            self.phase = BEGINS[name]
+            self.phases[self.phase].began = self.phases[self.phase].began or wall
+        if name in ENDS:
+            phase = self.phases[ENDS[name]]
+            phase.began, phase.ended = phase.began or wall, wall
+        match name:
+            case "run.opened":
+                self.opened_wall = self.opened_wall or wall
+            case "create.intended":
+                self._rentals.append((wall, None))
+                self.deadline_wall = number(data, "deadline_wall")
+            case "create.observed":
+                self._observe(data.get("instance"))
+            case "create.refused" if self._rentals:
+                self._rentals.pop()
+            case "death.proven" if self._rentals:
+                self._rentals[-1] = (self._rentals[-1][0], wall)
+            case "collect.observed":
+                self.collected_wall = wall
+            case "stop.requested":
+                self.stopping = True
+            case "step.failed":
+                self.phases[self.phase].failed = True
+                self.phases[self.phase].ended = wall
+            case "run.closed":
+                self.closed_wall = wall
+                self.exit_code = whole(data, "exit_code")
+
+    def _observe(self, instance: object) -> None:
+        """The rate that counts is the one the created instance reports."""
+        rate = whole(instance, "rate_micros_per_hour") if isinstance(instance, Mapping) else None
+        if rate is not None:
+            self._rate = Micros(rate)
+
+    def _event(self, event: TrainerEvent) -> None:
+        kind, step = words(event, "kind"), whole(event, "step")
+        if kind == "start":
+            self.start = event
+        elif kind == "step" and step is not None:
+            self.step = event
+            self._point(self.losses, step, number(event, "loss"))
+            speed = number(event, "tokens_per_s")
+            if speed is not None:
+                self.speeds.append(speed)
+        elif kind == "eval" and step is not None:
+            self.evaluation = event
+            self._point(self.validation, step, number(event, "val_loss"))
+        elif kind == "checkpoint" and step is not None:
+            self.checkpoint = event
+        elif kind == "warning" or (kind == "stop" and words(event, "reason") not in ("done", "signal")):
+            self.alarm = tell_event(event)
+
+    def _point(self, series: Series, step: int, value: float | None) -> None:
+        if value is not None:
+            series.add(float(step), value)
+
+    def checkpoint_wall(self) -> float:
+        """When the last checkpoint was written; 0.0 when the far side does not say."""
+        return wall_of(self.checkpoint, 0.0)

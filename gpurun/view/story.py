@@ -1,0 +1,177 @@
+"""What a journal record or a trainer's event says, in words; the plain lines and the live view share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpurun.view.events import TrainerEvent, number, whole, words
+from gpurun.view.paint import clip
+from gpurun.view.quantities import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_loss,
+    format_percent,
+    format_small,
+    format_whole,
+    short_hash,
+)
+from gpurun.view.safe import safe_line
+
+if TYPE_CHECKING:
+    from gpurun.core.progress import Record
+
+PHASES = ("plan", "provision", "ship", "run", "collect", "destroy", "receipt")
+
+# Which phase a record belongs to, and whether it begins, goes on in or ends it. Together they name every event.
+BEGINS = {
+    "create.intended": "provision",
+    "ship.intended": "ship",
+    "train.intended": "run",
+    "collect.intended": "collect",
+    "destroy.intended": "destroy",
+    "receipt.observed": "receipt",
+}
+GOES_ON = {
+    "create.observed": "provision",
+    "create.refused": "provision",
+    "create.unknown": "provision",
+    "train.started": "run",
+    "destroy.asked": "destroy",
+    "death.read": "destroy",
+}
+ENDS = {
+    "run.opened": "plan",
+    "ready.observed": "provision",
+    "ship.observed": "ship",
+    "train.observed": "run",
+    "collect.observed": "collect",
+    "death.proven": "destroy",
+    "run.closed": "receipt",
+}
+APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
+
+
+def tell_record(record: Record) -> str:
+    """One sentence without a full stop. Names from the far side inside it are harmless."""
+    return _TELLERS[str(record.event)](record.data)
+
+
+def is_alarming(record: Record) -> bool:
+    """Whether a person should look up."""
+    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown")
+
+
+def _text(data: Mapping[str, Any], key: str, otherwise: str = "") -> str:
+    value = data.get(key)
+    return otherwise if value is None or value == "" else safe_line(str(value).replace("\n", " "))
+
+
+def _instance(data: Mapping[str, Any]) -> str:
+    instance = data.get("instance")
+    return _text(instance, "id", "it") if isinstance(instance, Mapping) else _text(data, "id", "it")
+
+
+def _teardown(data: Mapping[str, Any]) -> str:
+    """How death was proven; the word destroyed is kept for the teardown that is one."""
+    how = {
+        "destroyed": "destroyed, proven gone",
+        "processes_killed_host_kept": "every process ended, proven; this machine stays",
+        "stopped_disk_billed": "stopped; its disk is still billed",
+        "expires_at": "left to expire by itself",
+        "user_operated": "left running: ending it is yours to do",
+        "not_proven": "NOT proven gone",
+    }.get(_text(data, "teardown"), "proven gone")
+    reads = data.get("reads")
+    return f"{how} ({reads} {'read' if reads == 1 else 'reads'})" if isinstance(reads, int) else how
+
+
+def _shipped(data: Mapping[str, Any]) -> str:
+    size, files = number(data, "bytes"), whole(data, "files")
+    amount = "" if size is None else f" {format_bytes(size)}"
+    return f"shipped{amount}" + ("" if files is None else f" in {files} files") + ", digests verified"
+
+
+def _collected(data: Mapping[str, Any]) -> str:
+    files, missing = data.get("files"), data.get("missing")
+    count = f" {len(files)} files" if isinstance(files, list | tuple) else ""
+    lost = f", {len(missing)} MISSING" if isinstance(missing, list | tuple) and missing else ""
+    return f"collected{count}, digests verified{lost}"
+
+
+_TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
+    "create.intended": lambda d: f"asking {_text(d, 'provider', 'the provider')} for a machine",
+    "create.observed": lambda d: f"the machine exists: {_instance(d)}",
+    "create.refused": lambda d: f"no machine was made: {_text(d, 'message', _text(d, 'reason', 'refused'))}",
+    "create.unknown": lambda d: f"no clear answer, looking for the machine by its token: {_text(d, 'message')}",
+    "ready.observed": lambda d: "the machine answers",
+    "ship.intended": lambda d: "shipping code and data",
+    "ship.observed": _shipped,
+    "train.intended": lambda d: "starting the trainer",
+    "train.started": lambda d: "training",
+    "train.observed": lambda d: f"training ended: {_text(d, 'outcome', 'ended')} ({_text(d, 'reason', 'no reason')})",
+    "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
+    "collect.intended": lambda d: "bringing the checkpoints home",
+    "collect.observed": _collected,
+    "destroy.intended": lambda d: "ending the machine",
+    "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
+    "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
+    "death.proven": _teardown,
+    "step.failed": lambda d: f"{_text(d, 'step', 'a step')} failed: {_text(d, 'message', _text(d, 'code'))}",
+    "incident": lambda d: f"incident {_text(d, 'code')}: {_text(d, 'message')}",
+    "receipt.observed": lambda d: f"receipt #{_text(d, 'seq', UNKNOWN)} {short_hash(_text(d, 'sha256'))}",
+    "run.closed": lambda d: f"closed, exit {_text(d, 'exit_code', UNKNOWN)}",
+    "journal.repaired": lambda d: f"the journal's torn last line was cut: {_text(d, 'reason', 'crash while writing')}",
+}
+
+
+def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
+    """One line for a trainer's event; an unknown kind is named and nothing more."""
+    kind = words(event, "kind")
+    step = whole(event, "step")
+    at = f"step {UNKNOWN if step is None else format_whole(step)}"
+    if kind == "start":
+        return _start(event)
+    if kind == "step":
+        of = f"/{format_whole(steps)}" if steps else ""
+        return f"{at}{of}  {metrics(event, steps)}"
+    if kind == "eval":
+        return f"{at}  val loss {format_loss(number(event, 'val_loss'))}"
+    if kind == "checkpoint":
+        return f"{at}  checkpoint {format_bytes(number(event, 'bytes') or 0)} saved on the machine"
+    if kind == "sample":
+        return f"{at}  sample “{clip(words(event, 'prompt'), 40)}” → “{clip(words(event, 'text'), 100)}”"
+    if kind == "warning":
+        return f"{at}  warning {words(event, 'code')}: {words(event, 'message')}"
+    if kind == "stop":
+        return f"{at}  trainer stopped: {words(event, 'reason')} {words(event, 'message')}".rstrip()
+    return f"{at}  {kind}"
+
+
+def metrics(event: TrainerEvent, steps: int | None) -> str:
+    """The figures of a step, with what is missing left out."""
+    speed, mfu = number(event, "tokens_per_s"), number(event, "mfu")
+    parts = [f"loss {format_loss(number(event, 'loss'))}", f"lr {format_small(number(event, 'lr'))}"]
+    if speed is not None:
+        parts.append(f"{format_count(speed)} tok/s")
+    if mfu is not None:
+        parts.append(f"MFU {format_percent(mfu)}")
+    step_s, step = number(event, "step_s"), whole(event, "step")
+    if step_s is not None and step is not None and steps is not None and steps > step:
+        parts.append(f"eta {format_duration(step_s * (steps - step))}")
+    return "  ".join(parts)
+
+
+def _start(event: TrainerEvent) -> str:
+    device, name = words(event, "device") or "unknown device", words(event, "cuda_name")
+    parameters, size = whole(event, "parameters"), whole(event, "world_size")
+    parts = [f"device {device}" + (f" ({name})" if name else "")]
+    if parameters is not None:
+        parts.append(f"{format_count(parameters)} parameters")
+    if size is not None:
+        parts.append(f"{size} {'process' if size == 1 else 'processes'}")
+    resumed = whole(event, "resumed_from")
+    return ", ".join(parts) + (f", resumed from step {format_whole(resumed)}" if resumed is not None else "")

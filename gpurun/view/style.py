@@ -1,0 +1,88 @@
+"""What the place that text goes to can show: width, colour, symbols, redrawing.
+
+A place without colour gets no escape byte at all: a pipe, `TERM=dumb`, `NO_COLOR`, `LC_ALL=C`, `--color never`. Only
+`--color always` overrules them, and even that never redraws where there is no terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+# Every symbol that this room draws; an encoding that lacks one of them gets ASCII throughout.
+SYMBOLS = "✔✘✗●→·×—–…≥≤≈Δ−█░▁▂▃▄▅▆▇─│┤└○⠁⣿"
+_WIDTH_OFF_TERMINAL = 120
+_NARROWEST = 40
+
+
+@dataclass(frozen=True)
+class Style:
+    """Where text goes. `redraw` allows the live view; without `color` no escape byte leaves."""
+
+    width: int = 80
+    height: int = 24
+    color: bool = False
+    unicode: bool = True
+    redraw: bool = False
+
+
+def probe(stream: TextIO, *, color: str = "auto", environment: Mapping[str, str] | None = None) -> Style:
+    """Look at a stream and the environment; `COLUMNS` and `LINES` outrank what the terminal says.
+
+    `color` is "auto", "always" or "never"; the caller has refused anything else.
+    """
+    environment = os.environ if environment is None else environment
+    on_terminal = _is_terminal(stream)
+    dumb = environment.get("TERM", "") in ("dumb", "unknown")
+    plain = dumb or bool(environment.get("NO_COLOR")) or _locale(environment) in ("C", "POSIX")
+    colored = color == "always" or (color == "auto" and on_terminal and not plain)
+    width, height = _size(stream, environment, on_terminal)
+    return Style(
+        width=max(_NARROWEST, width),
+        height=height,
+        color=colored,
+        unicode=_carries_symbols(stream, environment),
+        redraw=colored and on_terminal and not dumb,
+    )
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """A closed or odd stream is no terminal."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def _locale(environment: Mapping[str, str]) -> str:
+    """The locale that decides about characters, by POSIX precedence; empty when nothing is set."""
+    return environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
+
+
+def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Python writes UTF-8 under `LC_ALL=C` too, so the locale is asked besides the stream's encoding."""
+    if _locale(environment) in ("C", "POSIX"):
+        return False
+    try:
+        SYMBOLS.encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> tuple[int, int]:
+    """Columns and lines."""
+    columns, lines = (_WIDTH_OFF_TERMINAL, 24)
+    if on_terminal:
+        try:
+            columns, lines = os.get_terminal_size(stream.fileno())
+        except (OSError, ValueError):
+            columns, lines = (80, 24)
+    return (_whole(environment.get("COLUMNS")) or columns or 80, _whole(environment.get("LINES")) or lines or 24)
+
+
+def _whole(text: str | None) -> int:
+    """A positive whole number, or 0."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 6 else 0

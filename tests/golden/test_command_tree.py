@@ -1,0 +1,50 @@
+"""The command tree is frozen: a verb or a flag that comes, goes or changes its name is a decision, not an accident."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from gpurun.cli.app import app
+
+GOLDEN = Path(__file__).with_name("command_tree.txt")
+
+
+def tree(command: Any, name: str = "gpurun") -> list[str]:
+    """One line a verb: its name, then its arguments and options as typed."""
+    children = getattr(command, "commands", {})
+    if children:
+        return [line for key in sorted(children) for line in tree(children[key], f"{name} {key}")]
+    parts = [parameter.opts for parameter in command.params if parameter.param_type_name == "option"]
+    arguments = [
+        parameter.metavar or parameter.name for parameter in command.params if parameter.param_type_name == "argument"
+    ]
+    return [" ".join([name, *arguments, *sorted("|".join(sorted(opts)) for opts in parts)])]
+
+
+def test_the_command_tree_is_the_one_that_was_agreed_on() -> None:
+    drawn = "\n".join(tree(typer.main.get_command(app))) + "\n"
+    if os.environ.get("GPURUN_UPDATE_GOLDEN"):
+        GOLDEN.write_text(drawn)
+    assert drawn == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("line", GOLDEN.read_text().splitlines() if GOLDEN.exists() else [])
+def test_every_verb_takes_the_common_flags(line: str) -> None:
+    for flag in ("--json", "--quiet|-q", "--verbose|-v", "--color", "--no-input", "--home", "--no-progress"):
+        assert flag in line.split()
+
+
+def test_every_help_begins_with_an_example_and_fits_a_screen() -> None:
+    from typer.testing import CliRunner
+
+    for line in GOLDEN.read_text().splitlines():
+        words = line.split()[1:]
+        verb = words[:2] if words[0] in ("recipes", "config") else words[:1]
+        shown = CliRunner().invoke(app, [*verb, "--help"]).output
+        assert f"$ gpurun {' '.join(verb)}" in shown or "$ GPURUN" in shown
+        assert len(shown.splitlines()) <= 40

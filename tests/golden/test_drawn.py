@@ -1,0 +1,108 @@
+"""Every screen as it is drawn: at 60, 80 and 120 columns, in UTF-8 and in ASCII.
+
+The files lie in `drawn/`. After a wanted change: `GPURUN_UPDATE_GOLDEN=1 pytest tests/golden`, then read what differs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import view_samples as samples
+
+from gpurun.core.model import Mode
+from gpurun.core.money import usd
+from gpurun.view.audits import audit_screen
+from gpurun.view.errors import error_lines
+from gpurun.view.listings import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table
+from gpurun.view.paint import Line, cells, render
+from gpurun.view.panels import live_screen
+from gpurun.view.plain import PlainView
+from gpurun.view.plan import offers_table, plan_screen
+from gpurun.view.receipt import receipt_markdown, receipt_screen
+from gpurun.view.style import Style
+
+DRAWN = Path(__file__).parent / "drawn"
+NOW = samples.NOW
+
+
+def _live(screen_and_now: tuple[samples.Screen, float], style: Style) -> list[Line]:
+    screen, now = screen_and_now
+    return live_screen(screen, style, now=now)
+
+
+SCREENS: dict[str, Callable[[Style], list[Line]]] = {
+    "plan-paid": lambda s: plan_screen(samples.plan(), s, now=NOW),
+    "plan-rehearsal": lambda s: plan_screen(samples.plan(Mode.REHEARSAL), s, now=NOW),
+    "plan-local": lambda s: plan_screen(samples.plan(Mode.LOCAL, notes=()), s, now=NOW),
+    "offers": lambda s: offers_table(samples.CANDIDATES, s),
+    "ps": lambda s: ps_table(samples.RUNS, s, now=NOW),
+    "ps-empty": lambda s: ps_table((), s, now=NOW),
+    "recipes": lambda s: recipes_table(samples.RECIPES, s),
+    "audit": lambda s: audit_screen(samples.AUDITED, samples.AUDIT, s, exit_code=10),
+    "reap": lambda s: reap_table(samples.ORPHANS, s, now=NOW),
+    "pack": lambda s: pack_listing(samples.PACKED, s, packed_bytes=141_000_000),
+    "config": lambda s: config_table(samples.SETTINGS, s),
+    "doctor": lambda s: doctor_lines(samples.FINDINGS, s),
+    "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW),
+    "live-rented": lambda s: _live(samples.rented_screen(), s),
+    "live-ended": lambda s: _live(samples.local_screen(), s),
+    "error": lambda s: error_lines(
+        "No offer fits $3.00. The cheapest way to run this recipe is $7.97 (runpod 1×H100).",
+        "Raise the cap (--max-cost 8.50), shorten it (--set train.steps=1600), or look: gpurun offers --gpu any",
+        "offer.none_under_cap",
+        s,
+    ),
+}
+
+
+def check(name: str, drawn: str) -> None:
+    """Compare with the golden file, or rewrite it when asked to."""
+    path = DRAWN / name
+    if os.environ.get("GPURUN_UPDATE_GOLDEN") == "1":
+        path.write_text(drawn + "\n", encoding="utf-8")
+    assert drawn + "\n" == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("unicode", [True, False], ids=["utf8", "ascii"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen_is_drawn_as_agreed(name: str, width: int, unicode: bool) -> None:
+    style = Style(width=width, height=30, unicode=unicode)
+    drawn = render(SCREENS[name](style), style)
+    check(f"{name}.{width}.{'utf8' if unicode else 'ascii'}.txt", drawn)
+    assert all(cells(line) <= width for line in drawn.splitlines())
+    assert unicode or drawn.isascii()
+    assert "\x1b" not in drawn
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_colour_adds_nothing_but_colour(name: str) -> None:
+    """Stripped of escape bytes the coloured screen is the plain one: no meaning rests on colour alone."""
+    import re
+
+    plain, colored = (Style(width=80, height=30, color=color) for color in (False, True))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", render(SCREENS[name](colored), colored)) == render(SCREENS[name](plain), plain)
+
+
+def test_receipt_as_markdown() -> None:
+    check("receipt.md", receipt_markdown(samples.RECEIPT))
+
+
+def test_a_whole_run_off_a_terminal() -> None:
+    begun = NOW - 11_160
+    view = PlainView()
+    lines: list[str] = []
+    clock = begun
+    records = [*samples.story(begun, usd(0)), *samples.ending(begun)]
+    events = samples.trainer_events(begun + 475, 4768, 4760)
+    while clock <= NOW + 600:
+        due = [r for r in records if clock - 600 < r.wall <= clock]
+        lines += view.update(due, [e for e in events if clock - 600 < e["wall"] <= clock], clock)
+        clock += 600
+    check("plain.txt", "\n".join(lines))

@@ -1,0 +1,296 @@
+"""Fixed inputs from which the golden files are drawn: one rented run, one local run, and rows for every table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpurun.core.model import Candidate, DataSummary, Estimate, Lease, Mode, Offer, Plan
+from gpurun.core.money import Micros, usd
+from gpurun.core.progress import Event, Record
+from gpurun.view.audits import AuditRow, AuditSummary
+from gpurun.view.listings import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
+from gpurun.view.receipt import FileProof, ReceiptView
+from gpurun.view.screen import Screen
+
+NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+SHA = "9f2c" + "0" * 56 + "1ab4"
+
+
+def offer(provider: str = "runpod", **changed: Any) -> Offer:
+    fields: dict[str, Any] = {
+        "provider": provider,
+        "type_id": "h100-sxm",
+        "gpu": "H100",
+        "gpu_count": 1,
+        "vram_gb": 80,
+        "region": "EU-RO-1",
+        "rate_micros_per_hour": usd("2.49"),
+        "billing_unit_s": 1,
+        "boot_s": 120,
+        "price_source": "live",
+        "dies_by_itself": "yes · pod key",
+    }
+    return Offer(**{**fields, **changed})
+
+
+LOCAL = offer(
+    "local",
+    gpu="cpu",
+    gpu_count=0,
+    vram_gb=0,
+    region="here",
+    rate_micros_per_hour=usd(0),
+    boot_s=15,
+    dies_by_itself="yes · guard process",
+)
+LEASE = Lease(boot_s=540, ship_s=720, train_s=13_320, collect_s=540, destroy_s=360)
+ESTIMATE = Estimate(
+    fits=True,
+    peak_bytes=61_000_000_000,
+    micro_batch=32,
+    tokens_per_s=(2e5, 2.4e5),
+    train_s=(11_000.0, 11_520.0),
+    basis="x",
+)
+
+
+def candidate(chosen: Offer, expected: str, worst: str | None, why_not: str = "") -> Candidate:
+    return Candidate(
+        offer=chosen,
+        estimate=ESTIMATE,
+        lease=LEASE if worst else None,
+        expected_micros=usd(expected),
+        worst_micros=usd(worst) if worst else None,
+        finishes=worst is not None,
+        why_not=why_not,
+    )
+
+
+CANDIDATES = (
+    candidate(offer(), "7.97", "11.23"),
+    candidate(offer("lambda", region="us-west-3", boot_s=300, dies_by_itself="NO · laptop only"), "7.97", "11.23"),
+    candidate(
+        offer("aws", gpu="A100", vram_gb=40, region="us-east-1", rate_micros_per_hour=usd("4.10")),
+        "18.04",
+        None,
+        "over the cap",
+    ),
+)
+
+
+def plan(mode: Mode = Mode.PAID, **changed: Any) -> Plan:
+    rented = mode is Mode.PAID
+    fields: dict[str, Any] = {
+        "run": "fox-41",
+        "mode": mode,
+        "recipe": "gpt2-124m",
+        "form": "rehearsal" if mode is Mode.REHEARSAL else "full",
+        "recipe_sha256": SHA,
+        "resolved": {"train": {"steps": 4768, "batch_tokens": 524_288}},
+        "parameters": 124_475_904,
+        "processes": 1 if rented else 2,
+        "offer": offer() if rented else LOCAL,
+        "estimate": ESTIMATE,
+        "lease": LEASE,
+        "cap_micros": usd(12) if mode is not Mode.LOCAL else None,
+        "expected_micros": usd("7.97" if rented else 0),
+        "worst_micros": usd("11.23" if rented else 0),
+        "candidates": () if mode is Mode.LOCAL else CANDIDATES,
+        "data": DataSummary(
+            folder="shards",
+            tokenizer="gpt2",
+            tokenizer_sha256=SHA,
+            vocab_size=50257,
+            train_tokens=2_500_000_000,
+            val_tokens=10_000_000,
+            bytes=4_700_000_000,
+            sha256=SHA,
+            source="fineweb-edu",
+        ),
+        "bundle_sha256": SHA,
+        "ship_files": 51,
+        "ship_bytes": 4_700_000_000,
+        "notes": ("Prices are from the packaged catalogue of 2026-11-20; a paid run reads the live ones.",),
+    }
+    return Plan(**{**fields, **changed})
+
+
+def record(seq: int, event: Event, wall: float, data: dict[str, Any]) -> Record:
+    return Record(seq=seq, prev="", wall=wall, mono=wall - NOW, boot_id="b", event=event, data=data)
+
+
+def story(begun: float, rate: Micros) -> list[Record]:
+    """The journal of a run that is training."""
+    deadline = begun + LEASE.total_s
+    instance = {"id": "k3x9", "rate_micros_per_hour": rate}
+    told: list[tuple[Event, float, dict[str, Any]]] = [
+        (Event.RUN_OPENED, 0, {"recipe": "gpt2-124m", "provider": "runpod"}),
+        (Event.CREATE_INTENDED, 1, {"provider": "runpod", "token": "gr-fox-41", "deadline_wall": deadline}),
+        (Event.CREATE_OBSERVED, 4, {"instance": instance}),
+        (Event.READY_OBSERVED, 109, {"id": "k3x9"}),
+        (Event.SHIP_INTENDED, 110, {}),
+        (Event.SHIP_OBSERVED, 472, {"bytes": 3_100_000_000, "files": 51}),
+        (Event.TRAIN_INTENDED, 473, {}),
+        (Event.TRAIN_STARTED, 475, {}),
+    ]
+    return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 1)]
+
+
+def ending(begun: float) -> list[Record]:
+    """What follows when training is done."""
+    told: list[tuple[Event, float, dict[str, Any]]] = [
+        (Event.TRAIN_OBSERVED, 11_000, {"outcome": "done", "reason": "done"}),
+        (Event.COLLECT_INTENDED, 11_001, {}),
+        (Event.COLLECT_OBSERVED, 11_100, {"files": ["a", "b", "c", "d"], "missing": []}),
+        (Event.DESTROY_INTENDED, 11_101, {}),
+        (Event.DESTROY_ASKED, 11_102, {"attempt": 1}),
+        (Event.DEATH_READ, 11_120, {"state": "GONE"}),
+        (Event.DEATH_PROVEN, 11_150, {"teardown": "destroyed", "reads": 3}),
+        (Event.RECEIPT_OBSERVED, 11_151, {"seq": 17, "sha256": SHA}),
+        (Event.RUN_CLOSED, 11_152, {"exit_code": 0}),
+    ]
+    return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 9)]
+
+
+def loss_at(step: int) -> float:
+    return 3.0 + 7.9 * math.exp(-step / 300) + 0.6 * math.exp(-step / 3000) + 0.04 * math.sin(step * 1.7)
+
+
+def trainer_events(begun: float, steps: int = 4768, until: int = 2410, *, cuda: bool = True) -> list[dict[str, Any]]:
+    """A trainer's events from its start to a step."""
+    events: list[dict[str, Any]] = [
+        {
+            "kind": "start", "wall": begun, "elapsed_s": 0.0, "step": 0, "device": "cuda" if cuda else "cpu",
+            "cuda_name": "NVIDIA H100 80GB HBM3" if cuda else None, "world_size": 1 if cuda else 2,
+            "parameters": 124_475_904, "steps": steps, "resumed_from": None,
+        }
+    ]  # fmt: skip
+    for step in range(10, until + 1, 10):
+        wall = begun + 2.36 * step
+        events.append(
+            {
+                "kind": "step", "wall": wall, "elapsed_s": 2.36 * step, "step": step, "loss": loss_at(step),
+                "lr": 6e-4 * (1 - step / steps), "grad_norm": 0.83, "step_s": 2.36, "tokens_per_s": 222_000.0 - step,
+                "tokens": step * 524_288, "mfu": 0.39 if cuda else None,
+                "memory_peak_bytes": 61_000_000_000 if cuda else None,
+            }
+        )  # fmt: skip
+        if step % 250 == 0:
+            events.append({"kind": "eval", "wall": wall, "step": step, "val_loss": loss_at(step) + 0.05})
+            events.append({"kind": "checkpoint", "wall": wall, "step": step, "bytes": 1_400_000_000, "files": []})
+    return events
+
+
+def log_lines(until: int = 2410) -> list[str]:
+    return [
+        f"step {step:04d} | loss {loss_at(step):.4f} | lr {6e-4 * (1 - step / 4768):.2e} | elapsed {2.36 * step:.1f} s"
+        for step in range(until - 90, until + 1, 10)
+    ]
+
+
+def rented_screen() -> tuple[Screen, float]:
+    """A rented run half way, and its now."""
+    begun = NOW - 6163
+    screen = Screen(plan())
+    screen.update(story(begun, usd("2.49")), trainer_events(begun + 475), log_lines())
+    return screen, NOW
+
+
+def local_screen() -> tuple[Screen, float]:
+    """A rehearsal on this machine that has ended."""
+    begun = NOW - 11_160
+    screen = Screen(plan(Mode.REHEARSAL))
+    events = trainer_events(begun + 475, 4768, 4760, cuda=False)
+    screen.update([*story(begun, usd(0)), *ending(begun)], events, log_lines(4760))
+    return screen, NOW
+
+
+RUNS = (
+    RunRow("owl-07", "mini-gpt", "local", "closed", "500/500", NOW - 90_000, usd(0), usd(0)),
+    RunRow(
+        "fox-41", "gpt2-124m", "runpod EU-RO-1", "training", "2 410/4 768", NOW - 6163, usd("4.34"), usd("11.23"),
+        NOW + 9300, "pod key", live=True,
+    ),
+    RunRow(
+        "elk-33", "gpt2-124m", "lambda us-west-3", "destroying", "4 768/4 768", NOW - 16_000, usd("9.99"), usd("11.23"),
+        NOW - 600, "laptop only", may_be_billing=True,
+    ),
+)  # fmt: skip
+RECIPES = (
+    RecipeRow(
+        "gpt2-124m", 124_475_904, 2_500_000_000, "8xA100", "GPT-2 124M on FineWeb-Edu, as nanoGPT and llm.c train it"
+    ),
+    RecipeRow(
+        "mini-gpt", 112_384, 122_880, "cpu", "A character model of this Python's own source, in a minute on a CPU"
+    ),
+)
+AUDITED = (
+    AuditRow("fox-41", "ok", "ok", "2/2", "proven", "ok", "ok", usd("8.38"), usd("8.37")),
+    AuditRow("owl-07", "ok", "ok", "1/2", "proven", "last checkpoint missing here", "warn", usd("1.02"), usd("1.05")),
+    AuditRow("elk-33", "ok", "none", "0/0", "NOT SEEN", "MAY BE BILLING → gpurun destroy elk-33", "bad", usd("4.40"),
+             measured_is_floor=True),
+)  # fmt: skip
+AUDIT = AuditSummary(receipts=3, unbroken=True, seq=(15, 17), head=SHA)
+ORPHANS = (
+    OrphanRow("elk-33", "lambda", "0920582c7ff041399e34", "RUNNING", "nobody", "gpurun reap --destroy", usd("2.49"),
+              NOW - 16_000, NOW - 600, alarming=True),
+    OrphanRow("fox-41", "runpod", "k3x9", "RUNNING", "supervisor 4711", "left alone", usd("2.49"),
+              NOW - 6163, NOW + 9300),
+)  # fmt: skip
+PACKED = (
+    PackedFile("bundle/recipe.json", 1_204, SHA),
+    PackedFile("bundle/trainer/model.py", 9_120, SHA),
+    PackedFile("data/train_000001.bin", 200_001_024, SHA),
+    PackedFile("data/.env", 120, refusal="looks like a secret; name it with --allow data/.env if it is none"),
+)
+SETTINGS = (
+    ("recipe", "gpt2-124m", "built in"),
+    ("max_cost", "12", "environment GPURUN_MAX_COST"),
+    ("providers", "", "built in"),
+)
+FINDINGS = (
+    Finding("ok", "python 3.12.11"),
+    Finding("ok", "disk: 212 GB free for runs"),
+    Finding("warn", "aws may run but not list in eu-west-1: reap cannot see that region", "add ec2:DescribeInstances"),
+    Finding("bad", "lambda has no key", "gpurun auth set lambda"),
+)
+RECEIPT = ReceiptView(
+    run="fox-41",
+    recipe="gpt2-124m",
+    verdict="gpu",
+    sentence="GPU run complete: the log shows device cuda.",
+    seq=17,
+    digest=SHA,
+    previous="7be1" + "0" * 56 + "90cd",
+    signature="signed",
+    recipe_sha256=SHA,
+    trainer_sha256=SHA,
+    data_sha256=SHA,
+    gpurun_version="0.1.0",
+    instance="runpod k3x9 · 1×H100 80G · EU-RO-1 · token gr-fox-41-7f3a91",
+    machine=("Linux x86_64", "NVIDIA H100 80GB HBM3", "torch 2.9.1, CUDA 12.8"),
+    timeline=(
+        ("asked", NOW - 11_160),
+        ("exists", NOW - 11_157),
+        ("ready", NOW - 11_052),
+        ("gone", NOW - 10),
+        ("billed", None),
+    ),
+    training_s=11_252.0,
+    billable_s=11_940.0,
+    cost_micros=usd("8.38"),
+    cost_label="measured: billable time at $2.49/h, rounded up",
+    cap_micros=usd(12),
+    result="done at step 4 768 · val loss 3.284",
+    teardown="destroyed",
+    proof="3 reads GONE over 41 s, absent from the list",
+    proof_sha256="aa10" + "0" * 56 + "77fe",
+    checkpoints=(
+        FileProof("checkpoints/004768.model.safetensors", SHA),
+        FileProof("checkpoints/004500.model.safetensors", "51c0" + "0" * 56 + "e88d"),
+    ),
+    log_lines=("device: cuda", "parameters: 124,475,904", "step 4768 | loss 3.2841 | lr 0.00e+00 | elapsed 11252.0 s"),
+    sample="def river(town):\n    # named for the town it floods each spring; chairs go upstairs\n\n    return town",
+    next_command="gpurun report fox-41 --html out.html",
+)

@@ -1,0 +1,215 @@
+"""Whatever the instance prints, the terminal receives printing characters, in bounded lines, in bounded time."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+import view_samples as samples
+
+from gpurun.core.model import Mode
+from gpurun.core.progress import Event
+from gpurun.view.envelope import event_json, record_json
+from gpurun.view.events import parse_event
+from gpurun.view.paint import line, render
+from gpurun.view.panels import live_screen
+from gpurun.view.plain import PlainView
+from gpurun.view.receipt import ReceiptView, receipt_markdown, receipt_screen
+from gpurun.view.safe import MAX_LINE_BYTES, safe_line, safe_text
+from gpurun.view.screen import Screen
+from gpurun.view.style import Style
+
+HOSTILE: dict[str, bytes] = {
+    "colour": b"\x1b[31mred\x1b[0m",
+    "clear screen and home": b"\x1b[2J\x1b[H gone",
+    "set the clipboard (OSC 52)": b"\x1b]52;c;cm0gLXJmIH4=\x07after",
+    "set the clipboard, ended by ST": b"\x1b]52;c;cm0gLXJmIH4=\x1b\\after",
+    "an OSC that never ends": b"\x1b]0;title" + b"x" * 10_000,
+    "device control string": b'\x1bP$q"p\x1b\\after',
+    "answer-back request": b"\x1b[c\x1b[6n\x05",
+    "C1 CSI as a byte": b"\x9b31mred",
+    "C1 CSI in UTF-8": "\x9b31mred\x9d52;c;eA==\x9c".encode(),
+    "an escape inside an escape": b"\x1b\x1b[0m[31mred\x1b]\x1b]52;c;x\x07\x07",
+    "bell, backspaces, delete": b"\x07\x08\x08\x7fbell",
+    "carriage return": b"device: cpu\rdevice: cuda",
+    "progress bar": b"\r 10%\r 20%\r 30%\n",
+    "vertical movement": b"a\x0bb\x0cc\nd\x85e",
+    "line separators": "a\u2028b\u2029c".encode(),
+    "bidi override": "harmless \u202egpj.exe \u2066x\u2069".encode(),
+    "zero width": "to\u200bken\u200d\ufeff\u2060".encode(),
+    "tag characters": "a\U000e0041\U000e007f".encode(),
+    "a tower of marks": ("e" + "\u0301" * 500).encode(),
+    "invisible letters": "\u3164\u115f\uffa0".encode(),
+    "invalid UTF-8": b"\xff\xfe\xc3\x28\xa0\xa1\xf0\x28\x8c\xbc",
+    "a surrogate": "\ud800".encode("utf-8", "surrogatepass"),
+    "an unfinished character at the cut": b"a" * (MAX_LINE_BYTES - 1) + "é".encode(),
+    "markup": b"[bold red]x[/bold red] [link=file:///etc/passwd]y[/link] [/]",
+    "html": b"<script>alert(1)</script><img src=x onerror=y>",
+    "nothing": b"",
+    "all bytes": bytes(range(256)) * 20,
+}
+
+
+def offenders(text: str) -> list[str]:
+    """Characters that are neither printing nor a newline."""
+    bad = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return [hex(ord(c)) for c in text if c != "\n" and unicodedata.category(c) in bad]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("as_text", [False, True], ids=["bytes", "str"])
+def test_a_line_is_one_line_of_printing_characters(name: str, as_text: bool) -> None:
+    given: bytes | str = HOSTILE[name].decode("utf-8", "surrogateescape") if as_text else HOSTILE[name]
+    shown = safe_line(given)
+    assert offenders(shown) == []
+    assert "\n" not in shown
+    assert len(shown) <= MAX_LINE_BYTES + 40
+
+
+@given(st.binary(max_size=6000) | st.text(max_size=6000))
+@settings(max_examples=150, deadline=None)
+def test_so_is_anything_else(given_line: bytes | str) -> None:
+    shown = safe_line(given_line)
+    assert offenders(shown) == []
+    assert safe_line(shown)[:4000] == shown[:4000]
+
+
+def test_what_is_harmless_stays() -> None:
+    for text in ("step 0050 | loss 2.9871 | lr 3.00e-04", "größe 日本語 ✔ é", "[bold]", "a  b"):
+        assert safe_line(text) == text
+        assert safe_line(text.encode()) == text
+    assert safe_line(HOSTILE["colour"]) == "red"
+    assert safe_line(HOSTILE["set the clipboard (OSC 52)"]) == "after"
+    assert safe_line(HOSTILE["progress bar"]) == " 30%"
+    assert safe_line("a\tb") == "a   b"
+
+
+def test_a_ten_megabyte_line_is_cut_with_a_mark_and_at_once() -> None:
+    for unit in (b"x", b"\x1b[", b"\x1b]", b"\xff", "\u202e".encode(), b"\r", b"\t"):
+        given = unit * (10_000_000 // len(unit))
+        begun = time.perf_counter()
+        shown = safe_line(given)
+        assert time.perf_counter() - begun < 0.1
+        assert len(shown.encode()) <= 3 * MAX_LINE_BYTES + 60
+        assert shown.endswith(f"[line of {len(given):,} cut]")
+
+
+def test_several_lines_are_bounded_too() -> None:
+    lines = safe_text(b"\x1b[2Jx\n" * 1_000_000)
+    assert len(lines) == 41
+    assert lines[0] == "x"
+
+
+def test_the_last_door_holds_even_when_nobody_cleaned() -> None:
+    for style in (Style(), Style(unicode=False)):
+        for raw in HOSTILE.values():
+            assert offenders(render([line(raw.decode("utf-8", "surrogateescape"))], style)) == []
+
+
+def hostile_events() -> Iterator[dict[str, Any]]:
+    odd: list[Any] = [None, True, [], {}, "\x1b[31m", -1, 1e308, float("nan"), float("inf"), 10**400, "9" * 5000]
+    for kind in ("start", "step", "eval", "sample", "checkpoint", "warning", "stop", "\x1b]0;x\x07"):
+        for value in odd:
+            keys = ("wall", "step", "loss", "val_loss", "lr", "grad_norm", "step_s", "tokens_per_s", "mfu", "steps")
+            more = ("world_size", "memory_peak_bytes", "device", "cuda_name", "bytes", "code", "reason", "prompt")
+            yield {"kind": kind, **dict.fromkeys((*keys, *more), value), "message": "\x1b[2J", "text": "a\nb\x1bc"}
+
+
+def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
+    screen = Screen(samples.plan())
+    begun = samples.NOW - 900
+    screen.update(samples.story(begun, samples.usd("2.49")), samples.trainer_events(begun), HOSTILE.values())
+    view = PlainView()
+    for event in hostile_events():
+        screen.update([], [event], ["\x1b[31m"])
+        for width in (60, 120):
+            style = Style(width=width, height=30)
+            drawn = render(live_screen(screen, style, now=samples.NOW), style)
+            assert offenders(drawn) == []
+        for told in view.update([], [event], samples.NOW):
+            assert offenders(told) == []
+            assert len(told) < 20_000
+        assert json.loads(event_json(event))["stream"] == "trainer"
+        assert event_json(event).isascii()
+
+
+def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:
+    view = PlainView()
+    for event in Event:
+        for raw in HOSTILE.values():
+            text = raw.decode("utf-8", "replace")
+            keys = ("message", "code", "id", "answer", "reason", "outcome", "step", "state", "recipe", "sha256", "how")
+            told = samples.record(1, event, samples.NOW, dict.fromkeys(keys, text))
+            assert offenders("".join(view.update([told], [], samples.NOW))) == []
+            assert "\x1b" not in record_json(told)
+
+
+def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
+    view = PlainView()
+    flood = [{"kind": "warning", "code": "x", "message": str(i)} for i in range(100_000)]
+    lines = view.update([], flood, samples.NOW)
+    assert len(lines) <= 40
+    assert any("99960 lines of the trainer left out" in told for told in view.update([], [], samples.NOW + 5))
+
+
+def test_the_screen_keeps_little_however_much_is_sent() -> None:
+    screen = Screen(samples.plan(Mode.LOCAL))
+    screen.update(
+        [], ({"kind": "step", "step": i, "loss": 1.0} for i in range(50_000)), (b"x" * 9999 for _ in range(5000))
+    )
+    assert len(screen.losses.points) <= 4096
+    assert len(screen.log) <= 200
+
+
+def test_lines_that_are_no_event_are_no_event() -> None:
+    for raw in (
+        *HOSTILE.values(),
+        b"[" * 100_000,
+        b"9" * 10_000,
+        b'{"kind": 3}',
+        b"null",
+        b'{"kind":"x"' + b" " * (2 << 20),
+    ):
+        assert parse_event(raw) is None
+    assert parse_event(b'{"kind": "step", "loss": NaN}') is not None
+
+
+def test_the_receipt_quotes_log_and_sample_harmlessly_in_both_forms() -> None:
+    for raw in HOSTILE.values():
+        text = raw.decode("utf-8", "replace")
+        view = ReceiptView(
+            run="fox-41", recipe=text, verdict="smoke", sentence="s", instance=text, machine=(text,), log_lines=(text,),
+            sample=text + "\n```\n# not a heading", result=text, incidents=(text,), proof=text,
+        )  # fmt: skip
+        style = Style(width=80)
+        assert offenders(render(receipt_screen(view, style, now=0), style)) == []
+        markdown = receipt_markdown(view)
+        assert offenders(markdown) == []
+        outside = re.sub(r"(?s)(`{3,})text\n.*?\n\1", "", markdown)
+        assert "<script" not in outside.replace("\\<", "")
+        assert "# not a heading" not in outside
+
+
+def test_rich_is_given_no_markup_and_no_escape() -> None:
+    from gpurun.view.live import LiveWindow
+
+    screen = Screen(samples.plan())
+    screen.update([], [], [HOSTILE["markup"], HOSTILE["an OSC that never ends"]])
+    stream = io.StringIO()
+    with LiveWindow(stream, Style(color=True, redraw=True)) as window:
+        window.show(screen, now=samples.NOW)
+    written = stream.getvalue()
+    assert "[bold red]x[/bold red]" in written
+    assert "\x1b]" not in written

@@ -1,0 +1,163 @@
+"""The live view: what it says in each phase, that it fits whatever the terminal is, and that it needs one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+import view_samples as samples
+
+from gpurun.core.money import usd
+from gpurun.core.progress import Event
+from gpurun.view.paint import cells, render
+from gpurun.view.panels import live_screen
+from gpurun.view.screen import Screen
+from gpurun.view.story import APART, BEGINS, ENDS, GOES_ON, tell_record
+from gpurun.view.style import Style, probe
+
+
+def drawn(screen: Screen, now: float, width: int = 100, height: int = 30) -> str:
+    style = Style(width=width, height=height)
+    return render(live_screen(screen, style, now=now), style)
+
+
+@pytest.mark.parametrize("width", [40, 41, 60, 79, 80, 95, 96, 120, 300])
+@pytest.mark.parametrize("height", [5, 12, 17, 18, 24, 30, 60])
+def test_it_fits_any_terminal(width: int, height: int) -> None:
+    for screen, now in (samples.rented_screen(), samples.local_screen(), (Screen(samples.plan()), samples.NOW)):
+        lines = drawn(screen, now, width, height).splitlines()
+        assert len(lines) < height
+        assert max(cells(one) for one in lines) <= width
+
+
+def test_every_journal_event_has_words_and_a_place() -> None:
+    assert {*BEGINS, *GOES_ON, *ENDS, *APART} == {str(event) for event in Event}
+    for event in Event:
+        assert tell_record(samples.record(1, event, 0.0, {}))
+
+
+def test_money_runs_from_create_sent_to_death_proven_and_no_longer() -> None:
+    begun = samples.NOW - 20_000
+    screen = Screen(samples.plan())
+    screen.update(samples.story(begun, usd("2.49")), [], [])
+    assert screen.spent(begun + 1 + 3600) == usd("2.49")
+    screen.update(samples.ending(begun), [], [])
+    assert screen.spent(samples.NOW) == screen.spent(samples.NOW + 9_999)
+    assert screen.spent(samples.NOW) == usd("7.711392")  # 11,149 s at $2.49/h, rounded up
+
+
+def test_a_refused_create_costs_nothing_and_a_dearer_machine_costs_what_it_says() -> None:
+    screen = Screen(samples.plan())
+    intended = samples.record(1, Event.CREATE_INTENDED, 0.0, {"deadline_wall": 9000.0})
+    screen.update([intended, samples.record(2, Event.CREATE_REFUSED, 1.0, {})], [], [])
+    assert screen.spent(5000.0) == usd(0)
+    observed = {"instance": {"rate_micros_per_hour": usd("4.98")}}
+    screen.update([intended, samples.record(3, Event.CREATE_OBSERVED, 2.0, observed)], [], [])
+    assert screen.spent(3600.0) == usd("4.98")
+
+
+def test_what_it_says_in_words() -> None:
+    screen, now = samples.rented_screen()
+    assert "RUNNING" in drawn(screen, now)
+    assert "run ●" in drawn(screen, now)
+    screen.update([samples.record(9, Event.STOP_REQUESTED, now, {"how": "stop", "by": "user"})], [], [])
+    assert "STOPPING" in drawn(screen, now)
+    failed = {"step": "watch", "message": "the trainer ended with nonfinite"}
+    screen.update([samples.record(10, Event.STEP_FAILED, now, failed)], [], [])
+    assert "run ✘" in drawn(screen, now)
+    assert "the trainer ended with nonfinite" in drawn(screen, now)
+
+
+def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
+    screen = Screen(samples.plan())
+    screen.update([samples.record(1, Event.RUN_CLOSED, samples.NOW, {"exit_code": 9})], [], [])
+    assert "MAY BE BILLING" in drawn(screen, samples.NOW)
+
+
+def test_a_pipe_a_dumb_terminal_no_color_and_the_c_locale_get_no_escapes() -> None:
+    class Tty(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    good = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": "90"}
+    assert probe(Tty(), environment=good) == Style(width=90, height=24, color=True, unicode=True, redraw=True)
+    for bad in ({"TERM": "dumb"}, {"NO_COLOR": "1"}, {"LC_ALL": "C"}):
+        style = probe(Tty(), environment={**good, **bad})
+        assert (style.color, style.redraw) == (False, False)
+    never = probe(Tty(), color="never", environment=good)
+    assert (never.color, never.redraw) == (False, False)
+    piped = probe(io.StringIO(), environment=good)
+    assert (piped.color, piped.redraw) == (False, False)
+    forced = probe(io.StringIO(), color="always", environment=good)
+    assert (forced.color, forced.redraw) == (True, False)
+    assert not probe(Tty(), environment={**good, "LC_ALL": "C"}).unicode
+
+
+_SHOW = """
+import sys
+sys.path.insert(0, {golden!r})
+import view_samples as samples
+from gpurun.view.live import LiveWindow
+from gpurun.view.paint import render
+from gpurun.view.panels import live_screen
+from gpurun.view.style import probe
+screen, now = samples.rented_screen()
+style = probe(sys.stdout)
+if style.redraw:
+    with LiveWindow(sys.stdout, style) as window:
+        for tick in range(3):
+            window.show(screen, now=now + tick)
+else:
+    print(render(live_screen(screen, style, now=now), style))
+"""
+
+
+def _show(environment: dict[str, str], *, terminal: bool) -> bytes:
+    script = _SHOW.format(golden=str(Path(__file__).parents[1] / "golden"))
+    leader, follower = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=follower if terminal else subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "LANG": "C.UTF-8", **environment},
+    )
+    os.close(follower)
+    if not terminal:
+        return child.communicate()[0]
+    written = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # Linux says EIO when the other side is closed.
+            break
+        if not chunk:
+            break
+        written += chunk
+    os.close(leader)
+    assert child.wait() == 0
+    return written
+
+
+def test_on_a_real_terminal_it_redraws_in_place_and_gives_the_cursor_back() -> None:
+    written = _show({}, terminal=True)
+    assert written.count(b"RUNNING") >= 3
+    assert written.rindex(b"\x1b[?25h") > written.rindex(b"RUNNING")
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"LC_ALL": "C"}], ids=str)
+def test_no_byte_of_escape_where_none_is_wanted(environment: dict[str, str]) -> None:
+    assert b"\x1b" not in _show(environment, terminal=True)
+
+
+def test_no_byte_of_escape_in_a_pipe() -> None:
+    written = _show({}, terminal=False)
+    assert b"\x1b" not in written
+    assert b"\r" not in written

@@ -1,0 +1,73 @@
+"""Off a terminal: one line an event, thinned metrics, a sign of life, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+import view_samples as samples
+
+from gpurun.core.progress import Event
+from gpurun.view.plain import PlainView, gap_line
+
+NOW = samples.NOW
+
+
+def step(number: int, wall: float) -> dict[str, object]:
+    return {"kind": "step", "step": number, "wall": wall, "loss": 3.0, "lr": 1e-3}
+
+
+def test_every_record_is_a_line_with_a_utc_stamp() -> None:
+    view = PlainView()
+    records = [*samples.story(NOW, samples.usd(0)), *samples.ending(NOW)]
+    lines = view.update(records, [], NOW)
+    assert len(lines) == len(records)
+    assert all(re.match(r"2027-01-15T\d\d:\d\d:\d\dZ  \w+ +\S", line) for line in lines)
+
+
+def test_metrics_come_at_most_every_thirty_seconds() -> None:
+    view = PlainView()
+    told = [line for t in range(600) for line in view.update([], [step(t, NOW + t)], NOW + t)]
+    assert len(told) == 20
+
+
+def test_the_last_figures_come_out_before_the_stop() -> None:
+    view = PlainView()
+    view.update([], [step(1, NOW)], NOW)
+    stop = {"kind": "stop", "step": 120, "reason": "done", "wall": NOW + 2}
+    lines = view.update([], [step(120, NOW + 1), stop], NOW + 2)
+    assert "step 120" in lines[0]
+    assert "trainer stopped: done" in lines[1]
+
+
+def test_silence_is_broken_every_minute() -> None:
+    view = PlainView()
+    view.update([samples.record(1, Event.SHIP_INTENDED, NOW, {})], [], NOW)
+    told = [line for t in range(1, 181) for line in view.update([], [], NOW + t)]
+    assert len(told) == 3
+    assert "ship" in told[0]
+    assert "nothing new for 1 m 00 s" in told[0]
+
+
+def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
+    view = PlainView()
+    view.update([], [step(1, NOW)], NOW)
+    assert view.update([], [step(2, NOW)], NOW - 86_400)
+    view.update([], [], NOW - 86_400)
+    assert view.update([], [], NOW - 86_400 + 61)
+
+
+def test_ascii_where_the_encoding_has_no_symbols() -> None:
+    assert gap_line(2520, 38) == "— 42 m 00 s not watched, 38 events —"
+    assert gap_line(2520, 38, unicode=False) == "- 42 m 00 s not watched, 38 events -"
+
+
+def test_plain_lines_need_neither_rich_nor_pydantic() -> None:
+    code = (
+        "import sys\nfrom gpurun.view import audits, envelope, errors, listings, plain, plan, receipt\n"
+        "sys.exit(any(name in sys.modules for name in ('rich', 'pydantic', 'torch', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

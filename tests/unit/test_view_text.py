@@ -1,0 +1,121 @@
+"""Durations, sizes, errors, envelopes and charts as people and programs read them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gpurun.core.errors import ExitCode, NoOffer
+from gpurun.view.charts import Scale, line_chart, scale_of, sparkline
+from gpurun.view.envelope import ENVELOPE_KEYS, ERROR_KEYS, envelope_json
+from gpurun.view.errors import error_text
+from gpurun.view.paint import cells, clip, line, render, words_of
+from gpurun.view.quantities import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_exact,
+    format_small,
+    format_stopwatch,
+    format_whole,
+    short_hash,
+)
+from gpurun.view.style import Style
+from gpurun.view.tables import Column, table
+
+
+def test_durations() -> None:
+    seconds = (0, 0.9, 42, 545, 11_280, 183_600, -5, math.inf)
+    shown = ["0 s", "0 s", "42 s", "9 m 05 s", "3 h 08 m", "2 d 03 h", "0 s", "—"]
+    assert [format_duration(s) for s in seconds] == shown
+    assert [format_exact(s) for s in (0, 90, 3600, 13_320, 3661)] == [
+        "0 s",
+        "1 m 30 s",
+        "1 h",
+        "3 h 42 m",
+        "1 h 1 m 1 s",
+    ]
+    assert [format_stopwatch(s) for s in (5, 108, 7390)] == ["0:05", "1:48", "2:03:10"]
+
+
+def test_sizes_and_counts() -> None:
+    assert [format_bytes(n) for n in (0, 999, 1000, 449_912, 3_100_000_000)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "450 kB",
+        "3.1 GB",
+    ]
+    assert [format_count(n) for n in (960, 112_384, 999_600, 124e6, 2.5e9)] == ["960", "112 k", "1 M", "124 M", "2.5 B"]
+    assert [format_small(x) for x in (4.1e-4, 0, 3e-3, None)] == ["4.1e-4", "0", "3.0e-3", "—"]
+    assert format_whole(2_410_000) == "2 410 000"
+    assert short_hash("9f2c" + "0" * 56 + "1ab4") == "9f2c…1ab4"
+
+
+def test_figures_stay_with_their_units_when_a_line_breaks() -> None:
+    assert words_of("train 3 h 42 m + 4 768 steps of 2.5 B") == [
+        "train 3 h 42 m",
+        "+",
+        "4 768",
+        "steps",
+        "of",
+        "2.5 B",
+    ]
+
+
+def test_an_error_says_what_then_what_to_do_then_its_code() -> None:
+    error = NoOffer("offer.none", "No offer fits $3.00.", hint="Raise the cap: --max-cost 8.50.")
+    assert error_text(error.what, error.hint, error.code, Style()) == (
+        "✗ No offer fits $3.00.\n  Raise the cap: --max-cost 8.50.  [offer.none]"
+    )
+
+
+def test_the_envelope_has_its_six_keys_and_no_other() -> None:
+    assert ENVELOPE_KEYS == ("v", "command", "ok", "data", "errors", "exit_code")
+    assert ERROR_KEYS == ("code", "message", "hint")
+    error = NoOffer("a.b", "what", hint="do").as_record()
+    failed = json.loads(envelope_json("train", {"loss": math.nan}, [error], ExitCode.NO_OFFER))
+    assert failed == {
+        "v": 1, "command": "train", "ok": False, "data": {"loss": None},
+        "errors": [{"code": "a.b", "message": "what", "hint": "do"}], "exit_code": 5,
+    }  # fmt: skip
+    assert [json.loads(envelope_json("train", {}, [], code))["ok"] for code in (0, 8, 6, 9)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_wide_characters_keep_columns_straight() -> None:
+    style = Style(width=40)
+    lines = render(table([Column("A"), Column("B")], [["日本", "x"], ["ab", "y"]], style), style).splitlines()
+    assert [cells(text[: text.index(mark)]) for text, mark in zip(lines[1:], "xy", strict=True)] == [8, 8]
+    assert clip("日本語", 5) == "日本…"
+    assert render([line("  trailing   ")], style) == "  trailing"
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize(
+    "points", [[], [(1, 2.0)], [(0, 5.0), (10, 5.0)], [(1, math.nan), (2, 1e300), (3, -1e300)], [(0, 0.0)], [(5, 1e-9)]]
+)
+def test_a_chart_of_anything_is_a_rectangle(points: list[tuple[float, float]], unicode: bool) -> None:
+    rows = line_chart(points, width=50, height=5, marks=points, unicode=unicode)
+    assert len(rows) == 6
+    assert all(cells(row) <= 50 for row in rows)
+
+
+def test_a_chart_falls_from_its_top_left_to_its_bottom_right() -> None:
+    rows = line_chart([(x, 10 - x) for x in range(11)], width=40, height=5)
+    assert rows[0].startswith("10.0 ┤⠉")
+    assert rows[4].startswith("0.00 ┤")
+    assert rows[4].rstrip()[-1] != "┤"
+    assert rows[5].split() == ["0", "step", "10"]
+
+
+def test_scales_are_round_and_sparklines_fixed() -> None:
+    assert scale_of([3.1, 10.9]) == Scale(3.0, 11.0)
+    assert sparkline([0, 50, 100, math.nan], width=4, scale=Scale(0, 100)) == "▁▅█ "
+    assert sparkline([0, 50, 100], width=2, scale=Scale(0, 100), unicode=False) == "+#"
