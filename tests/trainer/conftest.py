@@ -1,0 +1,146 @@
+"""A tiny character corpus in the layout of docs/FORMATS.md, recipes for it, and the real command in a subprocess."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "the quick brown fox jumps over the lazy dog; " * 400
+
+torch.set_num_threads(1)
+
+
+def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole recipe.json of a very small model; keyword tables replace single keys."""
+    record: dict[str, Any] = {
+        "about": "a test",
+        "model": {
+            "preset": "faithful", "layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 0,
+            "dropout": 0.1, "bias": True, "tied": True,
+        },
+        "data": {"source": "stdlib", "tokenizer": "char", "val_fraction": 0.1, "limit_mb": 0},
+        "optim": {
+            "lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "grad_clip": 1.0,
+        },
+        "schedule": {"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3},
+        "train": {
+            "steps": 20, "batch_tokens": 128, "micro_batch": 2, "seed": 42, "precision": "fp32", "compile": False,
+            "log_every": 1, "checkpoint_every": 10,
+        },
+        "eval": {"every": 10, "tokens": 256},
+        "sample": {"prompts": ["the "], "tokens": 8, "temperature": 0.8, "top_k": 0},
+        "hardware": {"gpu": "1xA100", "disk_gb": 10, "on_cpu": "as_written"},
+        "rehearsal": {
+            "processes": 1, "model": {}, "data": {}, "optim": {}, "schedule": {}, "train": {}, "eval": {}, "sample": {},
+        },
+    }  # fmt: skip
+    for name, keys in tables.items():
+        record[name].update(keys)
+    return record
+
+
+def write_shard(path: Path, tokens: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    """Write an llm.c shard and return its entry in data.json."""
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    path.write_bytes(header.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
+    return shard_entry(path, len(tokens))
+
+
+def shard_entry(path: Path, tokens: int) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {
+        "name": path.name,
+        "tokens": tokens,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def write_data(folder: Path, text: str = TEXT) -> Path:
+    """Write shards (two of train, one of val), data.json, vocab.json and prompts.json of a text's characters."""
+    folder.mkdir(parents=True)
+    alphabet = sorted(set(text))
+    ids = np.array([alphabet.index(c) for c in text])
+    tokens = [c.encode() for c in alphabet]
+    digest = hashlib.sha256(b"".join(len(t).to_bytes(4, "little") + t for t in tokens)).hexdigest()
+    held_out = len(ids) // 10
+    parts = {"train_000001.bin": ids[held_out:-777], "train_000002.bin": ids[-777:], "val_000000.bin": ids[:held_out]}
+    entries = {name: write_shard(folder / name, part) for name, part in parts.items()}
+    manifest = {
+        "v": 1, "dtype": "uint16", "eot": "none",
+        "tokenizer": {"name": "char", "sha256": digest, "vocab_size": len(tokens), "eot_id": None},
+        "source": {"kind": "stdlib", "digest": "0" * 64, "documents": 1, "bytes": len(text)},
+        "train": [entries["train_000001.bin"], entries["train_000002.bin"]], "val": [entries["val_000000.bin"]],
+    }  # fmt: skip
+    vocab = {"v": 1, "name": "char", "tokens_b64": [base64.b64encode(t).decode() for t in tokens]}
+    prompts = [{"text": "the ", "ids": [alphabet.index(c) for c in "the "]}]
+    for name, record in (("data.json", manifest), ("vocab.json", vocab), ("prompts.json", prompts)):
+        (folder / name).write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared data folder; nothing may change it."""
+    return write_data(tmp_path_factory.mktemp("corpus") / "data")
+
+
+def command(recipe: dict[str, Any], data: Path, out: Path, processes: int = 0) -> list[str]:
+    """Return the real command line; `processes` 0 is plain python, more is torchrun."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = out.parent / f"{out.name}.recipe.json"
+    file.write_text(json.dumps(recipe))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    folders = ["--recipe", str(file), "--data", str(data), "--out", str(out)]
+    return [sys.executable, *launcher, "-m", "trainer.train", *folders]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run_command(recipe: dict[str, Any], data: Path, out: Path, processes: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the real command to its end."""
+    argv = command(recipe, data, out, processes)
+    return subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def events(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [event for event in lines if kind in (None, event["kind"])]
+
+
+def manifest(out: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / "MANIFEST.json").read_text())
+    return loaded
+
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(data: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Run the command in this process: `train(recipe, out)` returns the exit code."""
+    from trainer.train import main
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def run(recipe: dict[str, Any], out: Path, folder: Path = data) -> int:
+        argv = command(recipe, folder, out)
+        return main(argv[argv.index("--recipe") :])
+
+    return run

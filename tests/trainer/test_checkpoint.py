@@ -1,0 +1,183 @@
+"""No moment at which the process dies, and no disk that fills up, costs a checkpoint that was there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import manifest
+
+from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from trainer.errors import Refused, SaveFailed
+
+
+def checkpoint(step: int) -> Checkpoint:
+    tensors = {"w": torch.full((5, 3), float(step))}
+    return Checkpoint(step, tensors, {"w.exp_avg": tensors["w"] / 2}, {"v": 1, "step": step})
+
+
+def store_with(out: Path, *steps: int) -> CheckpointStore:
+    store = CheckpointStore(out)
+    for step in steps:
+        store.save(checkpoint(step), None)
+    return store
+
+
+def files(out: Path) -> set[str]:
+    return {path.name for path in (out / "checkpoints").iterdir()}
+
+
+def resume(out: Path) -> int | None:
+    """Do what a new process does, and check that what it finds is whole."""
+    step, _ = CheckpointStore(out).newest_sound()
+    if step is not None:
+        found = read_checkpoint(out, step)
+        assert torch.equal(found.model["w"], torch.full((5, 3), float(step)))
+        assert found.state["step"] == step
+    return step
+
+
+def in_child(act: Callable[[], Any]) -> int:
+    """Run `act` in a forked child that may be ended at any line; return its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            act()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(("owner", "call"), [(os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink")])
+@pytest.mark.parametrize("before", [True, False])
+def test_dying_at_any_call_that_touches_the_disk_leaves_a_whole_checkpoint(
+    tmp_path: Path, owner: Any, call: str, before: bool
+) -> None:
+    died = 0
+    for number in range(1, 40):
+        out = tmp_path / str(number)
+        store_with(out, 10, 20)
+
+        def save(out: Path = out, number: int = number) -> None:
+            real, count = getattr(owner, call), 0
+
+            def dying(*arguments: Any, **keywords: Any) -> Any:
+                nonlocal count
+                count += 1
+                if before and count == number:
+                    os._exit(9)
+                result = real(*arguments, **keywords)
+                if count == number:
+                    os._exit(9)
+                return result
+
+            setattr(owner, call, dying)
+            store_with(out, 30)
+
+        status = in_child(save)
+        named = {entry["name"].removeprefix("checkpoints/") for entry in manifest(out)["files"]}
+        assert resume(out) == manifest(out)["latest"]
+        assert manifest(out)["latest"] in ((20, 30) if status == 9 else (30,))
+        assert files(out) == named, "leftovers were not cleared"
+        assert resume(out) in (20, 30)
+        if status != 9:
+            assert status == 0
+            break
+        died += 1
+    assert died >= 3
+
+
+def test_a_full_disk_is_said_and_leaves_the_old_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_with(tmp_path, 10, 20)
+    before = (tmp_path / "MANIFEST.json").read_bytes()
+    for failing in range(1, 9):  # file and folder of three files and of the manifest
+        count = 0
+
+        def full(handle: int, failing: int = failing) -> None:
+            nonlocal count
+            count += 1
+            if count == failing:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(SaveFailed, match=r"step 30 could not be .* the disk is full; that of step 20 is intact"):
+            store.save(checkpoint(30), 0.1)
+        assert not any(name.endswith(".tmp") for name in files(tmp_path))
+        if failing < 8:
+            assert (tmp_path / "MANIFEST.json").read_bytes() == before
+            assert resume(tmp_path) == 20
+    store.save(checkpoint(30), 0.1)
+    assert resume(tmp_path) == 30
+
+
+def test_the_latest_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step, val_loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 1.5), (5, None)):
+        name = store.write_sample(step, 0, f"text {step}")
+        store.save(checkpoint(step), val_loss)
+        assert (tmp_path / name).read_text() == f"text {step}"
+    record = manifest(tmp_path)
+    assert (record["v"], record["latest"], record["best"]) == (1, 5, {"step": 2, "val_loss": 1.0})
+    assert {e["step"] for e in record["files"] if e["kind"] == "weights"} == {2, 4, 5}
+    assert {e["step"] for e in record["files"] if e["kind"] == "sample"} == {1, 2, 3, 4, 5}
+    assert len(files(tmp_path)) == 9
+    again = CheckpointStore(tmp_path)
+    assert (again.latest, again.best) == (5, {"step": 2, "val_loss": 1.0})
+
+
+@pytest.mark.parametrize("suffix", ["model.safetensors", "optim.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, suffix: str, damage: str) -> None:
+    store = store_with(tmp_path, 10)
+    store.save(checkpoint(20), 0.5)
+    path = tmp_path / "checkpoints" / f"000020.{suffix}"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink() if damage == "gone" else path.write_bytes(content if damage == "flip" else content[:-1])
+    assert CheckpointStore(tmp_path).newest_sound() == (10, [20])
+    record = manifest(tmp_path)
+    assert (record["latest"], record["best"]) == (10, None)
+    assert not any(name.startswith("000020") for name in files(tmp_path))
+    assert CheckpointStore(tmp_path).newest_sound() == (10, [])
+
+
+def test_with_nothing_sound_left_nothing_is_deleted(tmp_path: Path) -> None:
+    store_with(tmp_path, 10)
+    (tmp_path / "checkpoints" / "000010.optim.safetensors").write_bytes(b"")
+    kept = files(tmp_path)
+    with pytest.raises(Refused, match=r"every checkpoint .* is damaged \(steps \[10\]\)"):
+        CheckpointStore(tmp_path).newest_sound()
+    assert files(tmp_path) == kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"v": 2, "latest": 1, "best": null, "files": []}', '{"v":1,"latest":1,"best":null,"files":[1]}'],
+)
+def test_a_manifest_that_cannot_be_understood_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    store_with(tmp_path, 10)
+    (tmp_path / "MANIFEST.json").write_text(text)
+    with pytest.raises(Refused, match=r"move .* away to start anew"):
+        CheckpointStore(tmp_path)
+    assert len(files(tmp_path)) == 3
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    store_with(tmp_path, 10)
+    record = manifest(tmp_path)
+    record["files"][0]["name"] = "../../x"
+    (tmp_path / "MANIFEST.json").write_text(json.dumps(record))
+    with pytest.raises(Refused):
+        CheckpointStore(tmp_path)
+
+
+def test_an_empty_folder_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path).newest_sound() == (None, [])

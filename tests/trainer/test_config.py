@@ -1,0 +1,95 @@
+"""recipe.json is read strictly: every key, nothing else, and a sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import recipe_record
+
+from trainer import config
+from trainer.config import Recipe, differing_keys, load_recipe, parse_recipe
+from trainer.errors import Refused
+
+
+def test_a_recipe_comes_back_as_it_was_written() -> None:
+    record = recipe_record()
+    assert parse_recipe(record).as_record() == record
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "sentence"),
+    [
+        ("train", {"stepz": 3}, "unknown key train.stepz; did you mean train.steps?"),
+        ("train", {"steps": 0}, "train.steps is 0"),
+        ("train", {"steps": True}, "train.steps is true; it must be an integer"),
+        ("train", {"steps": 1.5}, "it must be an integer"),
+        ("train", {"seed": -1}, "train.seed is -1"),
+        ("train", {"precision": "fp8"}, "train.precision"),
+        ("model", {"heads": 3}, "model.width 16 cannot be shared equally by model.heads 3"),
+        ("model", {"dropout": 1.0}, "model.dropout"),
+        ("model", {"preset": "modern"}, "model.preset"),
+        ("model", {"bias": "yes"}, "model.bias"),
+        ("optim", {"lr": float("nan")}, "finite"),
+        ("optim", {"beta2": 1.0}, "optim.beta2"),
+        ("schedule", {"warmup_steps": 21}, "schedule.warmup_steps 21 is more than train.steps 20"),
+        ("schedule", {"min_lr": 1.0}, "above optim.lr"),
+        ("schedule", {"kind": "linear"}, "schedule.kind"),
+        ("sample", {"prompts": "the "}, "sample.prompts must be a list of strings"),
+        ("rehearsal", {"model": {"widht": 3}}, "rehearsal.model.widht"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(table: str, keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence.replace(".", r"\.").replace("?", r"\?")):
+        parse_recipe(recipe_record(**{table: keys}))
+
+
+def test_every_key_of_every_table_is_required() -> None:
+    for table, keys in recipe_record().items():
+        for key in keys if isinstance(keys, dict) and table != "rehearsal" else []:
+            record = recipe_record()
+            del record[table][key]
+            with pytest.raises(Refused, match=f"missing key {table}\\.{key}"):
+                parse_recipe(record)
+
+
+def test_a_recipe_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.json"
+    with pytest.raises(Refused, match="cannot be read"):
+        load_recipe(file)
+    file.write_text("{")
+    with pytest.raises(Refused, match="is not JSON"):
+        load_recipe(file)
+    file.write_text(json.dumps([]))
+    with pytest.raises(Refused, match="the recipe must be a table"):
+        load_recipe(file)
+
+
+def test_the_tables_keys_and_defaults_are_those_of_the_formats_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "FORMATS.md").read_text(encoding="utf-8")
+    words = {"model.preset": "faithful", "model.vocab_size": 0, "train.precision": "auto", "hardware.gpu": "1xA100"}
+    for table in fields(Recipe):
+        if table.name == "about":
+            continue
+        row = next(line for line in page.splitlines() if line.startswith(f"| `[{table.name}]`"))
+        said = dict(re.findall(r"`([a-z_0-9]+)` ([^`|]*)", row.split("|", 2)[2]))
+        for key in fields(getattr(config, str(table.type))):
+            if table.name == "rehearsal" and key.name != "processes":
+                assert f"`{key.name}`" in row
+            else:
+                assert key.name in said, f"{table.name}.{key.name}"
+                stated = re.search(r"true|false|[0-9][0-9e.-]*", said[key.name].split("(")[0])
+                wanted = json.loads(stated[0]) if stated else words.get(f"{table.name}.{key.name}", MISSING)
+                assert key.default == wanted, f"{table.name}.{key.name}: {said[key.name]}"
+
+
+def test_only_what_changes_the_training_tells_two_recipes_apart() -> None:
+    old = recipe_record()
+    same = recipe_record(train={"log_every": 5, "micro_batch": 1, "compile": True}, sample={"tokens": 1})
+    other = recipe_record(optim={"lr": 2e-2}, model={"layers": 3})
+    assert differing_keys(old, same) == []
+    assert differing_keys(old, other) == ["model.layers", "optim.lr"]

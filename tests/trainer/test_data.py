@@ -1,0 +1,203 @@
+"""The token stream is a pure function of seed and position; bad data is refused in a sentence before training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Train, events, recipe_record, shard_entry, write_data, write_shard
+
+from trainer import data as data_module
+from trainer.data import Samples, TokenRow, ahead, position_seed, sample_starts
+from trainer.errors import Refused
+from trainer.shards import Shard, TokenData, open_data
+
+
+def row(tmp_path: Path, lengths: tuple[int, ...] = (50, 7, 60)) -> TokenRow:
+    """A row of tokens 0, 1, 2, … in several shards."""
+    shards, first = [], 0
+    for number, length in enumerate(lengths):
+        path = tmp_path / f"train_{number}.bin"
+        write_shard(path, np.arange(first, first + length))
+        shards.append(Shard(path, length, 1024, ""))
+        first += length
+    return TokenRow(shards)
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 40])
+def test_a_read_crosses_the_ends_of_shards(tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_module, "spare_memory_bytes", lambda: memory)
+    tokens = row(tmp_path)
+    assert tokens.tokens == 117
+    for start, count in ((0, 117), (49, 2), (50, 7), (45, 30), (57, 60), (116, 1)):
+        assert tokens.read(start, count).tolist() == list(range(start, start + count))
+
+
+def test_every_epoch_shows_every_window_once_in_another_order(tmp_path: Path) -> None:
+    samples = Samples(row(tmp_path), 4, 42, "train")
+    assert samples.windows == 29
+    ids, targets = samples.read(0, 58)
+    assert torch.equal(ids + 1, targets)
+    first, second = ids[:29, 0].tolist(), ids[29:, 0].tolist()
+    assert sorted(first) == sorted(second) == list(range(0, 116, 4))
+    assert first != second
+    # The order is frozen: RandomState(seed + epoch), whose stream numpy never changes.
+    assert [start // 4 for start in first] == np.random.RandomState(42).permutation(29).tolist()
+    assert [start // 4 for start in second] == np.random.RandomState(43).permutation(29).tolist()
+    again = Samples(row(tmp_path), 4, 42, "train").read(40, 5)[0]
+    assert torch.equal(again, ids[40:45])
+
+
+def test_any_number_of_processes_shares_out_the_same_samples() -> None:
+    def all_samples(processes: int, micro_batch: int) -> list[list[int]]:
+        steps: list[list[int]] = [[], []]
+        for rank in range(processes):
+            for start in sample_starts(range(3, 5), 8, micro_batch, rank, processes):
+                steps[start // 8 - 3] += range(start, start + micro_batch)
+        return [sorted(step) for step in steps]
+
+    wanted = [list(range(24, 32)), list(range(32, 40))]
+    assert all(all_samples(*cut) == wanted for cut in ((1, 8), (1, 2), (2, 2), (2, 4), (4, 1), (8, 1)))
+
+
+def test_dropout_seeds_differ_by_position_and_are_the_same_everywhere() -> None:
+    seeds = {position_seed(seed, step, micro) for seed in (1, 2) for step in range(20) for micro in range(20)}
+    assert len(seeds) == 800
+    assert position_seed(42, 0, 0) == int.from_bytes(hashlib.sha256(b"42/0/0").digest()[:8], "little") >> 1
+
+
+def test_the_prefetch_thread_keeps_the_order_and_hands_over_its_errors() -> None:
+    def make(start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if start == 7:
+            raise ValueError("at seven")
+        return torch.tensor(start), torch.tensor(-start)
+
+    assert [int(a) for a, _ in ahead(make, range(7), lambda: None)] == list(range(7))
+    with pytest.raises(ValueError, match="at seven"):
+        list(ahead(make, range(9), lambda: None))
+    early = ahead(make, range(6), lambda: None)
+    next(early)
+    early.close()  # ends its thread, though it stands before a full queue
+
+
+Damage = Callable[[Path, dict[str, Any]], None]
+
+
+def _truncate(folder: Path, _: dict[str, Any]) -> None:
+    shard = folder / "train_000001.bin"
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def _announce_truncated(folder: Path, manifest: dict[str, Any]) -> None:
+    _truncate(folder, manifest)
+    manifest["train"][0]["bytes"] -= 100
+
+
+def _header(index: int, value: int) -> Damage:
+    def damage(folder: Path, _: dict[str, Any]) -> None:
+        shard = np.fromfile(folder / "train_000001.bin", dtype="<u2")
+        shard[:1024].view("<i4")[index] = value
+        shard.tofile(folder / "train_000001.bin")
+
+    return damage
+
+
+def _rewrite(tokens: list[int]) -> Damage:
+    def damage(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["train"] = [write_shard(folder / "train_000001.bin", tokens)]
+
+    return damage
+
+
+def _set(*path: Any, value: Any) -> Damage:
+    def damage(_: Path, manifest: dict[str, Any]) -> None:
+        place: Any = manifest
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return damage
+
+
+def _edit(name: str, edit: Callable[[Any], Any]) -> Damage:
+    def damage(folder: Path, _: dict[str, Any]) -> None:
+        (folder / name).write_text(json.dumps(edit(json.loads((folder / name).read_text()))))
+
+    return damage
+
+
+BAD_DATA: dict[str, tuple[Damage, str]] = {
+    "missing shard": (lambda f, _: (f / "val_000000.bin").unlink(), "val_000000.bin is missing"),
+    "truncated": (_truncate, r"train_000001.bin is truncated: \d+ bytes, where data.json says \d+"),
+    "truncated, and announced so": (_announce_truncated, "train_000001.bin is truncated"),
+    "wrong magic": (_header(0, 123), "starts with 123, not with 20240520"),
+    "wrong version": (_header(1, 7), "has version 7; this trainer reads 1"),
+    "wrong length in header": (_header(2, 5), "says 5 tokens, but data.json says"),
+    "empty": (_rewrite([]), "train_000001.bin is empty"),
+    "too short": (_rewrite(list(range(16))), "hold 16 tokens; one window of model.context 16 needs one more"),
+    "token id": (_rewrite([1] * 40 + [999] + [1] * 40), "token id 999 at 40, but the vocabulary ends at 28"),
+    "other tokeniser": (_set("tokenizer", "name", value="gpt2"), 'made with the tokeniser "gpt2"'),
+    "other vocabulary": (_set("tokenizer", "sha256", value="0" * 64), "sha256 differs"),
+    "changed vocabulary": (_edit("vocab.json", lambda v: v | {"tokens_b64": v["tokens_b64"][::-1]}), "sha256 differs"),
+    "vocabulary size": (_set("tokenizer", "vocab_size", value=27), "has 27 tokens, but vocab.json has 28"),
+    "end of text": (_set("tokenizer", "eot_id", value=28), "end-of-text id 28"),
+    "not base64": (_edit("vocab.json", lambda v: v | {"tokens_b64": ["?"]}), "not base64"),
+    "dtype": (_set("dtype", value="uint32"), "the shards hold uint32"),
+    "version": (_set("v", value=2), "not of version 1"),
+    "no train shard": (_set("train", value=[]), 'no shard under "train"'),
+    "no val": (_set("val", value=None), '"val" in data.json is null'),
+    "path out of the folder": (_set("train", 0, "name", value="../x.bin"), "is not the name of a shard"),
+    "a shard without tokens": (_set("train", 0, value={"name": "x.bin", "sha256": ""}), 'has no "tokens"'),
+    "no vocabulary": (lambda f, _: (f / "vocab.json").unlink(), "vocab.json cannot be read"),
+    "unknown prompt": (lambda f, _: (f / "prompts.json").write_text("[]"), "does not have the recipe's prompt"),
+    "prompt ids": (lambda f, _: (f / "prompts.json").write_text('[{"text": "the ", "ids": [99]}]'), "has no tokens of"),
+    "broken prompts": (lambda f, _: (f / "prompts.json").write_text("[{"), "prompts.json is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_data_is_exit_2_and_a_sentence(name: str, tmp_path: Path, train: Train) -> None:
+    damage, sentence = BAD_DATA[name]
+    folder = write_data(tmp_path / "data")
+    manifest = json.loads((folder / "data.json").read_text())
+    damage(folder, manifest)
+    (folder / "data.json").write_text(json.dumps(manifest))
+    assert train(recipe_record(), tmp_path / "out", folder) == 2
+    (stop,) = events(tmp_path / "out")
+    assert (stop["kind"], stop["reason"]) == ("stop", "error")
+    assert re.search(sentence, stop["message"])
+
+
+def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
+    folder = write_data(tmp_path / "data")
+    for text in ("", "[]", "{"):
+        (folder / "data.json").write_text(text)
+        with pytest.raises(Refused, match=r"data\.json is not"):
+            open_data(folder, "char", ())
+    with pytest.raises(Refused, match=r"data\.json cannot be read"):
+        open_data(tmp_path / "nowhere", "char", ())
+
+
+def test_nanogpt_and_numpy_shards_are_read_too(tmp_path: Path) -> None:
+    folder = write_data(tmp_path / "data")
+    tokens = np.arange(28, dtype="<u2").repeat(3)
+    tokens.tofile(folder / "train.bin")
+    np.save(folder / "edu_000001.npy", tokens)
+    manifest = json.loads((folder / "data.json").read_text())
+    manifest["train"] = [shard_entry(folder / name, 84) for name in ("train.bin", "edu_000001.npy")]
+    (folder / "data.json").write_text(json.dumps(manifest))
+    data: TokenData = open_data(folder, "char", ("the ",))
+    assert TokenRow(data.train).read(0, 168).tolist() == [*tokens.tolist(), *tokens.tolist()]
+    assert data.tokenizer.decode(list(data.prompts[0].ids)) == "the "
+    np.save(folder / "edu_000001.npy", tokens.astype("<u4"))
+    manifest["train"] = [shard_entry(folder / "edu_000001.npy", 84)]
+    (folder / "data.json").write_text(json.dumps(manifest))
+    with pytest.raises(Refused, match="holds uint32 of 1 dimensions"):
+        open_data(folder, "char", ())

@@ -1,0 +1,82 @@
+"""The chunked loss is torch's own cross-entropy, in value and in gradient, for any chunk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer import loss as loss_module
+from trainer.loss import chunked_cross_entropy
+
+TOKENS, WIDTH, VOCAB = 50, 16, 97
+
+
+def tensors() -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(TOKENS, WIDTH), torch.randn(VOCAB, WIDTH)
+    targets = torch.randint(VOCAB, (TOKENS,))
+    targets[::7] = -100
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(3.0 * loss, inputs)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 50, 64])
+def test_fp32_equals_torch(chunk: int) -> None:
+    hidden, weight, targets = tensors()
+    wanted = F.cross_entropy(hidden @ weight.t(), targets)
+    found = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=chunk)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients(found, hidden, weight), gradients(wanted, hidden, weight))
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, chunk_tokens=chunk), wanted)
+
+
+def test_under_bf16_autocast_the_loss_is_fp32_and_the_gradients_are_as_torch_has_them() -> None:
+    hidden, weight, targets = tensors()
+    exact = F.cross_entropy(hidden @ weight.t(), targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = F.cross_entropy(F.linear(hidden, weight).float(), targets)
+        found = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=16)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted)
+    assert found.item() == pytest.approx(exact.item(), rel=5e-3)
+    for ours, reference in zip(gradients(found, hidden, weight), gradients(exact, hidden, weight), strict=True):
+        assert ours.dtype == torch.float32
+        assert ((ours - reference).norm() / reference.norm()).item() < 0.02
+
+
+def test_ignored_targets_count_for_nothing() -> None:
+    hidden, weight, targets = tensors()
+    targets[:] = -100
+    targets[3] = 5
+    found = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=8)
+    torch.testing.assert_close(found, F.cross_entropy(hidden[3:4] @ weight.t(), targets[3:4]))
+    (gradient,) = gradients(found, hidden)
+    assert gradient.abs().sum(1).nonzero().flatten().tolist() == [3]
+    targets[3] = -100
+    assert torch.isnan(chunked_cross_entropy(hidden, weight, targets))
+
+
+def test_no_tensor_as_large_as_the_logits_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple | list) else (out,):
+                if isinstance(tensor, Tensor):
+                    self.elements = max(self.elements, tensor.numel())
+            return out
+
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * 1000 * 64)
+    hidden, weight = torch.randn(4096, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
+    with Largest() as largest:
+        chunked_cross_entropy(hidden, weight, torch.randint(1000, (4096,))).backward()
+    assert largest.elements == 64 * 1000

@@ -1,0 +1,146 @@
+"""Real processes: killed, told to stop, one or two of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, command, environment, events, manifest, recipe_record, run_command
+
+# Kills the process, as a lost machine would, right after step 13 was reported.
+KILLED_AT_13 = """
+import os, signal, sys
+from trainer import events, train
+report = events.Reporter.step
+def step(self, number, values):
+    report(self, number, values)
+    if number == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+events.Reporter.step = step
+sys.exit(train.main())
+"""
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Twenty steps in one process, undisturbed."""
+    out = tmp_path_factory.mktemp("straight") / "out"
+    done = run_command(recipe_record(), data, out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def losses(out: Path) -> dict[int, float]:
+    """Return the loss of every step; a step that was repeated counts as it was the last time."""
+    return {event["step"]: event["loss"] for event in events(out, "step")}
+
+
+def test_ten_steps_a_kill_and_ten_more_equal_twenty_to_the_last_bit(tmp_path: Path, data: Path, straight: Path) -> None:
+    out = tmp_path / "out"
+    argv = command(recipe_record(), data, out)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_13, *argv[argv.index("--recipe") :]],
+        cwd=ROOT, env=environment(), capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+    assert manifest(out)["latest"] == 10
+    assert max(losses(out)) == 13
+    assert run_command(recipe_record(), data, out).returncode == 0
+    assert events(out, "start")[1]["resumed_from"] == 10
+    assert losses(out) == losses(straight)
+    for kind in ("model", "optim"):
+        name = f"checkpoints/000020.{kind}.safetensors"
+        assert (out / name).read_bytes() == (straight / name).read_bytes()
+    assert [e["val_loss"] for e in events(out, "eval")] == [e["val_loss"] for e in events(straight, "eval")]
+    assert [e["text"] for e in events(out, "sample")] == [e["text"] for e in events(straight, "sample")]
+
+
+def test_two_processes_see_the_same_tokens_and_the_same_losses(tmp_path: Path, data: Path, straight: Path) -> None:
+    out = tmp_path / "out"
+    done = run_command(recipe_record(), data, out, processes=2)
+    assert done.returncode == 0, done.stderr
+    start = events(out, "start")[0]
+    assert (start["world_size"], start["micro_batch"], start["accumulation"]) == (2, 2, 2)
+    assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
+    for one, two in zip(events(straight, "eval"), events(out, "eval"), strict=True):
+        assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
+    # Only the first process reports.
+    assert len(events(out, "step")) == 20
+    assert done.stdout.count("device: cpu") == 1
+
+
+def wait_for_step(out: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (out / "events.jsonl").exists() and any(e["step"] >= step for e in whole_events(out)):
+            return
+        time.sleep(0.02)
+    pytest.fail("the trainer did not get going")
+
+
+def whole_events(out: Path) -> list[dict[str, Any]]:
+    import json
+
+    text = (out / "events.jsonl").read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+LONG = {"train": {"steps": 100_000, "checkpoint_every": 50_000}, "eval": {"every": 50_000}}
+
+
+def test_sigterm_finishes_the_step_saves_and_is_a_good_end(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(recipe_record(**LONG), data, out), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for_step(out, 3)
+        process.send_signal(signal.SIGTERM)
+        asked_wall = time.time()
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+    stop = events(out)[-1]
+    assert (stop["kind"], stop["reason"]) == ("stop", "signal")
+    assert manifest(out)["latest"] == stop["step"]
+    late = [e for e in events(out, "step") if e["wall"] > asked_wall]
+    assert len(late) <= 2, "the step under way when the signal came, and at most the one after"
+
+
+def workers(parent: int) -> Iterator[tuple[int, int]]:
+    """Yield (pid, local rank) of torchrun's workers."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1] == str(parent)
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ranks = [int(v.split(b"=")[1]) for v in variables if v.startswith(b"LOCAL_RANK=")]
+        if ours and ranks:
+            yield int(folder.name), ranks[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
+def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out"
+    launcher = subprocess.Popen(
+        command(recipe_record(**LONG), data, out, processes=2), cwd=ROOT, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for_step(out, 3)
+        os.kill(next(pid for pid, rank in workers(launcher.pid) if rank == 1), signal.SIGTERM)
+        assert launcher.wait(timeout=30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+    stop = events(out)[-1]
+    assert (stop["reason"], manifest(out)["latest"]) == ("signal", stop["step"])

@@ -1,0 +1,81 @@
+"""Sampling: the same seed gives the same text, and only what the vocabulary has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainer.config import ModelConfig, SampleConfig
+from trainer.device import Device, peak_flops
+from trainer.model import GPT
+from trainer.sample import generate, pick
+from trainer.shards import Tokenizer
+
+
+def sample(**keys: object) -> SampleConfig:
+    return SampleConfig(**{"prompts": ("a",), "tokens": 20, **keys})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(ModelConfig(layers=1, heads=2, width=16, context=8, vocab_size=64)).eval()
+
+
+def test_the_seed_decides_and_the_padding_is_never_drawn(model: GPT) -> None:
+    hot = sample(temperature=5.0)
+    texts = [generate(model, [1, 2], hot, vocab_size=5, seed=seed) for seed in (7, 7, 8)]
+    assert texts[0] == texts[1] != texts[2]
+    assert all(len(ids) == 22 and ids[:2] == [1, 2] and max(ids) < 5 for ids in texts)
+
+
+def test_a_prompt_longer_than_the_context_is_continued_from_its_end(model: GPT) -> None:
+    greedy = sample(temperature=0.0, tokens=3)
+    long = generate(model, list(range(20)), greedy, vocab_size=64, seed=0)
+    assert long[20:] == generate(model, list(range(12, 20)), greedy, vocab_size=64, seed=0)[8:]
+
+
+def test_top_k_draws_among_the_likeliest_only() -> None:
+    logits = torch.tensor([0.0, 3.0, 2.9, -1.0])
+    generator = torch.Generator().manual_seed(0)
+    assert {pick(logits, 1.0, 2, generator) for _ in range(50)} == {1, 2}
+    assert {pick(logits, 1.0, 0, generator) for _ in range(300)} >= {0, 1, 2}
+    assert pick(logits, 0.0, 0, generator) == 1
+
+
+def test_a_stop_ends_the_text_at_once(model: GPT) -> None:
+    assert generate(model, [1], sample(), vocab_size=64, seed=0, stopping=lambda: True) == [1]
+
+
+def test_bytes_that_are_no_whole_character_are_shown_as_such() -> None:
+    tokenizer = Tokenizer("x", "", None, ("é".encode()[:1], "é".encode()[1:], b"a"))
+    assert tokenizer.decode([0, 1, 2]) == "éa"
+    assert tokenizer.decode([2, 0]) == "a\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200", 989),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", None),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        ("NVIDIA B200", 2250),
+        ("Tesla T4", None),
+    ],
+)
+def test_the_peak_is_known_or_it_is_none(name: str, teraflops: float | None) -> None:
+    device = Device(torch.device("cuda", 0), "bf16", name)
+    assert peak_flops(device) == (None if teraflops is None else teraflops * 1e12)
+    assert peak_flops(Device(torch.device("cuda", 0), "fp32", name)) is None

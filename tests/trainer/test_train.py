@@ -1,0 +1,243 @@
+"""The loop: what it learns, how it stops, and that it goes on exactly where it stood."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Train, events, manifest, recipe_record
+
+from trainer import run as run_module
+from trainer import train as train_module
+from trainer.checkpoint import read_checkpoint
+from trainer.model import GPT
+
+MINI = {
+    "model": {"width": 64, "context": 64},
+    "optim": {"lr": 3e-4, "beta2": 0.999},
+    "schedule": {"kind": "constant", "warmup_steps": 0, "min_lr": 0.0},
+    "train": {"steps": 120, "batch_tokens": 1024, "micro_batch": 16, "log_every": 10, "checkpoint_every": 60},
+    "eval": {"every": 60, "tokens": 1024},
+}
+
+
+def test_the_loss_falls_on_the_mini_recipe(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(**MINI), tmp_path) == 0
+    losses = [event["loss"] for event in events(tmp_path, "step")]
+    assert losses[0] == pytest.approx(math.log(64), abs=0.2)
+    assert losses[-1] < 2.9
+    first, last = (event["val_loss"] for event in events(tmp_path, "eval"))
+    assert last < first
+    assert manifest(tmp_path)["best"] == {"step": 120, "val_loss": last}
+
+
+def test_the_events_and_the_lines_for_people_are_those_of_the_formats_page(
+    tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe_record(train={"steps": 4, "checkpoint_every": 4}), tmp_path) == 0
+    found = events(tmp_path)
+    assert [event["kind"] for event in found] == ["start", *["step"] * 4, "eval", "sample", "checkpoint", "stop"]
+    keys = {
+        event["kind"]: " ".join(key for key in event if key not in ("kind", "wall", "elapsed_s", "step"))
+        for event in found
+    }
+    assert keys == {
+        "start": "device cuda_name torch python world_size parameters tokens_per_step micro_batch accumulation "
+        "precision steps resumed_from train_tokens val_tokens",
+        "step": "loss lr grad_norm step_s tokens_per_s tokens mfu memory_peak_bytes",
+        "eval": "val_loss perplexity eval_tokens eval_s",
+        "sample": "prompt text name",
+        "checkpoint": "files bytes save_s",
+        "stop": "reason message train_s final_loss",
+    }
+    start, stop = found[0], found[-1]
+    assert (start["device"], start["cuda_name"], start["resumed_from"]) == ("cpu", None, None)
+    assert (start["train_tokens"], start["val_tokens"]) == (16200, 1800)
+    assert (stop["reason"], stop["step"], stop["final_loss"]) == ("done", 4, found[4]["loss"])
+    sample = next(event for event in found if event["kind"] == "sample")
+    assert (tmp_path / sample["name"]).read_text() == sample["text"]
+    assert sample["text"].startswith("the ")
+    assert len(sample["text"]) == 12
+    log = (tmp_path / "trainer.log").read_text()
+    assert log == capsys.readouterr().out
+    lines = log.splitlines()
+    assert lines[:2] == ["device: cpu", "parameters: 7,872"]
+    assert "tokens per step: 128 (2 x 16 tokens x 1 processes x 4 micro-steps)" in lines
+    pattern = r"step 0004 \| loss \d\.\d{4} \| lr \d\.\d\de-\d\d \| elapsed \d+\.\d s"
+    assert len([line for line in lines if re.fullmatch(pattern, line)]) == 1
+    assert lines[lines.index("--- sample ---") + 1] == sample["text"]
+    assert "checkpoint: checkpoints/000004.model.safetensors" in lines
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path, train: Train) -> None:
+    recipe = recipe_record(train={"steps": 4, "checkpoint_every": 4})
+    assert train(recipe, tmp_path) == 0
+    before = (tmp_path / "MANIFEST.json").read_bytes()
+    assert train(recipe, tmp_path) == 0
+    assert (tmp_path / "MANIFEST.json").read_bytes() == before
+    start, stop = events(tmp_path)[-2:]
+    assert (start["resumed_from"], stop["reason"], stop["final_loss"]) == (
+        4,
+        "done",
+        events(tmp_path, "step")[-1]["loss"],
+    )
+
+
+def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
+    train(recipe_record(train={"steps": 2}), tmp_path)
+    assert train(recipe_record(train={"steps": 3}, optim={"lr": 1e-3}, model={"layers": 1}), tmp_path) == 2
+    assert "other values of model.layers, optim.lr, train.steps" in events(tmp_path)[-1]["message"]
+    state = tmp_path / "checkpoints" / "000002.state.json"
+    record = json.loads(state.read_text())
+    record["data"]["train"][0] = "0" * 64
+    state.write_text(json.dumps(record))
+    listed = manifest(tmp_path)
+    entry = next(e for e in listed["files"] if e["kind"] == "state")
+    entry["sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
+    (tmp_path / "MANIFEST.json").write_text(json.dumps(listed))
+    assert train(recipe_record(train={"steps": 2}), tmp_path) == 2
+    assert "other values of data.json: train" in events(tmp_path)[-1]["message"]
+
+
+def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[run_module.Run] = []
+    real = run_module.assemble
+    monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
+    calls, forward = 0, GPT.forward
+
+    def diverging(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += self.training
+        loss = forward(self, ids, targets)
+        return loss * math.nan if calls == 4 * 4 + 3 else loss  # the third micro-batch of the fifth step
+
+    monkeypatch.setattr(GPT, "forward", diverging)
+    assert train(recipe_record(train={"checkpoint_every": 4}), tmp_path) == 3
+    stop = events(tmp_path)[-1]
+    assert (stop["reason"], stop["step"]) == ("nonfinite", 4)
+    assert "step 5 has loss nan" in stop["message"]
+    weights = read_checkpoint(tmp_path, manifest(tmp_path)["latest"]).model
+    assert all(torch.equal(weights[name], tensor) for name, tensor in kept[0].model.state_dict().items())
+    assert manifest(tmp_path)["latest"] == 4
+
+
+def test_an_infinite_gradient_of_a_finite_loss_stops_too(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.inf))
+    assert train(recipe_record(), tmp_path) == 3
+    assert "gradient norm inf" in events(tmp_path)[-1]["message"]
+    assert not (tmp_path / "MANIFEST.json").exists()
+
+
+def test_a_validation_loss_that_is_no_number_saves_nothing(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_module, "validation_loss", lambda *_, **__: math.nan)
+    assert train(recipe_record(), tmp_path) == 3
+    assert "after step 10 the validation loss is nan" in events(tmp_path)[-1]["message"]
+    assert not (tmp_path / "MANIFEST.json").exists()
+
+
+def test_out_of_memory_is_exit_4_and_says_what_to_do(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GPT, "forward", full)
+    assert train(recipe_record(), tmp_path) == 4
+    stop = events(tmp_path)[-1]
+    assert stop["reason"] == "out_of_memory"
+    assert "micro_batch 2 of context 16" in stop["message"]
+
+
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, replaced = os.replace, 0
+
+    def full(source: Any, target: Any) -> None:
+        nonlocal replaced
+        replaced += str(source).endswith(".safetensors.tmp")
+        if replaced == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert train(recipe_record(), tmp_path) == 1
+    assert "the disk is full; that of step 10 is intact" in events(tmp_path)[-1]["message"]
+    monkeypatch.undo()
+    names = {path.name[:6] for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"000010"}
+
+
+def test_a_bug_is_reported_before_the_process_ends(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_module, "_report_step", lambda *_: 1 // 0)
+    assert train(recipe_record(), tmp_path) == 1
+    assert events(tmp_path)[-1]["message"].startswith("ZeroDivisionError")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_wrong_recipe_is_exit_2_with_a_stop_event(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(train={"batch_tokens": 100}), tmp_path) == 2
+    assert events(tmp_path)[-1]["message"] == "train.batch_tokens 100 is not a multiple of model.context 16"
+    for form in ("refuse", "rehearsal"):
+        assert train(recipe_record(hardware={"on_cpu": form}), tmp_path) == 2
+        assert events(tmp_path)[-1]["message"].startswith(f'hardware.on_cpu is "{form}"')
+    assert train(recipe_record(model={"vocab_size": 20}), tmp_path) == 2
+    assert "20 is less than the tokeniser's 28" in events(tmp_path)[-1]["message"]
+
+
+def test_bf16_on_the_cpu_trains_and_keeps_fp32_weights(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(train={"precision": "bf16"}), tmp_path) == 0
+    losses = [event["loss"] for event in events(tmp_path, "step")]
+    assert losses[-1] < losses[0] - 0.5
+    assert {t.dtype for t in read_checkpoint(tmp_path, 20).model.values()} == {torch.float32}
+
+
+def test_a_stop_that_comes_during_evaluation_saves_at_once(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[run_module.Run] = []
+    real = run_module.assemble
+    monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
+    forward = GPT.forward
+
+    def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            kept[0].stop_asked.set()
+        return forward(self, ids, targets)
+
+    monkeypatch.setattr(GPT, "forward", asking)
+    assert train(recipe_record(eval={"every": 7}), tmp_path) == 0
+    assert [event["kind"] for event in events(tmp_path)][-3:] == ["step", "checkpoint", "stop"]
+    assert (events(tmp_path)[-1]["reason"], manifest(tmp_path)["latest"]) == ("signal", 7)
+
+
+def test_less_eval_text_than_asked_for_is_said(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(train={"steps": 2}, eval={"tokens": 99999}), tmp_path) == 0
+    (warning,) = events(tmp_path, "warning")
+    assert warning["code"] == "eval.fewer_tokens"
+    assert events(tmp_path, "eval")[0]["eval_tokens"] == 1792
+
+
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_losses(tmp_path: Path, train: Train) -> None:
+    without = {"dropout": 0.0}
+    for name, compiled in (("eager", False), ("compiled", True)):
+        recipe = recipe_record(model=without, train={"steps": 6, "compile": compiled})
+        assert train(recipe, tmp_path / name) == 0
+    eager, compiled_losses = ([e["loss"] for e in events(tmp_path / n, "step")] for n in ("eager", "compiled"))
+    assert compiled_losses == pytest.approx(eager, rel=1e-5)
+    assert not any("_orig_mod" in name for name in read_checkpoint(tmp_path / "compiled", 6).model)

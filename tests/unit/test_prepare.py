@@ -1,0 +1,380 @@
+"""Text in, shards out: exact bytes, deterministic, refused in words, and never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trainer.prepare import corpus, tokenizers
+from trainer.prepare.build import Request, prepare
+from trainer.prepare.corpus import hold_out, open_corpus, pieces, read_text
+from trainer.prepare.errors import Refusal
+from trainer.prepare.folders import staging
+from trainer.prepare.shards import ShardWriter, read_vocabulary
+from trainer.prepare.tokenizers import CharTokenizer, Gpt2Tokenizer, count_characters, shipped_gpt2_tokens
+
+ROOT = Path(__file__).parents[2]
+VERSE = "The quick brown fox jumps over the lazy dog.\nShe sells sea shells — by the sea shore!\n\n"
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Gpt2Tokenizer:
+    return Gpt2Tokenizer(shipped_gpt2_tokens())
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "_from_tiktoken", lambda: None)
+
+
+def request(source: Path | str, out: Path, **changes: object) -> Request:
+    settings = {"tokenizer": "char", "val_fraction": 0.1, "prompts": ("The ",), **changes}
+    return Request(source=str(source), out=out, **settings)  # type: ignore[arg-type]
+
+
+def run(source: Path | str, out: Path, **changes: object) -> dict:
+    return prepare(request(source, out, **changes), lambda _: None)
+
+
+def texts(folder: Path, count: int = 30) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number:02}.txt").write_text(f"Document {number}.\n" + VERSE * (1 + number % 5), encoding="utf-8")
+    return folder
+
+
+def tokens_of(folder: Path, split: str) -> np.ndarray:
+    files = json.loads((folder / "data.json").read_bytes())[split]
+    return np.concatenate([np.fromfile(folder / f["name"], "<u2")[512:] for f in files])
+
+
+def decoded(folder: Path, split: str) -> str:
+    vocabulary = read_vocabulary(folder)
+    return b"".join(vocabulary[i] for i in tokens_of(folder, split).tolist()).decode()
+
+
+def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "trainer.prepare", *arguments]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload]
+
+
+def test_no_character_is_lost_between_the_text_and_the_shards(tmp_path: Path) -> None:
+    source = texts(tmp_path / "in")
+    run(source, tmp_path / "out")
+    whole = decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
+    originals = [path.read_text(encoding="utf-8") for path in source.iterdir()]
+    assert len(whole) == sum(map(len, originals))
+    assert all(text in whole for text in originals)
+
+
+def test_the_folder_is_what_the_formats_page_says(tmp_path: Path) -> None:
+    run(texts(tmp_path / "in"), tmp_path / "out", tokenizer="gpt2")
+    manifest = json.loads((tmp_path / "out" / "data.json").read_bytes())
+    assert manifest["eot"] == "before"
+    assert manifest["tokenizer"]["vocab_size"] == 50257
+    shard = tmp_path / "out" / "train_000001.bin"
+    header = np.fromfile(shard, "<i4", count=256)
+    entry = manifest["train"][0]
+    assert header[:4].tolist() == [20240520, 1, entry["tokens"], 0]
+    assert shard.stat().st_size == entry["bytes"] == 1024 + 2 * entry["tokens"]
+    assert hashlib.sha256(shard.read_bytes()).hexdigest() == entry["sha256"]
+    digest = hashlib.sha256()
+    for token in read_vocabulary(tmp_path / "out"):
+        digest.update(len(token).to_bytes(4, "little") + token)
+    assert digest.hexdigest() == manifest["tokenizer"]["sha256"]
+    train = tokens_of(tmp_path / "out", "train")
+    assert train[0] == 50256, "the end-of-text token stands before each document"
+    assert (train == 50256).sum() + (tokens_of(tmp_path / "out", "val") == 50256).sum() == 30
+    assert json.loads((tmp_path / "out" / "prompts.json").read_bytes()) == [{"text": "The ", "ids": [464, 220]}]
+
+
+def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = texts(tmp_path / "in")
+    run(source, tmp_path / "one")
+    run(source, tmp_path / "two")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "one").iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "two").iterdir()
+    }
+
+
+def test_no_document_is_in_both_splits(tmp_path: Path) -> None:
+    train, val = hold_out(open_corpus(str(texts(tmp_path / "in"))), 0.2)
+    held = {part.document.name for part in val}
+    assert held
+    assert not held & {part.document.name for part in train}
+
+
+def test_one_long_file_is_held_out_from_the_end_of_a_line_on(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(VERSE * 200, encoding="utf-8")
+    found = open_corpus(str(book))
+    (train,), (val,) = hold_out(found, 0.1)
+    text = read_text(found.documents[0])
+    assert train.stop == val.start
+    assert text[val.start] == "\n"
+    assert 0.05 < 1 - val.start / len(text) < 0.2
+
+
+def test_shards_are_cut_at_their_length(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, "train", shard_tokens=10) as writer:
+        writer.write(np.arange(7, dtype=np.uint16))
+        writer.write(np.arange(7, 25, dtype=np.uint16))
+    assert [(e["name"], e["tokens"]) for e in writer.entries] == [
+        ("train_000001.bin", 10),
+        ("train_000002.bin", 10),
+        ("train_000003.bin", 5),
+    ]
+    back = np.concatenate([np.fromfile(tmp_path / e["name"], "<u2")[512:] for e in writer.entries])
+    assert back.tolist() == list(range(25))
+
+
+def test_the_shipped_merges_are_gpt2(gpt2: Gpt2Tokenizer) -> None:
+    assert len(gpt2.tokens) == 50257
+    assert len(set(gpt2.tokens)) == 50257
+    known = {
+        "Hello world": [15496, 995],
+        "Hello, I'm a language model,": [15496, 11, 314, 1101, 257, 3303, 2746, 11],
+        "<|endoftext|>": [27, 91, 437, 1659, 5239, 91, 29],
+        "": [],
+    }
+    assert [ids.tolist() for ids in gpt2.encode(list(known))] == list(known.values())
+
+
+def test_merges_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.bpe").write_bytes(tokenizers.GPT2_MERGES.read_bytes() + b"x y\n")
+    with pytest.raises(Refusal, match="sha256"):
+        shipped_gpt2_tokens(tmp_path / "vocab.bpe")
+
+
+def test_a_network_that_never_answers_costs_seconds_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiktoken
+
+    monkeypatch.undo()
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda _: time.sleep(30))
+    monkeypatch.setattr(tokenizers, "_DOWNLOAD_S", 0.1)
+    began = time.monotonic()
+    assert tokenizers.load_gpt2(lambda _: None).encode(["Hello world"])[0].tolist() == [15496, 995]
+    assert time.monotonic() - began < 10
+
+
+@given(st.text(alphabet=st.sampled_from("ab 1.\n\t'é\u3000"), max_size=200), st.integers(5, 40))
+@example("a\n\n\nb" * 9, 5)
+@settings(max_examples=200, deadline=None)
+def test_a_text_cut_into_pieces_is_the_same_text(text: str, most: int) -> None:
+    cut = list(pieces(text, most))
+    assert "".join(cut) == text
+    assert all(len(piece) <= most for piece in cut)
+
+
+def test_pieces_have_the_tokens_of_the_whole(gpt2: Gpt2Tokenizer) -> None:
+    text = "".join(f"def f{i}(x):\n\n\n    return x  # it's {i}\n \n" for i in range(200))
+    whole = gpt2.encode([text])[0].tolist()
+    for most in (60, 61, 67, 101, 997):
+        assert np.concatenate(gpt2.encode(list(pieces(text, most)))).tolist() == whole
+
+
+@given(st.text(min_size=1), st.integers(2, 50))
+@settings(max_examples=100, deadline=None)
+def test_every_kept_character_comes_back_and_every_other_is_marked(text: str, limit: int) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    tokenizer = CharTokenizer.for_counts(count_characters([text]), limit)
+    assert len(tokenizer.tokens) <= limit
+    back = "".join(tokenizer.tokens[i].decode() for i in tokenizer.encode([text])[0])
+    kept = {token.decode() for token in tokenizer.tokens}
+    assert back == "".join(c if c in kept else "\ufffd" for c in text)
+
+
+def test_the_character_vocabulary_fits_the_text() -> None:
+    english = CharTokenizer.for_counts(count_characters([VERSE * 1000 + "日本"]))
+    assert {t.decode() for t in english.tokens} == {*VERSE, "\ufffd"}, "a few rare characters cost no embedding"
+    cyrillic = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n"
+    assert {t.decode() for t in CharTokenizer.for_counts(count_characters([cyrillic])).tokens} == {*cyrillic, "\ufffd"}
+
+
+def test_the_second_call_takes_the_cache_and_gives_the_same(tmp_path: Path) -> None:
+    source, cache = texts(tmp_path / "in"), tmp_path / "cache"
+    first = run(source, tmp_path / "one", cache=cache)
+    second = run(source, tmp_path / "two", cache=cache, prompts=("She ",))
+    assert (first["cached"], second["cached"]) == (False, True)
+    assert first["key"] == second["key"]
+    assert tokens_of(tmp_path / "one", "train").tolist() == tokens_of(tmp_path / "two", "train").tolist()
+    assert json.loads((tmp_path / "two" / "prompts.json").read_bytes())[0]["text"] == "She "
+    for change in ({"val_fraction": 0.2}, {"limit_bytes": 3000}, {"vocab_limit": 20}, {"tokenizer": "gpt2"}):
+        assert run(source, tmp_path / "three", cache=cache, **change)["key"] != first["key"]
+
+
+@pytest.mark.parametrize("file", ["train_000001.bin", "vocab.json", "data.json"])
+def test_a_damaged_cache_entry_is_made_again(tmp_path: Path, file: str) -> None:
+    source, cache = texts(tmp_path / "in"), tmp_path / "cache"
+    key = run(source, tmp_path / "one", cache=cache)["key"]
+    damaged = cache / key / file
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    assert run(source, tmp_path / "two", cache=cache)["cached"] is False
+    assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+
+
+def test_a_limit_takes_whole_lines_from_all_over_the_folder(tmp_path: Path) -> None:
+    source = texts(tmp_path / "in", count=100)
+    found = open_corpus(str(source), limit_bytes=4000)
+    assert 3800 < found.bytes <= 4000
+    assert max(int(d.name[:2]) for d in found.documents) > 50, "not merely the first ones by name"
+    assert open_corpus(str(source), limit_bytes=4000).digest == found.digest
+
+
+def test_the_standard_library_is_text_on_every_machine(tmp_path: Path) -> None:
+    found = open_corpus("stdlib", limit_bytes=300_000)
+    assert len(found.documents) > 3
+    assert all(d.name.endswith(".py") and "test" not in d.name.split("/")[:-1] for d in found.documents)
+
+
+def test_what_is_no_text_is_passed_over_and_counted(tmp_path: Path) -> None:
+    source = texts(tmp_path / "in")
+    (source / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (source / "link.txt").symlink_to("/etc/hostname")
+    (source / ".env").write_text("SECRET=1")
+    os.mkfifo(source / "pipe")
+    result = run(source, tmp_path / "out")
+    assert result["skipped"] == {"binary": 1, "links": 1, "devices": 1}
+    assert "SECRET" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
+
+
+def _latin1(path: Path) -> None:
+    path.write_bytes(b"Cr\xe8me" + VERSE.encode() * 9)
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "says"),
+    [
+        (lambda path: None, "data.missing", "no file or folder"),
+        (lambda path: path.write_bytes(b""), "data.empty", "holds no text"),
+        (lambda path: path.write_bytes(b" \n" * 400), "data.empty", "holds no text"),
+        (lambda path: path.write_bytes(b"\0\1\2" * 400), "data.empty", "1 binary"),
+        (lambda path: path.mkdir(), "data.empty", "holds no text"),
+        (lambda path: path.write_text("short"), "data.too_small", "at least 65 are needed"),
+        (_latin1, "data.not_utf8", "byte 0xe8 at offset 2"),
+        (lambda path: os.mkfifo(path), "data.not_a_file", "neither a file nor a folder"),
+    ],
+)
+def test_refusals_say_what_is_wrong_and_leave_nothing(tmp_path: Path, make, code: str, says: str) -> None:
+    make(tmp_path / "in")
+    with pytest.raises(Refusal) as refused:
+        run(tmp_path / "in", tmp_path / "out", cache=tmp_path / "cache")
+    assert refused.value.code == code
+    assert says in refused.value.message
+    assert refused.value.hint
+    assert {path.name for path in tmp_path.rglob("*")} <= {"in", "cache", ".lock"}
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = texts(tmp_path / "in", count=3)
+
+    def deny(path: Path, mode: str) -> object:  # chmod would not stop a test that runs as root
+        if path.name == "01.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, mode)
+
+    monkeypatch.setattr(corpus, "open", deny, raising=False)
+    with pytest.raises(Refusal, match=r"01\.txt cannot be read: Permission denied"):
+        run(source, tmp_path / "out")
+
+
+def test_prepared_shards_are_not_mistaken_for_text(tmp_path: Path) -> None:
+    run(texts(tmp_path / "in"), tmp_path / "out")
+    with pytest.raises(Refusal) as refused:
+        run(tmp_path / "out", tmp_path / "again")
+    assert refused.value.code == "data.already_prepared"
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("dear")
+    with pytest.raises(Refusal, match="holds other files"):
+        run(texts(tmp_path / "in"), tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "dear"
+
+
+def test_an_earlier_result_is_replaced_whole(tmp_path: Path) -> None:
+    source = texts(tmp_path / "in")
+    run(source, tmp_path / "out", tokenizer="gpt2")
+    run(source, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "data.json").read_bytes())["tokenizer"]["name"] == "char"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_the_command_answers_in_one_line_of_json(tmp_path: Path) -> None:
+    source, out = texts(tmp_path / "in"), tmp_path / "out"
+    done = command("--source", str(source), "--tokenizer", "char", "--prompts", '["The "]', "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["data"]["folder"] == str(out)
+    assert answer["data"]["sha256"] == hashlib.sha256((out / "data.json").read_bytes()).hexdigest()
+    assert done.stderr.startswith("prepare: 30 documents")
+    refused = command("--source", str(tmp_path / "nowhere"), "--tokenizer", "char", "--out", str(out))
+    assert refused.returncode == 2
+    assert json.loads(refused.stdout)["error"]["code"] == "data.missing"
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing_half_there(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(VERSE * 4000, encoding="utf-8")
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    arguments = ("--source", str(book), "--tokenizer", "char", "--out", str(tmp_path / "out"))
+    done = command(*arguments, "--cache", str(tmp_path / "cache"), preexec_fn=small_files)
+    assert done.returncode == 2, done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "disk.write_failed"
+    assert {path.name for path in tmp_path.rglob("*")} == {"book.txt", "cache", ".lock"}
+
+
+def test_a_killed_prepare_leaves_no_folder_and_the_next_one_sweeps(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = "import sys,time;from pathlib import Path;from trainer.prepare.folders import staging\n"
+    script += "with staging(Path(sys.argv[1])) as f: (f/'part').write_bytes(b'x');print('in',flush=True);time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.kill()
+    assert not out.exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    with staging(out):
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_prepares_at_once_share_one_cache(tmp_path: Path) -> None:
+    source, cache = texts(tmp_path / "in"), tmp_path / "cache"
+    line = [
+        sys.executable,
+        "-m",
+        "trainer.prepare",
+        "--source",
+        str(source),
+        "--tokenizer",
+        "char",
+        "--cache",
+        str(cache),
+    ]
+    children = [
+        subprocess.Popen([*line, "--out", str(tmp_path / f"out{i}")], cwd=ROOT, stdout=subprocess.PIPE)
+        for i in range(3)
+    ]
+    answers = [json.loads(child.communicate(timeout=60)[0]) for child in children]
+    assert sorted(answer["cached"] for answer in answers) == [False, True, True]
+    assert len({answer["data"]["sha256"] for answer in answers}) == 1
+    assert sorted(path.name for path in cache.iterdir()) == [".lock", answers[0]["key"]]

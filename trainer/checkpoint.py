@@ -1,0 +1,244 @@
+"""Saves and resumes. Nothing half-written is ever believed, and nothing old is given up before the new one is whole.
+
+A checkpoint is three files. Each is written under a temporary name, brought to the disk, and renamed; then
+MANIFEST.json is replaced by rename, and from that moment the checkpoint exists. Files it does not name are leftovers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from trainer.errors import Refused, SaveFailed
+from trainer.tensors import TensorFileError, read_tensors, write_tensors
+
+__all__ = ["Checkpoint", "CheckpointStore", "read_checkpoint"]
+
+_SUFFIXES = {"weights": "model.safetensors", "optimizer": "optim.safetensors", "state": "state.json"}
+_OURS = re.compile(r"\d{6}\.(model\.safetensors|optim\.safetensors|state\.json)(\.tmp)?")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}(/[A-Za-z0-9._-]{1,80})?")
+
+Entry = dict[str, Any]
+"""One file of the manifest: name, bytes, sha256, kind, step."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What training needs in order to go on: tensors by name, and the JSON state."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class _Digesting:
+    """Writes to a file and takes the sha256 and the length on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self.sha256.update(data)
+        self.bytes += len(data)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the folder's names to the disk, so that a rename survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, fill: Callable[[_Digesting], None]) -> _Digesting:
+    """Write a file whole or not at all; a failure leaves neither a part of it nor the temporary file."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            digesting = _Digesting(file)
+            fill(digesting)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return digesting
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _json_bytes(record: Any) -> bytes:
+    return (json.dumps(record, indent=1, allow_nan=False) + "\n").encode()
+
+
+def read_checkpoint(out: Path, step: int) -> Checkpoint:
+    """Read the checkpoint of a step whose digests have been found to hold."""
+    paths = {kind: out / "checkpoints" / f"{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
+    try:
+        state = json.loads(paths["state"].read_text(encoding="utf-8"))
+        return Checkpoint(step, read_tensors(paths["weights"]), read_tensors(paths["optimizer"]), state)
+    except (OSError, ValueError, TensorFileError) as error:
+        raise Refused(f"the checkpoint of step {step} cannot be read: {error}") from error
+
+
+class CheckpointStore:
+    """The folder `out/` as the first process, the only one that writes, sees it."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self.latest: int | None = None
+        self.best: dict[str, Any] | None = None
+        self._files: list[Entry] = []
+        self._load_manifest()
+
+    def _load_manifest(self) -> None:
+        path = self._out / "MANIFEST.json"
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            self.latest, self.best, self._files = manifest["latest"], manifest["best"], list(manifest["files"])
+            sound = manifest["v"] == 1 and all(
+                _NAME.fullmatch(e["name"]) and {"sha256", "bytes", "kind", "step"} <= e.keys() for e in self._files
+            )
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start anew") from error
+        if not sound:
+            raise Refused(f"{path} is not a manifest of version 1; move {self._out} away to start anew")
+
+    def _write_manifest(self) -> None:
+        record = {"v": 1, "latest": self.latest, "best": self.best, "files": self._files}
+        content = _json_bytes(record)
+        _write(self._out / "MANIFEST.json", lambda file: file.write(content))
+
+    def _of(self, step: int) -> list[Entry]:
+        return [e for e in self._files if e["step"] == step and e["kind"] in _SUFFIXES]
+
+    def _is_sound(self, step: int) -> bool:
+        """Tell whether all three files of a checkpoint are there and have the digest that was recorded."""
+        entries = self._of(step)
+        try:
+            return {e["kind"] for e in entries} == _SUFFIXES.keys() and all(
+                _sha256(self._out / e["name"]) == e["sha256"] for e in entries
+            )
+        except OSError:
+            return False
+
+    def newest_sound(self) -> tuple[int | None, list[int]]:
+        """Return the step of the newest checkpoint whose digests hold, and the damaged ones, now forgotten.
+
+        None where there is none to go on from. Leftovers of a process that died while saving are cleared away.
+        """
+        damaged: list[int] = []
+        found = None
+        for step in sorted({e["step"] for e in self._files if e["kind"] in _SUFFIXES}, reverse=True):
+            if self._is_sound(step):
+                found = step
+                break
+            damaged.append(step)
+        if damaged and found is None:
+            raise Refused(f"every checkpoint in {self._out} is damaged (steps {damaged}); move it away to start anew")
+        if damaged:
+            self._files = [e for e in self._files if e["step"] not in damaged]
+            self.latest = found
+            self.best = None if self.best is not None and self.best["step"] in damaged else self.best
+            self._write_manifest()
+        self._clear_leftovers()
+        return found, damaged
+
+    def write_sample(self, step: int, number: int, text: str) -> str:
+        """Write one sample and return its name; the next checkpoint's manifest announces it."""
+        name = f"samples/{step:06d}-{number}.txt"
+        with self._saving(step):
+            self._put(name, "sample", step, lambda file: file.write(text.encode("utf-8", errors="replace")))
+        return name
+
+    def save(self, checkpoint: Checkpoint, val_loss: float | None) -> tuple[list[str], int]:
+        """Save a checkpoint and return its files' names and total bytes; keep the latest two and the best.
+
+        `val_loss`, if it was taken at this step, decides whether this is the best one. Raise SaveFailed where the disk
+        does not take it: the checkpoints before it are untouched.
+        """
+        step, content = checkpoint.step, _json_bytes(checkpoint.state)
+        fills: dict[str, Callable[[_Digesting], None]] = {
+            "weights": lambda file: write_tensors(file.write, checkpoint.model),
+            "optimizer": lambda file: write_tensors(file.write, checkpoint.optimizer),
+            "state": lambda file: file.write(content),
+        }
+        with self._saving(step):
+            names = {kind: f"checkpoints/{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
+            written = [self._put(names[kind], kind, step, fill) for kind, fill in fills.items()]
+        with self._saving(step, clear=False):
+            if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
+                self.best = {"step": step, "val_loss": val_loss}
+            self.latest = step
+            self._forget_old()
+            self._write_manifest()
+        self._clear_leftovers()
+        return [e["name"] for e in written], sum(e["bytes"] for e in written)
+
+    @contextlib.contextmanager
+    def _saving(self, step: int, *, clear: bool = True) -> Iterator[None]:
+        """Turn a failure to write into SaveFailed, with this object as it was; give the disk back what was half done.
+
+        Once a new manifest may be in place, `clear` must be off: the files it names are no leftovers.
+        """
+        before = list(self._files), self.latest, self.best
+        try:
+            yield
+        except OSError as error:
+            self._files, self.latest, self.best = before
+            if clear:
+                self._clear_leftovers()
+            left = "there was none before" if self.latest is None else f"that of step {self.latest} is intact"
+            what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+            raise SaveFailed(
+                f"the checkpoint of step {step} could not be written to {self._out}: {what}; {left}"
+            ) from error
+
+    def _put(self, name: str, kind: str, step: int, fill: Callable[[_Digesting], None]) -> Entry:
+        """Write one file under `out/` and enter it in the manifest that will be written next."""
+        path = self._out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digesting = _write(path, fill)
+        entry = {"name": name, "bytes": digesting.bytes, "sha256": digesting.sha256.hexdigest()}
+        entry |= {"kind": kind, "step": step}
+        self._files = [e for e in self._files if e["name"] != name] + [entry]
+        return entry
+
+    def _forget_old(self) -> None:
+        """Strike from the manifest all checkpoints but the latest two and the best; samples stay."""
+        steps = sorted({e["step"] for e in self._files if e["kind"] in _SUFFIXES})
+        keep = {*steps[-2:], self.best["step"] if self.best else None}
+        self._files = [e for e in self._files if e["kind"] not in _SUFFIXES or e["step"] in keep]
+
+    def _clear_leftovers(self) -> None:
+        """Delete checkpoint files that the manifest on disk does not name."""
+        named = {e["name"] for e in self._files}
+        folder = self._out / "checkpoints"
+        for path in folder.iterdir() if folder.is_dir() else []:
+            if _OURS.fullmatch(path.name) and f"checkpoints/{path.name}" not in named:
+                with contextlib.suppress(OSError):
+                    path.unlink()

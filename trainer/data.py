@@ -1,0 +1,143 @@
+"""Which tokens every step sees: a pure function of the seed and the position, whatever the number of processes.
+
+The shards of a split are one long row of tokens, cut into windows. Sample i of the run is window p[i % windows], where
+p is a permutation drawn afresh for every epoch i // windows. There is no other state: to resume is to count on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.errors import Refused
+from trainer.shards import Shard, spare_memory_bytes
+
+__all__ = ["Samples", "TokenRow", "batches", "position_seed", "sample_starts"]
+
+
+class TokenRow:
+    """The shards of a split, end to end; in memory if they take at most half of this process's share of it."""
+
+    def __init__(self, shards: Sequence[Shard], processes_here: int = 1) -> None:
+        self.tokens = sum(shard.tokens for shard in shards)
+        preload = 2 * self.tokens <= spare_memory_bytes() // 2 // processes_here
+        self._parts = [shard.loaded() if preload else shard.mapped() for shard in shards]
+        self._starts = np.cumsum([0] + [shard.tokens for shard in shards])
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return `count` tokens from position `start` as int64, across the ends of shards."""
+        index = int(np.searchsorted(self._starts, start, side="right")) - 1
+        out = np.empty(count, dtype=np.int64)
+        filled = 0
+        while filled < count:
+            begin = start + filled - int(self._starts[index])
+            piece = self._parts[index][begin : begin + count - filled]
+            out[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            index += 1
+        return out
+
+
+class Samples:
+    """The windows of a split in the order of the run; seed None keeps them in the order of the text, for evaluation."""
+
+    def __init__(self, row: TokenRow, context: int, seed: int | None, name: str) -> None:
+        self._row, self._context, self._seed = row, context, seed
+        # One token more than the context: the last one is only ever a target.
+        self.windows = (row.tokens - 1) // context
+        if self.windows < 1:
+            raise Refused(
+                f"the {name} shards hold {row.tokens} tokens; one window of model.context {context} needs one more"
+            )
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def _window(self, sample: int) -> int:
+        epoch, place = divmod(sample, self.windows)
+        if self._seed is None:
+            return place
+        if epoch != self._epoch:
+            # RandomState, not Generator: numpy promises that its stream never changes.
+            state = np.random.RandomState((self._seed + epoch) % 2**32)
+            self._epoch, self._order = epoch, state.permutation(self.windows)
+        return int(self._order[place])
+
+    def read(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets (count, context), int64, of samples first … first + count - 1."""
+        context = self._context
+        rows = np.stack([self._row.read(self._window(i) * context, context + 1) for i in range(first, first + count)])
+        tokens = torch.from_numpy(rows)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def position_seed(seed: int, step: int, micro: int) -> int:
+    """Return the seed of the dropout masks of one micro-batch, numbered within its step over all processes."""
+    digest = hashlib.sha256(f"{seed}/{step}/{micro}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, processes: int) -> Iterator[int]:
+    """Yield the first sample of each micro-batch of one process; micro-batches go round the processes in turn."""
+    for step in steps:
+        for start in range(rank * micro_batch, sequences, processes * micro_batch):
+            yield step * sequences + start
+
+
+def batches(
+    read: Callable[[int], tuple[Tensor, Tensor]], starts: Iterable[int], device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield read(start) for every start, on the device; on CUDA a thread reads two ahead into pinned memory."""
+    if device.type != "cuda":
+        yield from map(read, starts)
+        return
+
+    def pinned(start: int) -> tuple[Tensor, Tensor]:
+        ids, targets = read(start)
+        return ids.pin_memory(), targets.pin_memory()
+
+    # Pinning takes place on the thread's current card, which would be card 0 in every process.
+    for ids, targets in ahead(pinned, starts, lambda: torch.cuda.set_device(device)):
+        yield ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+
+def ahead(
+    make: Callable[[int], tuple[Tensor, Tensor]], starts: Iterable[int], begin: Callable[[], None], depth: int = 2
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield make(start) for every start, made `depth` ahead in a thread; what goes wrong there is raised here."""
+    made: queue.Queue[tuple[Tensor, Tensor] | BaseException | None] = queue.Queue(depth)
+    closed = threading.Event()
+
+    def put(item: tuple[Tensor, Tensor] | BaseException | None) -> None:
+        while not closed.is_set():
+            try:
+                made.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            begin()
+            for start in starts:
+                put(make(start))
+                if closed.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+            put(error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        closed.set()
+        thread.join()

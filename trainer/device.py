@@ -1,0 +1,86 @@
+"""What this process computes on: CPU or CUDA, in which precision, how much memory it took, how fast it could be."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from trainer.errors import Refused
+
+__all__ = ["Device", "choose_device", "memory_peak_bytes", "peak_flops"]
+
+_PEAK_TFLOPS = (
+    (r"\bA100\b", 312.0),
+    (r"\bH100 PCIe\b", 756.0),
+    (r"\bH100 80GB HBM3\b", 989.0),
+    (r"\bH200\b(?! NVL)", 989.0),
+    (r"\bL40S\b", 362.0),
+    (r"\bL4\b", 121.0),
+    (r"\bRTX 3090$", 71.0),
+    (r"\bRTX 4090$", 165.0),
+    (r"\bRTX 5090$", 209.5),
+    (r"\bB200\b", 2250.0),
+)
+"""Dense bf16 peaks by the name that CUDA gives the card, as NVIDIA's data sheets have them."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of this process; `precision` is "bf16" or "fp32", weights are fp32 either way."""
+
+    torch: torch.device
+    precision: str
+    cuda_name: str | None
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a CUDA card."""
+        return self.torch.type == "cuda"
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the model runs: matrix products in bf16, where that is the precision."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.torch.type, dtype=torch.bfloat16)
+
+
+def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
+    """Take this process's card, or the CPU where there is none; "auto" is bf16 on cards whose silicon has it.
+
+    `local_count` processes on this machine need as many cards; all of them refuse alike where there are fewer.
+    """
+    if not torch.cuda.is_available():
+        return Device(torch.device("cpu"), "bf16" if precision == "bf16" else "fp32", None)
+    if local_count > torch.cuda.device_count():
+        raise Refused(f"{local_count} processes need as many cards, but CUDA shows {torch.cuda.device_count()}")
+    card = torch.device("cuda", local_rank)
+    torch.cuda.set_device(card)
+    # What is left in fp32 may use the tensor cores' TF32, as nanoGPT and llm.c do.
+    torch.set_float32_matmul_precision("high")
+    name, able = torch.cuda.get_device_name(card), torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and not able:
+        raise Refused(f'train.precision is "bf16", which {name} does not have; "auto" or "fp32" would run')
+    return Device(card, "bf16" if able and precision != "fp32" else "fp32", name)
+
+
+def peak_flops(device: Device) -> float | None:
+    """Return the card's dense bf16 peak, or None where it is not known or not what runs: no guess is ever reported."""
+    if device.cuda_name is None or device.precision != "bf16":
+        return None
+    return next((tera * 1e12 for pattern, tera in _PEAK_TFLOPS if re.search(pattern, device.cuda_name)), None)
+
+
+def memory_peak_bytes(device: Device) -> int | None:
+    """Return the most memory held at once: the allocator's on CUDA, the process's resident size elsewhere."""
+    if device.is_cuda:
+        return int(torch.cuda.max_memory_allocated(device.torch))
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,45 @@
+"""The ways in which training ends badly, each with the exit code and the `stop` reason that tell it.
+
+TrainerError        1  "error"          the trainer could not go on
+├── Refused         2  "error"          recipe, data or checkpoint are not what they should be
+├── NonFinite       3  "nonfinite"      the loss or the gradient is NaN or infinite
+├── OutOfMemory     4  "out_of_memory"  the micro-batch does not fit on the card
+└── SaveFailed      1  "error"          a checkpoint could not be written; those before it are intact
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["NonFinite", "OutOfMemory", "Refused", "SaveFailed", "TrainerError"]
+
+
+class TrainerError(Exception):
+    """An error whose text is one sentence for a person."""
+
+    exit_code: ClassVar[int] = 1
+    reason: ClassVar[str] = "error"
+
+
+class Refused(TrainerError):
+    """What was handed in cannot be trained on; nothing was changed."""
+
+    exit_code = 2
+
+
+class NonFinite(TrainerError):
+    """Training diverged; the optimiser did not move."""
+
+    exit_code = 3
+    reason = "nonfinite"
+
+
+class OutOfMemory(TrainerError):
+    """The card's memory ran out."""
+
+    exit_code = 4
+    reason = "out_of_memory"
+
+
+class SaveFailed(TrainerError):
+    """The checkpoint of this step does not exist; earlier ones do."""

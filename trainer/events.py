@@ -1,0 +1,136 @@
+"""What a run reports: events.jsonl for programs, and the same story in lines for people.
+
+An event is one line, written and flushed at once. Only the first process reports; but a process that fails alone adds
+its own `stop`, for it alone knows why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer import STARTED_MONOTONIC_S
+
+__all__ = ["Reporter"]
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with NaN and infinity as null: JSON has no such numbers."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _printable(text: str) -> str:
+    """Return the text without control characters, which a model of bytes may well produce."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+class Reporter:
+    """Appends to `out/events.jsonl`, prints, and writes `out/trainer.log` unless standard output is that file."""
+
+    def __init__(self, out: Path, *, is_first: bool) -> None:
+        self._is_first = is_first
+        self._path, self._end = out / "events.jsonl", 0
+        self._log: Any = None
+        if not is_first:
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab+") as file:
+            # A process that was killed may have left half a line; it must not swallow the next one.
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+            self._end = file.seek(0, os.SEEK_END)
+        self._log = self._open_log(out / "trainer.log")
+
+    @staticmethod
+    def _open_log(path: Path) -> Any:
+        log = path.open("a", encoding="utf-8", errors="replace")
+        try:
+            already = os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(log.fileno()))
+        except (OSError, ValueError, AttributeError):
+            already = False
+        if already:
+            log.close()
+            return None
+        return log
+
+    def say(self, line: str) -> None:
+        """Print one line for people."""
+        if not self._is_first:
+            return
+        encoding = sys.stdout.encoding or "utf-8"
+        print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
+        if self._log is not None:
+            print(line, file=self._log, flush=True)
+
+    def emit(self, kind: str, step: int, **values: Any) -> None:
+        """Append one event."""
+        if self._is_first:
+            self._append(kind, step, values)
+
+    def _append(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        event: dict[str, Any] = {"kind": kind, "wall": time.time(), "elapsed_s": self.elapsed_s(), "step": step}
+        event |= {name: _finite(value) for name, value in values.items()}
+        line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+        with self._path.open("ab") as file:
+            file.write(line.encode("utf-8", errors="replace"))
+            file.flush()
+            self._end = file.tell()
+
+    @staticmethod
+    def elapsed_s() -> float:
+        """Return the seconds since this process started."""
+        return round(time.monotonic() - STARTED_MONOTONIC_S, 3)
+
+    def start(self, step: int, values: dict[str, Any]) -> None:
+        """Report what will run, and on what."""
+        self.emit("start", step, **values)
+        self.say(f"device: {values['device']}")
+        if values["cuda_name"] is not None:
+            self.say(f"cuda_name: {values['cuda_name']}")
+        self.say(f"parameters: {values['parameters']:,}")
+
+    def step(self, step: int, values: dict[str, Any]) -> None:
+        """Report one optimiser step."""
+        self.emit("step", step, **values)
+        loss, lr = values["loss"], values["lr"]
+        self.say(f"step {step:04d} | loss {loss:.4f} | lr {lr:.2e} | elapsed {self.elapsed_s():.1f} s")
+
+    def eval(self, step: int, values: dict[str, Any]) -> None:
+        """Report a validation loss."""
+        self.emit("eval", step, **values)
+        self.say(f"eval {step:04d} | val_loss {values['val_loss']:.4f} | perplexity {values['perplexity']:.2f}")
+
+    def sample(self, step: int, prompt: str, text: str, name: str) -> None:
+        """Report a sample."""
+        self.emit("sample", step, prompt=prompt, text=text, name=name)
+        self.say("--- sample ---")
+        self.say(_printable(text))
+
+    def checkpoint(self, step: int, files: list[str], size: int, save_s: float) -> None:
+        """Report a checkpoint that is safely on disk."""
+        self.emit("checkpoint", step, files=files, bytes=size, save_s=save_s)
+        self.say(f"checkpoint: {files[0]}")
+
+    def warning(self, step: int, code: str, message: str) -> None:
+        """Report something that a person should know and that does not stop training."""
+        self.emit("warning", step, code=code, message=message)
+        self.say(f"warning: {message}")
+
+    def stop(
+        self, step: int, reason: str, message: str, train_s: float, final_loss: float | None, *, alone: bool = False
+    ) -> None:
+        """Report the end; `alone` says that the other processes do not know why.
+
+        A lone failure reaches the first process as a broken connection: that consequence is not reported as a cause.
+        """
+        if not self._is_first and not alone:
+            return
+        if not (self._is_first and alone and self._path.stat().st_size > self._end):
+            values = {"reason": reason, "message": message, "train_s": round(train_s, 3), "final_loss": final_loss}
+            self._append("stop", step, values)
+        self.say(f"stop: {reason} | {message}" if message else f"stop: {reason}")

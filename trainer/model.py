@@ -1,0 +1,128 @@
+"""GPT-2, the `faithful` preset: losses are comparable with nanoGPT's and llm.c's.
+
+Pre-norm blocks, learned positions, GELU in its tanh form, LayerNorm in fp32, one matrix for embedding and head.
+Tensors are named as in the published GPT-2 files; linear weights are (out, in), where those files hold (in, out).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+from trainer.loss import chunked_cross_entropy
+
+__all__ = ["GPT", "padded_vocab_size"]
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """Return the next multiple of 64, the width at which the head's matrix product runs at full speed."""
+    return -(-vocab_size // 64) * 64
+
+
+class Attention(nn.Module):
+    """Causal self-attention over `heads` heads, by torch's own fused kernel."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.dropout
+        self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix the positions of x (batch, time, width); each sees itself and those before it."""
+        batch, time, width = x.shape
+        # (batch, time, 3 width) -> three of (batch, heads, time, width / heads)
+        q, k, v = self.c_attn(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width)))
+
+
+class MLP(nn.Module):
+    """Two layers, four times as wide between."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform every position by itself."""
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.width, bias=config.bias)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.width, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to the residual stream, which stays fp32 under autocast."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """The whole network; `config.vocab_size` must be resolved (not 0)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.width)
+        self.wpe = nn.Embedding(config.context, config.width)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.width, bias=config.bias)
+        self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.initialise()
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Draw the weights as GPT-2 does: N(0, 0.02), the two projections into the residual stream / sqrt(2 layers)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                residual = name.endswith("c_proj.weight")
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.layers) if residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output matrix (vocab, width)."""
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return what the head reads (batch, time, width) for token ids (batch, time)."""
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        x = self.drop(self.wte(ids) + self.wpe(positions))
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
+        return chunked_cross_entropy(self.hidden(ids).flatten(0, 1), self.head_weight, targets.flatten())
+
+    def next_token_logits(self, ids: Tensor) -> Tensor:
+        """Return the logits (batch, vocab) after the last position."""
+        return F.linear(self.hidden(ids)[:, -1], self.head_weight).float()
+
+    def parameter_count(self) -> int:
+        """Count the weights; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self) -> int:
+        """Return forward and backward flops a token: 6 N + 12 L C T, N without positions (PaLM, appendix B)."""
+        c = self.config
+        return 6 * (self.parameter_count() - self.wpe.weight.numel()) + 12 * c.layers * c.width * c.context

@@ -1,0 +1,113 @@
+"""`python -m trainer.prepare`: progress on stderr, one JSON line on stdout, exit 2 with {"error": …} for a refusal."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trainer.prepare.build import Request, accompany, prepare
+from trainer.prepare.errors import Refusal
+
+
+def main() -> int:
+    """Prepare what the command line asks for; return the exit code."""
+    # A SIGTERM unwinds like Ctrl-C, so that the half-made folder is removed.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        print(json.dumps(_do(sys.argv[1:])), flush=True)
+    except Refusal as refusal:
+        return _refuse(refusal)
+    except OSError as error:
+        return _refuse(_not_written(error))
+    except MemoryError:
+        what = "One of the files is too large to be read into memory"
+        return _refuse(Refusal("memory.full", f"{what}.", hint="Split it, or take less: --set data.limit_mb=1000."))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _do(arguments: list[str]) -> dict[str, Any]:
+    """Prepare a text, or what shards that exist already need beside them."""
+    given = _given(arguments)
+    shards = given.pop("shards")
+    if shards is None:
+        return prepare(Request(**given), _say)
+    return accompany(shards.absolute(), given["prompts"], given["out"], _say)
+
+
+def _say(line: str) -> None:
+    print(f"prepare: {line}", file=sys.stderr, flush=True)
+
+
+def _refuse(refusal: Refusal) -> int:
+    print(json.dumps({"error": refusal.as_record()}), flush=True)
+    return 2
+
+
+def _leave(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _not_written(error: OSError) -> Refusal:
+    """What reading raises is a Refusal already, so this came from writing."""
+    where = f"{error.filename} " if error.filename else "The data "
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Refusal(
+            "disk.full",
+            f"{where}could not be written: the disk is full. Nothing was left behind.",
+            hint="Free some space, or prepare less text with --set data.limit_mb=10.",
+        )
+    return Refusal(
+        "disk.write_failed",
+        f"{where}could not be written: {error.strerror}. Nothing was left behind.",
+        hint="Check that the folder is yours and the disk is sound.",
+    )
+
+
+def _given(arguments: list[str]) -> dict[str, Any]:
+    """Read the command line; a value that cannot be is a Refusal."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.prepare", description="Text in, token shards out.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--source", help="a UTF-8 text file, a folder of them, or: stdlib")
+    what.add_argument("--shards", type=Path, help="shards that exist: only write what they need beside them")
+    parser.add_argument("--tokenizer", default="gpt2", choices=("char", "gpt2"))
+    parser.add_argument("--val-fraction", type=float, default=0.1, help="the share of the text that is held out")
+    parser.add_argument("--prompts", default="[]", help='what samples start from, as JSON: ["The ", "def "]')
+    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
+    parser.add_argument("--cache", type=Path, help="where tokenised text is kept for the next time")
+    parser.add_argument("--limit-bytes", type=int, default=0, help="take this much text (0: all)")
+    parser.add_argument("--vocab-limit", type=int, default=0, help="at most so many characters (0: as many as matter)")
+    parser.add_argument("--min-tokens", type=int, default=65, help="what each split must have: context + 1")
+    given = vars(parser.parse_args(arguments))
+    given["prompts"] = _prompts(given["prompts"])
+    given["out"] = given["out"].absolute()
+    if not 0.0 < given["val_fraction"] < 1.0:
+        raise Refusal(
+            "usage.val_fraction", f"A val_fraction of {given['val_fraction']} is not between 0 and 1.", hint="Try 0.1."
+        )
+    for name in ("limit_bytes", "vocab_limit"):
+        if given[name] < 0:
+            raise Refusal(f"usage.{name}", f"A {name} of {given[name]} is negative.", hint="0 means no limit.")
+    return given
+
+
+def _prompts(text: str) -> tuple[str, ...]:
+    try:
+        prompts = json.loads(text)
+    except ValueError:
+        prompts = None
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise Refusal(
+            "usage.prompts", "--prompts is not a JSON list of strings.", hint="""Write --prompts '["The "]'."""
+        )
+    return tuple(prompts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""From a request to a finished data folder: look in the cache, else tokenise, then tokenise the prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, pieces, read_text
+from trainer.prepare.errors import Refusal
+from trainer.prepare.folders import locked, replace_folder, staging
+from trainer.prepare.shards import ShardWriter, read_vocabulary, sha256_of_file, write_json, write_vocabulary
+from trainer.prepare.tokenizers import (
+    REPLACEMENT,
+    CharTokenizer,
+    Gpt2Tokenizer,
+    Tokenizer,
+    count_characters,
+    load_gpt2,
+    sha256_of_tokens,
+)
+
+__all__ = ["Request", "accompany", "prepare"]
+
+FORMAT = 1
+"""Counts up whenever the same text would be prepared into other bytes, so that no older cache entry is taken."""
+_BATCH_CHARS = 8 << 20
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to prepare; `limit_bytes` and `vocab_limit` of 0 mean all and the tokeniser's own choice."""
+
+    source: str
+    tokenizer: str
+    val_fraction: float
+    prompts: tuple[str, ...]
+    out: Path
+    cache: Path | None = None
+    limit_bytes: int = 0
+    vocab_limit: int = 0
+    min_tokens: int = 65
+
+
+def prepare(request: Request, say: Say) -> dict[str, Any]:
+    """Make `request.out` a data folder (docs/FORMATS.md) and return what it holds.
+
+    The folder is there whole or not at all. With a cache, the same text, tokeniser and limits are tokenised once; its
+    entries are verified by digest before they are used. Raises Refusal; other OSErrors come from writing.
+    """
+    corpus = open_corpus(request.source, request.limit_bytes)
+    key = _key_of(request, corpus)
+    say(f"{len(corpus.documents)} documents, {corpus.bytes / 1e6:.1f} MB of text")
+    with staging(request.out) as folder:
+        if request.cache is None:
+            cached = False
+            _tokenise(request, corpus, folder, say)
+        else:
+            with locked(request.cache):
+                entry = request.cache / key
+                cached = _is_sound(entry, say)
+                if not cached:
+                    with staging(entry) as fresh:
+                        _tokenise(request, corpus, fresh, say)
+                        fresh.rename(entry)
+                for file in sorted(entry.iterdir()):
+                    shutil.copyfile(file, folder / file.name)
+        manifest = json.loads((folder / "data.json").read_bytes())
+        _write_prompts(folder, manifest["tokenizer"]["name"], request.prompts)
+        result = _result(request, corpus, manifest, sha256_of_file(folder / "data.json"))
+        replace_folder(folder, request.out)
+    return {"v": 1, "data": result, "key": key, "cached": cached, "skipped": corpus.skipped}
+
+
+def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say) -> dict[str, Any]:
+    """Make a folder with what shards that exist already need beside them: data.json, vocab.json and prompts.json.
+
+    The shards themselves stay where they are. Raises Refusal when their tokeniser is neither GPT-2's nor in the folder.
+    """
+    manifest = json.loads((shards / "data.json").read_bytes())
+    made_by = manifest["tokenizer"]
+    with staging(out) as folder:
+        shutil.copyfile(shards / "data.json", folder / "data.json")
+        if (shards / "vocab.json").exists():
+            shutil.copyfile(shards / "vocab.json", folder / "vocab.json")
+        elif made_by["name"] == "gpt2":
+            write_vocabulary(folder, "gpt2", load_gpt2(say).tokens)
+        else:
+            raise Refusal(
+                "data.no_vocabulary",
+                f"{shards} has no vocab.json, and only GPT-2's vocabulary is known without one.",
+                hint="Copy the vocab.json from where the shards were made.",
+            )
+        if sha256_of_tokens(read_vocabulary(folder)) != made_by["sha256"]:
+            raise Refusal(
+                "data.other_tokenizer",
+                f"The vocabulary in {shards} is not the one that its data.json names.",
+                hint="Prepare the text again, or copy vocab.json from where the shards were made.",
+            )
+        _write_prompts(folder, made_by["name"], prompts)
+        replace_folder(folder, out)
+    return {"v": 1, "folder": str(out)}
+
+
+def _write_prompts(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> None:
+    ids = _reopen(tokenizer, folder).encode(prompts)
+    write_json(
+        folder / "prompts.json", [{"text": text, "ids": row.tolist()} for text, row in zip(prompts, ids, strict=True)]
+    )
+
+
+def _key_of(request: Request, corpus: Corpus) -> str:
+    """Names everything that the tokenised bytes depend on."""
+    parts = [FORMAT, corpus.kind, corpus.digest, request.tokenizer, request.val_fraction, request.vocab_limit]
+    return hashlib.sha256(json.dumps([*parts, request.min_tokens]).encode()).hexdigest()[:32]
+
+
+def _result(request: Request, corpus: Corpus, manifest: dict[str, Any], sha256: str) -> dict[str, Any]:
+    """What the folder holds, in the words of the laptop's `DataSummary`; `sha256` is that of data.json."""
+    tokenizer, shards = manifest["tokenizer"], [*manifest["train"], *manifest["val"]]
+    return {
+        "folder": str(request.out),
+        "tokenizer": tokenizer["name"],
+        "tokenizer_sha256": tokenizer["sha256"],
+        "vocab_size": tokenizer["vocab_size"],
+        "train_tokens": sum(shard["tokens"] for shard in manifest["train"]),
+        "val_tokens": sum(shard["tokens"] for shard in manifest["val"]),
+        "bytes": sum(shard["bytes"] for shard in shards),
+        "sha256": sha256,
+        "source": STDLIB if corpus.kind == STDLIB else request.source,
+    }
+
+
+def _tokenise(request: Request, corpus: Corpus, folder: Path, say: Say) -> None:
+    """Write the shards, the vocabulary and data.json into an empty folder."""
+    train, val = hold_out(corpus, request.val_fraction)
+    tokenizer = _open_tokenizer(request, corpus, say)
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for split, parts in (("train", train), ("val", val)):
+        with ShardWriter(folder, split) as writer:
+            for ids in _encoded(tokenizer, parts, say if split == "train" else lambda _: None):
+                writer.write(ids)
+        entries[split] = writer.entries
+        if writer.tokens < request.min_tokens:
+            raise Refusal(
+                "data.too_small",
+                f"{request.source} gives {writer.tokens} tokens to {split}; at least {request.min_tokens} are needed.",
+                hint="Take a longer text, another val_fraction, or a shorter context.",
+            )
+        say(f"{split}: {writer.tokens:,} tokens")
+    write_vocabulary(folder, tokenizer.name, tokenizer.tokens)
+    identity = {"name": tokenizer.name, "sha256": sha256_of_tokens(tokenizer.tokens)}
+    manifest = {
+        "v": 1,
+        "dtype": "uint16",
+        "eot": "none" if tokenizer.eot_id is None else "before",
+        "tokenizer": {**identity, "vocab_size": len(tokenizer.tokens), "eot_id": tokenizer.eot_id},
+        "source": {
+            "kind": corpus.kind,
+            "digest": corpus.digest,
+            "documents": len(corpus.documents),
+            "bytes": corpus.bytes,
+        },
+        **entries,
+    }
+    write_json(folder / "data.json", manifest)
+
+
+def _open_tokenizer(request: Request, corpus: Corpus, say: Say) -> Tokenizer:
+    """GPT-2's tokeniser, or the characters of this corpus."""
+    if request.tokenizer == "gpt2":
+        return load_gpt2(say)
+    counts = count_characters(read_text(document) for document in corpus.documents)
+    tokenizer = CharTokenizer.for_counts(counts, request.vocab_limit)
+    known = [ord(token.decode("utf-8")) for token in tokenizer.tokens]
+    lost = 1.0 - counts[known].sum() / counts.sum()
+    say(f"{len(known)} characters; {lost:.2%} of the text is written as {REPLACEMENT!a}")
+    return tokenizer
+
+
+def _reopen(name: str, folder: Path) -> Tokenizer:
+    """The tokeniser that a finished folder was made with, from its vocabulary alone."""
+    tokens = read_vocabulary(folder)
+    return Gpt2Tokenizer(tokens) if name == "gpt2" else CharTokenizer(tokens)
+
+
+def _encoded(tokenizer: Tokenizer, parts: Iterable[Part], say: Say) -> Iterator[np.ndarray]:
+    """The tokens of the parts in order, each document after the end-of-text token where the tokeniser has one."""
+    before = [] if tokenizer.eot_id is None else [np.array([tokenizer.eot_id], dtype=np.uint16)]
+    done = 0
+    for batch in _batches(parts):
+        rows = tokenizer.encode([text for text, _ in batch])
+        for (text, starts), row in zip(batch, rows, strict=True):
+            yield from before if starts else []
+            yield row
+            done += len(text)
+        say(f"tokenised {done / 1e6:.1f} M characters")
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[tuple[str, bool]]]:
+    """Pieces of text with whether they start a document, some megabytes at a time."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for part in parts:
+        for number, piece in enumerate(pieces(read_text(part.document)[part.start : part.stop])):
+            batch.append((piece, number == 0))
+            size += len(piece)
+            if size >= _BATCH_CHARS:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _is_sound(entry: Path, say: Say) -> bool:
+    """Whether a cache entry exists and every file in it is what its manifest says; a damaged one is removed."""
+    if not entry.is_dir():
+        return False
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads((entry / "data.json").read_bytes())
+        files = [*manifest["train"], *manifest["val"]]
+        whole = all(sha256_of_file(entry / file["name"]) == file["sha256"] for file in files)
+        if whole and sha256_of_tokens(read_vocabulary(entry)) == manifest["tokenizer"]["sha256"]:
+            return True
+    say(f"the cache entry {entry.name} is damaged; it is made again")
+    shutil.rmtree(entry)
+    return False

@@ -1,0 +1,261 @@
+"""Which documents a source has, how they are read, and which of them are held out.
+
+Everything here is a function of names and bytes alone: the same source gives the same documents in the same order on
+every machine. At most one document is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import stat
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.prepare.errors import Refusal
+
+__all__ = ["Corpus", "Document", "Part", "hold_out", "open_corpus", "pieces", "read_text"]
+
+STDLIB = "stdlib"
+PIECE_CHARS = 1 << 20
+_NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
+"""Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
+_SNIFF_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text: its name within the source, where it lies, how many bytes of it are taken, and their sha256."""
+
+    name: str
+    path: Path
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Characters `start` to `stop` (None: the end) of a document."""
+
+    document: Document
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents of a source, by name; `skipped` counts files that are no text, by reason."""
+
+    kind: str
+    documents: tuple[Document, ...]
+    skipped: dict[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of text taken."""
+        return sum(document.bytes for document in self.documents)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 over the names and digests of the documents; it names the corpus."""
+        lines = (f"{document.name}\0{document.sha256}\n" for document in self.documents)
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
+    """Find and check every document of a source: `stdlib`, a text file or a folder of text files.
+
+    With a limit, documents are taken in an order that depends on their names alone but favours no part of the folder,
+    and the last one is cut at the end of a line. Raises Refusal for what is missing, unreadable, empty or not UTF-8.
+    """
+    kind, files, skipped = _files_of(source)
+    if limit_bytes:
+        files.sort(key=lambda file: _name_hash(file[0]))
+    documents: list[Document] = []
+    left = limit_bytes
+    for name, path in files:
+        raw = _read(path, left + 1 if limit_bytes else -1)
+        cut = bool(limit_bytes) and len(raw) > left
+        reason = _why_no_text(raw, path, cut=cut, strict=kind != STDLIB)
+        if reason:
+            skipped[reason] = skipped.get(reason, 0) + 1
+            continue
+        taken = _cut_bytes(raw, left) if cut else raw
+        if taken.strip():
+            documents.append(Document(name, path, len(taken), hashlib.sha256(taken).hexdigest()))
+        left -= len(taken)
+        if limit_bytes and (cut or not left):
+            break
+    if not documents:
+        counted = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        raise Refusal(
+            "data.empty",
+            f"{source} holds no text" + (f" (skipped: {counted})." if counted else "."),
+            hint="Name a UTF-8 text file, or a folder that has some.",
+        )
+    return Corpus(kind, tuple(sorted(documents, key=lambda document: document.name)), skipped)
+
+
+def read_text(document: Document) -> str:
+    """Read a document again, without byte-order mark, lines ending in \\n; a file that changed is a Refusal."""
+    raw = _read(document.path, document.bytes)
+    if hashlib.sha256(raw).hexdigest() != document.sha256:
+        raise Refusal(
+            "data.changed",
+            f"{document.path} changed while it was being prepared.",
+            hint="Prepare again once nothing writes to it, or from a copy.",
+        )
+    return raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def hold_out(corpus: Corpus, fraction: float) -> tuple[list[Part], list[Part]]:
+    """Split into (train, val) by whole documents, drawn by the hash of their names.
+
+    The held-out ones stay in that order: an evaluation that reads only the first tokens reads a mixture. Where whole
+    documents cannot come near the fraction (one book, a few long files), the end of the longest one is held out as
+    well, from the end of a line on.
+    """
+    target = int(corpus.bytes * fraction)
+    held: dict[str, Document] = {}
+    held_bytes = 0
+    for document in sorted(corpus.documents, key=lambda document: _name_hash("val\0" + document.name)):
+        if held_bytes + document.bytes <= target and len(held) < len(corpus.documents) - 1:
+            held[document.name] = document
+            held_bytes += document.bytes
+    train = [Part(document) for document in corpus.documents if document.name not in held]
+    val = [Part(document) for document in held.values()]
+    if held_bytes < target / 2:
+        place = max(range(len(train)), key=lambda i: train[i].document.bytes)
+        longest = train[place].document
+        text = read_text(longest)
+        share = min(1.0, (target - held_bytes) / longest.bytes)
+        cut = _line_end(text, 0, len(text) - int(len(text) * share))
+        train[place] = Part(longest, 0, cut)
+        val.append(Part(longest, cut))
+    return [part for part in train if part.stop != 0], val
+
+
+def pieces(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
+    """Cut a long text where GPT-2's encoding cuts too, so that the tokens of the pieces are those of the whole.
+
+    That is: before a line end that follows a visible character. A text without any is cut where it must be.
+    """
+    start = 0
+    while len(text) - start > most_chars:
+        stop = _line_end(text, start, start + most_chars)
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def _line_end(text: str, low: int, high: int) -> int:
+    """The last place in (low, high] that stands before a line end and after a visible character, else `high`."""
+    place = text.rfind("\n", low + 1, high + 1)
+    while place > low and text[place - 1].isspace():
+        place = text.rfind("\n", low + 1, place)
+    return place if place > low else high
+
+
+def _name_hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+
+
+def _files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
+    """(kind, [(name, path)], skipped) of a source."""
+    if source == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files, skipped = _walk(
+            root, lambda name: name.endswith(".py") and not name.startswith("_sysconfigdata"), _NOT_PROSE
+        )
+        return STDLIB, files, skipped
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise Refusal(
+            "data.missing",
+            f"There is no file or folder {source}.",
+            hint=f"Check the path, or use the text that is always there: {STDLIB}.",
+        )
+    if path.is_file():
+        return "file", [(path.name, path)], {}
+    if not path.is_dir():
+        raise Refusal(
+            "data.not_a_file",
+            f"{source} is neither a file nor a folder.",
+            hint="Name a text file, or a folder of some.",
+        )
+    if (path / "data.json").is_file():
+        raise Refusal(
+            "data.already_prepared",
+            f"{source} holds shards that are prepared already (it has a data.json).",
+            hint="Hand that folder over as it is, or name the folder of texts that it was made from.",
+        )
+    files, skipped = _walk(path, lambda name: not name.startswith("."), set())
+    return "folder", files, skipped
+
+
+def _walk(
+    root: Path, wanted: Callable[[str], bool], without: set[str]
+) -> tuple[list[tuple[str, Path]], dict[str, int]]:
+    """Every wanted regular file beneath a folder, by name; hidden folders are left out, links are not followed."""
+    files, skipped = [], {}
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename or root), error)
+
+    for folder, below, names in os.walk(root, onerror=refuse):
+        below[:] = [name for name in below if name not in without and not name.startswith(".")]
+        for name in filter(wanted, names):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                files.append((path.relative_to(root).as_posix(), path))
+            else:
+                reason = "links" if stat.S_ISLNK(mode) else "devices"
+                skipped[reason] = skipped.get(reason, 0) + 1
+    return sorted(files), skipped
+
+
+def _why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:
+    """Why a file is passed over ("": it is a text); one that is not UTF-8 is a Refusal when strict.
+
+    The bytes may be cut within their last character.
+    """
+    if b"\0" in raw[:_SNIFF_BYTES]:
+        return "binary"
+    try:
+        codecs.utf_8_decode(raw, "strict", not cut)
+    except UnicodeDecodeError as error:
+        if not strict:
+            return "not UTF-8"
+        raise Refusal(
+            "data.not_utf8",
+            f"{path} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}.",
+            hint=f"Convert it first, for instance: iconv -f latin1 -t utf-8 {path.name} > {path.stem}-utf8.txt",
+        ) from None
+    return ""
+
+
+def _read(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a file (-1: all)."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> Refusal:
+    return Refusal(
+        "data.unreadable",
+        f"{path} cannot be read: {error.strerror}.",
+        hint="Give yourself read access, or leave it out.",
+    )
+
+
+def _cut_bytes(raw: bytes, most: int) -> bytes:
+    """The first `most` bytes at the most, whole characters only, up to the end of a line where there is one."""
+    text, _ = codecs.utf_8_decode(raw[:most], "strict", False)
+    return text[: _line_end(text, 0, len(text))].encode("utf-8")

@@ -1,0 +1,71 @@
+"""A folder is there whole or not at all: it is made under another name beside its place, then renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.prepare.errors import Refusal
+
+__all__ = ["locked", "replace_folder", "staging"]
+
+
+@contextlib.contextmanager
+def staging(place: Path) -> Iterator[Path]:
+    """A new folder beside `place`, removed at the end if it is still there; so are those that dead processes left."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(f".{place.name}.preparing-*-*"):
+        if not _alive(left.name.split("-")[-2]):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.preparing-{os.getpid()}-", dir=place.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_folder(folder: Path, place: Path) -> None:
+    """Rename a finished folder into its place; what was prepared there before goes, anything else is a Refusal."""
+    if place.is_dir() and any(place.iterdir()):
+        if not (place / "data.json").is_file():
+            raise Refusal(
+                "data.out_in_use",
+                f"{place} holds other files; prepared data would replace them.",
+                hint="Name an empty or a new folder with --out.",
+            )
+        # Beside the staging folder and under its name, so that a crash between the two renames leaves nothing for good.
+        old = folder.with_name(f"{folder.name}old")
+        os.rename(place, old)
+        os.rename(folder, place)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(folder, place)
+    descriptor = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(cache: Path) -> Iterator[None]:
+    """Hold the cache's kernel lock, which a killed process lets go of by itself."""
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(cache / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,185 @@
+"""Text to token ids: by character, or by GPT-2's byte-pair encoding."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+
+from trainer.prepare.errors import Refusal
+
+__all__ = ["CharTokenizer", "Gpt2Tokenizer", "Tokenizer", "count_characters", "load_gpt2", "sha256_of_tokens"]
+
+REPLACEMENT = "\ufffd"
+COVERAGE = 0.9995
+"""The share of a text whose characters get ids of their own; the rarest of the rest become U+FFFD."""
+MOST_CHARACTERS = 8192
+
+GPT2_MERGES = Path(__file__).parent / "gpt2" / "vocab.bpe"
+GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+GPT2_EOT = b"<|endoftext|>"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""How GPT-2 cuts text before it merges bytes (openai/gpt-2, encoder.py)."""
+_DOWNLOAD_S = 5.0
+
+
+class Tokenizer(Protocol):
+    """What the shards need of a tokeniser: `tokens[i]` are the bytes of id i."""
+
+    name: str
+    tokens: tuple[bytes, ...]
+    eot_id: int | None
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, uint16; no text is taken for the end-of-text token."""
+        ...
+
+
+def sha256_of_tokens(tokens: Iterable[bytes]) -> str:
+    """The digest that names a tokeniser: over every token's bytes, each after its length (4 bytes little-endian)."""
+    digest = hashlib.sha256()
+    for token in tokens:
+        digest.update(struct.pack("<I", len(token)) + token)
+    return digest.hexdigest()
+
+
+class CharTokenizer:
+    """One id a character, in the order of code points; the last one, U+FFFD, stands for all others."""
+
+    name = "char"
+    eot_id = None
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens = tuple(tokens)
+        codes = [ord(token.decode("utf-8")) for token in self.tokens]
+        self._ids = np.full(0x110000, codes.index(ord(REPLACEMENT)), dtype=np.uint16)
+        self._ids[codes] = np.arange(len(codes), dtype=np.uint16)
+
+    @classmethod
+    def for_counts(cls, counts: np.ndarray, limit: int = 0) -> CharTokenizer:
+        """Choose the characters for a corpus from `counts[code point]`.
+
+        Kept are its printable ASCII and line ends, then the most frequent others until COVERAGE of the text is reached,
+        U+FFFD included at most `limit` of them (0: MOST_CHARACTERS).
+        """
+        room = min(limit or MOST_CHARACTERS, 65_536) - 1
+        present = np.flatnonzero(counts)
+        plain = (present == 10) | ((present >= 32) & (present < 127))
+        # Plain ones first, then by falling count; equal counts by code point.
+        ranked = present[np.lexsort((present, -counts[present], ~plain))]
+        covered = np.cumsum(counts[ranked]) - counts[ranked] >= COVERAGE * counts.sum()
+        enough = max(int(plain.sum()), len(ranked) if not covered.any() else int(np.argmax(covered)))
+        kept = sorted({*ranked[: min(enough, room)].tolist()} - {ord(REPLACEMENT)})
+        return cls([chr(code).encode("utf-8") for code in [*kept, ord(REPLACEMENT)]])
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text."""
+        return [self._ids[_codes(text)] for text in texts]
+
+
+def count_characters(texts: Iterable[str]) -> np.ndarray:
+    """How often each code point occurs: int64, 0x110000 long."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in texts:
+        found = np.bincount(_codes(text))
+        counts[: len(found)] += found
+    return counts
+
+
+def _codes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+class Gpt2Tokenizer:
+    """GPT-2's byte-level BPE, rebuilt from the bytes of its tokens, whose order is the order of the merges."""
+
+    name = "gpt2"
+    eot_id = 50256
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        tiktoken = _tiktoken()
+        self.tokens = tuple(tokens)
+        ranks = {token: rank for rank, token in enumerate(self.tokens[: self.eot_id])}
+        special = {GPT2_EOT.decode(): self.eot_id}
+        self._encoding = tiktoken.Encoding(
+            "gpt2",
+            pat_str=GPT2_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens=special,
+            explicit_n_vocab=self.eot_id + 1,
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, on all cores."""
+        batch = self._encoding.encode_ordinary_batch(list(texts), num_threads=max(1, os.cpu_count() or 1))
+        return [np.array(ids, dtype=np.uint16) for ids in batch]
+
+
+def load_gpt2(say: Callable[[str], None]) -> Gpt2Tokenizer:
+    """GPT-2's tokens from tiktoken's cache, else from its download, else from the merges that lie beside this file.
+
+    All three are pinned to the same sha256, so they never differ; a network that does not answer costs seconds at most.
+    """
+    tokens = _from_tiktoken()
+    if tokens is None:
+        say("GPT-2's merges: the copy shipped with the trainer (tiktoken has none in its cache and cannot fetch them)")
+        tokens = shipped_gpt2_tokens()
+    return Gpt2Tokenizer(tokens)
+
+
+def shipped_gpt2_tokens(path: Path = GPT2_MERGES) -> list[bytes]:
+    """The 50,257 tokens from vocab.bpe alone: the 256 bytes, then one token a merge, then the end of text."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise _damaged(f"{path} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(raw).hexdigest() != GPT2_MERGES_SHA256:
+        raise _damaged(f"{path} is not the file that GPT-2 was published with (its sha256 differs)")
+    # The file writes every byte as a printable character: itself where it is one, else the next code point from 256 on.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    order = printable + [byte for byte in range(256) if byte not in set(printable)]
+    characters = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    byte_of = dict(zip(characters, order, strict=True))
+    merges = raw.decode("utf-8").split("\n")[1:-1]
+    merged = [bytes(byte_of[character] for character in merge.replace(" ", "")) for merge in merges]
+    return [*(bytes([byte]) for byte in order), *merged, GPT2_EOT]
+
+
+def _from_tiktoken() -> list[bytes] | None:
+    """The tokens as tiktoken itself gets them; None when it cannot within a few seconds."""
+    tiktoken = _tiktoken()
+    found: list[bytes] = []
+
+    def load() -> None:
+        try:
+            encoding = tiktoken.get_encoding("gpt2")
+            found.extend([*map(encoding.decode_single_token_bytes, range(Gpt2Tokenizer.eot_id)), GPT2_EOT])
+        except (OSError, ValueError, AssertionError, ImportError):
+            return  # Offline, or a damaged cache that could not be fetched anew: the caller has another source.
+
+    # The cache answers at once. The download has no time limit of its own, so it runs where it can be left behind.
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(_DOWNLOAD_S)
+    return None if thread.is_alive() or len(found) != Gpt2Tokenizer.eot_id + 1 else found
+
+
+def _tiktoken() -> ModuleType:
+    try:
+        import tiktoken
+    except ImportError:
+        raise Refusal(
+            "tokenizer.not_installed", "The gpt2 tokeniser needs tiktoken.", hint="Install it: pip install tiktoken"
+        ) from None
+    return tiktoken
+
+
+def _damaged(what: str) -> Refusal:
+    return Refusal("tokenizer.damaged", f"{what}.", hint="Install gpurun again.")

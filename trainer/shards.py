@@ -1,0 +1,238 @@
+"""Reads the token files of `data/` and refuses, in a sentence, whatever would train on nonsense.
+
+Three kinds of shard, all uint16: llm.c's `.bin` (a header of 1,024 bytes), nanoGPT's headerless `.bin`, NumPy's `.npy`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import Refused
+
+__all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "open_data"]
+
+_MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_SCAN_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The bytes of every token id."""
+
+    name: str
+    sha256: str
+    eot_id: int | None
+    tokens: tuple[bytes, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return len(self.tokens)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids; a character that the last token leaves incomplete becomes U+FFFD."""
+        return b"".join(self.tokens[i] for i in ids).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue, with its token ids (never empty)."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One token file whose length and header have been checked; `offset` is where its tokens begin."""
+
+    path: Path
+    tokens: int
+    offset: int
+    sha256: str
+
+    def mapped(self) -> np.ndarray:
+        """Return the tokens as a read-only map of the file."""
+        return np.memmap(self.path, dtype="<u2", mode="r", offset=self.offset, shape=(self.tokens,))
+
+    def loaded(self) -> np.ndarray:
+        """Return the tokens in memory."""
+        return np.fromfile(self.path, dtype="<u2", count=self.tokens, offset=self.offset)
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Refuse a token id that the vocabulary does not have; reads the whole file, a chunk at a time."""
+        tokens = self.mapped()
+        for start in range(0, self.tokens, _SCAN_TOKENS):
+            chunk = tokens[start : start + _SCAN_TOKENS]
+            if chunk.max() >= vocab_size:
+                at = int(np.argmax(chunk >= vocab_size))
+                found, name = int(chunk[at]), self.path.name
+                raise Refused(f"{name} has token id {found} at {start + at}, but the vocabulary ends at {vocab_size}")
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """Everything under `data/`, checked but for the token ids themselves (see Shard.check_ids)."""
+
+    tokenizer: Tokenizer
+    train: tuple[Shard, ...]
+    val: tuple[Shard, ...]
+    prompts: tuple[Prompt, ...]
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint records, so that it is never continued on other data."""
+        digests = [shard.sha256 for shard in self.train], [shard.sha256 for shard in self.val]
+        return {"tokenizer": self.tokenizer.sha256, "train": digests[0], "val": digests[1]}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(f"{path.name} cannot be read from the data folder {path.parent}: {error.strerror}") from error
+    except ValueError as error:
+        raise Refused(f"{path.name} is not JSON: {error}") from error
+
+
+def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """Return record[key], or refuse naming the file and the key."""
+    if not isinstance(record, dict) or key not in record:
+        raise Refused(f'{where} has no "{key}"')
+    if not isinstance(record[key], kind) or isinstance(record[key], bool):
+        raise Refused(f'"{key}" in {where} is {json.dumps(record[key])[:80]}, which is not of the expected kind')
+    return record[key]
+
+
+def _load_tokenizer(folder: Path, manifest: Any, wanted: str) -> Tokenizer:
+    """Read vocab.json and hold it against data.json: shards of another tokeniser would train without any error."""
+    described, vocab = _get(manifest, "tokenizer", dict, "data.json"), _read_json(folder / "vocab.json")
+    name, sha256 = (_get(described, key, str, "data.json") for key in ("name", "sha256"))
+    try:
+        tokens = tuple(base64.b64decode(text, validate=True) for text in _get(vocab, "tokens_b64", list, "vocab.json"))
+    except (ValueError, TypeError) as error:
+        raise Refused(f"vocab.json holds a token that is not base64: {error}") from error
+    digest = hashlib.sha256()
+    for token in tokens:
+        digest.update(len(token).to_bytes(4, "little") + token)
+    if name != wanted:
+        raise Refused(f'the shards were made with the tokeniser "{name}", but the recipe wants "{wanted}"')
+    if digest.hexdigest() != sha256:
+        raise Refused(
+            f"vocab.json is not the vocabulary of the tokeniser ({name}) that made the shards: sha256 differs"
+        )
+    size, eot_id = _get(described, "vocab_size", int, "data.json"), described.get("eot_id")
+    if size != len(tokens) or not tokens:
+        raise Refused(f"data.json says that the vocabulary has {size} tokens, but vocab.json has {len(tokens)}")
+    if eot_id is not None and (type(eot_id) is not int or not 0 <= eot_id < size):
+        raise Refused(f"the end-of-text id {eot_id} in data.json is not in the vocabulary of {size}")
+    return Tokenizer(name, sha256, eot_id, tokens)
+
+
+def _npy_offset(path: Path, tokens: int) -> int:
+    """Return where the tokens of a .npy file begin."""
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise Refused(f"{path.name} is not a sound .npy file: {error}") from error
+    if array.dtype != np.dtype("<u2") or array.ndim != 1:
+        raise Refused(f"{path.name} holds {array.dtype} of {array.ndim} dimensions; a shard is one row of uint16")
+    if len(array) != tokens:
+        raise Refused(f"{path.name} holds {len(array)} tokens, but data.json says {tokens}")
+    return int(array.offset)
+
+
+def _bin_offset(path: Path, size: int, tokens: int) -> int:
+    """Return where the tokens of a .bin file begin: after llm.c's header, or at once.
+
+    A headerless file cannot pass for one with a header: the magic's lower half as a token is 55432, past GPT-2's last.
+    """
+    header = np.fromfile(path, dtype="<i4", count=min(256, size // 4))
+    if len(header) == 0 or header[0] != _MAGIC:
+        if size == 2 * tokens:
+            return 0
+        raise Refused(f"{path.name} starts with {header[0] if len(header) else 'nothing'}, not with {_MAGIC}")
+    if size < _HEADER_BYTES or header[1] != _VERSION:
+        raise Refused(
+            f"{path.name} has version {header[1] if len(header) > 1 else 'none'}; this trainer reads {_VERSION}"
+        )
+    if header[2] != tokens:
+        raise Refused(f"the header of {path.name} says {header[2]} tokens, but data.json says {tokens}")
+    if size != _HEADER_BYTES + 2 * tokens:
+        raise Refused(f"{path.name} is truncated: {size} bytes for {tokens} tokens")
+    return _HEADER_BYTES
+
+
+def _open_shard(folder: Path, entry: Any) -> Shard:
+    """Check one shard's name, length and header against data.json."""
+    name, sha256 = (_get(entry, key, str, "data.json") for key in ("name", "sha256"))
+    tokens, length = (_get(entry, key, int, "data.json") for key in ("tokens", "bytes"))
+    if not _NAME.fullmatch(name) or not name.endswith((".bin", ".npy")):
+        raise Refused(f'"{name[:80]}" in data.json is not the name of a shard (.bin or .npy, in the data folder)')
+    path = folder / name
+    if not path.is_file():
+        raise Refused(f"the shard {name} is missing from the data folder {folder}")
+    if tokens < 1:
+        raise Refused(f"the shard {name} is empty")
+    size = path.stat().st_size
+    if size != length:
+        what = "truncated" if size < length else "longer than it should be"
+        raise Refused(f"the shard {name} is {what}: {size} bytes, where data.json says {length}")
+    offset = _npy_offset(path, tokens) if name.endswith(".npy") else _bin_offset(path, size, tokens)
+    return Shard(path, tokens, offset, sha256)
+
+
+def _load_prompts(folder: Path, wanted: tuple[str, ...], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+    """Look the recipe's prompts up in prompts.json; an empty one starts from the end-of-text token."""
+    known: dict[str, list[int]] = {}
+    for entry in _read_json(folder / "prompts.json") if wanted else []:
+        known[_get(entry, "text", str, "prompts.json")] = _get(entry, "ids", list, "prompts.json")
+    prompts = []
+    for text in wanted:
+        if text not in known:
+            raise Refused(f"prompts.json does not have the recipe's prompt {json.dumps(text)}: prepare the data again")
+        ids = known[text] or ([] if tokenizer.eot_id is None else [tokenizer.eot_id])
+        if not ids or not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):
+            raise Refused(f"the prompt {json.dumps(text)} in prompts.json has no tokens of this vocabulary")
+        prompts.append(Prompt(text, tuple(ids)))
+    return tuple(prompts)
+
+
+def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> TokenData:
+    """Open the data folder for a recipe that wants this tokeniser and these prompts."""
+    manifest = _read_json(folder / "data.json")
+    if (manifest.get("v") if isinstance(manifest, dict) else None) != 1:
+        raise Refused("data.json is not of version 1, the one this trainer reads")
+    if manifest.get("dtype") != "uint16":
+        raise Refused(f"the shards hold {manifest.get('dtype')}; this trainer reads uint16")
+    vocabulary = _load_tokenizer(folder, manifest, tokenizer)
+    shards = {}
+    for part in ("train", "val"):
+        entries = _get(manifest, part, list, "data.json")
+        shards[part] = tuple(_open_shard(folder, entry) for entry in entries)
+        if not entries:
+            raise Refused(f'data.json lists no shard under "{part}"')
+    return TokenData(vocabulary, shards["train"], shards["val"], _load_prompts(folder, prompts, vocabulary))
+
+
+def spare_memory_bytes() -> int:
+    """Return how much memory may still be taken here: what the machine has left, or the container's limit if less."""
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):
+        limit = 1 << 62
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return min(limit, available)
