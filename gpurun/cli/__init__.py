@@ -1,0 +1,1 @@
+"""The command line: parse, call, and hand a Result to the one place that renders it."""

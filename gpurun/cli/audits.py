@@ -1,0 +1,173 @@
+"""Audits and the hunt for orphans: what was paid, whether it holds, and what was forgotten."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, MayBeBilling, UsageError, VerificationFailed
+from gpurun.ledger import audit as ledger
+from gpurun.lifecycle.reap import Orphan, sweep
+from gpurun.lifecycle.runs import find_run
+from gpurun.providers.registry import PROVIDERS, open_provider
+from gpurun.view.audits import AuditRow, AuditSummary, audit_screen
+from gpurun.view.listings import OrphanRow, reap_table
+from gpurun.view.paint import render
+
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ACTIONS = {
+    "owned": "left: a supervisor here drives it",
+    "within lease": "left: within its lease (--destroy ends it)",
+    "overdue": "overdue: gpurun reap ends it",
+    "destroyed": "destroyed, proven",
+    "not proven gone": "NOT PROVEN GONE",
+}
+
+
+def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, head: str, key: str) -> Result:
+    """Audit runs: exit 0 when all holds, 10 when something does not, 9 when something may be billing."""
+    names = [find_run(session.home, run) for run in runs] or None
+    report = ledger.audit(session.home, names, since=_day(since), expected_head=head or None, public_key=_key(key))
+    problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
+    warnings = [warning for row in report.rows for warning in row.warnings]
+    failed = bool(problems or (strict and warnings))
+    code = ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE
+    code = ExitCode.MAY_BE_BILLING if report.may_be_billing else code
+    summary = AuditSummary(
+        receipts=report.receipts,
+        unbroken=not report.problems and all(row.chain != "bad" for row in report.rows),
+        seq=_span(report),
+        head=report.head if report.receipts else "",
+    )
+    lines = audit_screen([_row(row) for row in report.rows], summary, session.style, exit_code=int(code))
+    said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
+    text = "\n".join([render(lines, session.style), *said, *(f"  {problem}" for problem in report.problems)])
+    return Result(data=_as_data(report), text=text, errors=_errors(report, failed), exit_code=code)
+
+
+def _row(row: ledger.AuditRow) -> AuditRow:
+    level = "bad" if row.problems or row.may_be_billing else "warn" if row.warnings else "ok"
+    return AuditRow(
+        run=row.run,
+        chain=row.chain,
+        signature=row.signature,
+        files=row.files,
+        death=row.death,
+        verdict=f"MAY BE BILLING → gpurun destroy {row.run}" if row.may_be_billing else row.verdict,
+        level=level,  # type: ignore[arg-type]
+        measured_micros=row.measured_micros,
+        measured_is_floor=row.may_be_billing,
+    )
+
+
+def _span(report: ledger.AuditReport) -> tuple[int, int] | None:
+    seqs = [row.seq for row in report.rows if row.seq is not None]
+    return (min(seqs), max(seqs)) if seqs else None
+
+
+def _as_data(report: ledger.AuditReport) -> dict[str, object]:
+    rows = [
+        {
+            "run": row.run,
+            "seq": row.seq,
+            "chain": row.chain,
+            "signature": row.signature,
+            "files": row.files,
+            "death": row.death,
+            "measured_micros": row.measured_micros,
+            "verdict": row.verdict,
+            "may_be_billing": row.may_be_billing,
+            "problems": list(row.problems),
+            "warnings": list(row.warnings),
+        }
+        for row in report.rows
+    ]
+    return {
+        "ok": report.sound,
+        "rows": rows,
+        "head": report.head,
+        "receipts": report.receipts,
+        "total_micros": report.total_micros,
+        "problems": list(report.problems),
+    }
+
+
+def _errors(report: ledger.AuditReport, failed: bool) -> tuple[VerificationFailed | MayBeBilling, ...]:
+    """The one sentence for the envelope; the table has told people already."""
+    if report.may_be_billing:
+        run = next(row.run for row in report.rows if row.may_be_billing)
+        return (MayBeBilling("audit.may_be_billing", f"{run} is not proven gone.", hint=f"gpurun destroy {run}"),)
+    if failed:
+        hint = "Each is told above; a receipt that was lost can be put back from a copy."
+        return (VerificationFailed("audit.failed", "Something recorded does not hold.", hint=hint),)
+    return ()
+
+
+def _day(text: str) -> float | None:
+    """The beginning of a local day; empty means since ever."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError("usage.since", f"--since {text!r} is not a date.", hint="Write --since 2026-11-01.") from None
+
+
+def _key(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        hint = "Name the .pub file of whoever signed."
+        raise UsageError("usage.key", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
+
+
+def run_reap(
+    session: Session, providers: list[str], *, destroy: bool, older_than: str, look_only: bool, use_exit_code: bool
+) -> Result:
+    """Sweep the providers; exit 9 when something that should be gone is not proven gone."""
+    chosen = [open_provider(name, session.home, session.clock) for name in providers or PROVIDERS]
+    age_s = _age(older_than)
+    found = list(
+        sweep(chosen, session.home, session.clock, destroy_all=destroy, older_than_s=age_s, look_only=look_only)
+    )
+    rows = [_orphan_row(orphan) for orphan in found]
+    alive = [orphan for orphan in found if orphan.fate in ("overdue", "not proven gone")]
+    code = ExitCode.DONE
+    if any(orphan.fate == "not proven gone" for orphan in found) or (use_exit_code and alive):
+        code = ExitCode.MAY_BE_BILLING
+    data = {
+        "asked": [provider.name for provider in chosen],
+        "found": [{**orphan.instance.model_dump(mode="json"), "fate": orphan.fate} for orphan in found],
+    }
+    text = render(reap_table(rows, session.style, now=session.clock.wall()), session.style)
+    return Result(data=data, text=text, exit_code=code)
+
+
+def _orphan_row(orphan: Orphan) -> OrphanRow:
+    instance = orphan.instance
+    return OrphanRow(
+        run=instance.run or "?",
+        provider=instance.provider,
+        instance=instance.id,
+        state=str(instance.state),
+        owner="a supervisor" if orphan.fate == "owned" else "nobody",
+        action=_ACTIONS[orphan.fate],
+        rate_micros_per_hour=instance.rate_micros_per_hour,
+        created_wall=instance.created_wall,
+        deadline_wall=instance.deadline_wall,
+        alarming=orphan.fate in ("overdue", "not proven gone"),
+    )
+
+
+def _age(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h` or `2d`; empty means any age."""
+    if not text:
+        return 0.0
+    number, unit = text[:-1], text[-1]
+    if unit not in _AGES or not number.isdigit():
+        raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")
+    return float(int(number) * _AGES[unit])

@@ -1,0 +1,92 @@
+"""What `gpurun doctor` looks at. It changes nothing, and each finding that is not well says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.view.listings import Finding, doctor_lines
+from gpurun.view.paint import render
+from gpurun.view.quantities import format_bytes
+
+_ENOUGH_BYTES = 2 * 10**9
+
+
+def check_machine(session: Session) -> Result:
+    """All findings; exit 4 when something keeps gpurun from working here, 9 when something may be billing."""
+    from gpurun.lifecycle.runs import unfinished_runs
+
+    findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
+    left = unfinished_runs(session.home) if session.home.runs.is_dir() else []
+    if left:
+        names = ", ".join(sight.folder.name for sight in left)
+        findings.append(
+            Finding("bad", f"unfinished and driven by nobody: {names}", f"gpurun resume {left[0].folder.name}")
+        )
+    else:
+        findings.append(Finding("ok", "no run is left unfinished"))
+    billing = any(sight.state.may_be_billing for sight in left)
+    bad = any(finding.level == "bad" for finding in findings)
+    code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
+    data = {"findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in findings]}
+    return Result(data=data, text=render(doctor_lines(findings, session.style), session.style), exit_code=code)
+
+
+def _python() -> Finding:
+    return Finding("ok", f"python {platform.python_version()} at {sys.executable}")
+
+
+def _torch() -> Finding:
+    """Whether torch is installed, without the second and the memory that importing it costs."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding(
+            "warn", "no PyTorch here: planning and clouds work, dry runs do not", "pip install 'gpurun[local]'"
+        )
+    from importlib.metadata import version
+
+    return Finding("ok", f"PyTorch {version('torch')} for dry runs")
+
+
+def _disk(session: Session) -> Finding:
+    folder = next(place for place in (session.home.root, *session.home.root.parents) if place.exists())
+    free = shutil.disk_usage(folder).free
+    text = f"{format_bytes(free)} free for runs"
+    return Finding("ok", text) if free > _ENOUGH_BYTES else Finding("warn", text, "a checkpoint may not fit: make room")
+
+
+def _home(session: Session) -> Finding:
+    """The folder can be used, and the kernel keeps its promises there: fsync and locks."""
+    from gpurun.ledger.durable import require_durable
+
+    try:
+        require_durable(session.home.prepare().runs)
+    except GpurunError as error:
+        return Finding("bad", error.what, error.hint)
+    return Finding("ok", f"home {session.home.root}, private, locks and fsync work")
+
+
+def _bundle() -> Finding:
+    from gpurun.planning.bundle import bundle_root
+
+    try:
+        root = bundle_root()
+    except GpurunError as error:
+        return Finding("bad", error.what, error.hint)
+    recipes = len(list(Path(root / "recipes").glob("*.toml")))
+    return Finding("ok", f"trainer and {recipes} recipes found")
+
+
+def _ledger(session: Session) -> Finding:
+    from gpurun.ledger.audit import audit
+
+    report = audit(session.home)
+    problems = [f"{row.run}: {row.problems[0]}" for row in report.rows if row.problems]
+    if problems:
+        return Finding("bad", f"{len(problems)} receipt(s) do not hold: {problems[0]}", "gpurun audit")
+    return Finding("ok", f"ledger chain intact ({len(report.rows)} receipts)")

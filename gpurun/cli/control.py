@@ -1,0 +1,72 @@
+"""What the verbs that act on a run share: find it, wish for something, make sure that somebody drives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, MayBeBilling, VerificationFailed
+
+if TYPE_CHECKING:
+    from gpurun.lifecycle.control import How
+    from gpurun.lifecycle.runs import Sight
+
+
+def find(session: Session, run: str) -> Sight:
+    """The run that was meant, as it stands."""
+    from gpurun.lifecycle.runs import find_run, look
+
+    return look(session.home, find_run(session.home, run))
+
+
+def drive(session: Session, sight: Sight) -> None:
+    """Make sure that an unfinished run has a supervisor; a damaged journal is not driven, only swept by its tag."""
+    from gpurun.lifecycle.supervisor import start_supervisor
+
+    if sight.damage is not None:
+        raise VerificationFailed(
+            "journal.damaged",
+            f"The journal of {sight.folder.name} is damaged: {sight.damage}.",
+            hint=f"Nothing is spent on it any more. End what it may have left: gpurun destroy {sight.folder.name}.",
+        )
+    if sight.unfinished:
+        start_supervisor(sight.folder, session.home, session.clock)
+
+
+def stop_run(session: Session, sight: Sight, how: How, reason: str) -> Result:
+    """Wish for a stop and watch until the run is closed; a closed run is only described."""
+    from gpurun.cli.viewer import follow
+    from gpurun.lifecycle.control import wish
+
+    if not sight.unfinished:
+        return Result(
+            data={"run": sight.folder.name, "state": sight.state.phase},
+            text=f"{sight.folder.name} is closed already; its receipt: gpurun receipt {sight.folder.name}",
+        )
+    wish(sight.folder, how, by="user", reason=reason)
+    drive(session, sight)
+    result = follow(session, sight.folder)
+    # For the run it was an interruption; for whoever asked for it, it is what was asked for.
+    return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
+
+
+def sweep_damaged(session: Session, sight: Sight) -> Result:
+    """End what a run with a damaged journal may have left, by its token, with proof, and without writing to it."""
+    from gpurun.lifecycle.destroy import end
+    from gpurun.providers.registry import open_provider
+
+    provider = open_provider(sight.plan.offer.provider, session.home, session.clock)
+    found = [one for one in provider.find(None) if one.run == sight.folder.name]
+    try:
+        for one in found:
+            for _ in end(provider, session.clock, one.id, one.token, run=one.run):
+                pass
+    except MayBeBilling as error:
+        return Result(errors=(error,), exit_code=ExitCode.MAY_BE_BILLING)
+    names = ", ".join(one.id for one in found)
+    text = (
+        f"Destroyed (proven): {names}" if found else f"Nothing at {provider.name} bears the name {sight.folder.name}."
+    )
+    return Result(data={"run": sight.folder.name, "destroyed": [one.id for one in found]}, text=text)

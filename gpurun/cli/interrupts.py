@@ -1,0 +1,86 @@
+"""Ctrl-C, a closed terminal, a cancelled CI job: what each means depends on how far the run is, and is always said."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from gpurun.cli.session import Session
+from gpurun.core.money import format_rate
+from gpurun.core.progress import Phase
+from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.runs import Sight
+
+_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
+
+
+class Interrupts:
+    """Counts signals instead of dying of them, so that the viewer can answer between two readings."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in _HEARD:
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self._last = number
+
+    def take(self) -> int | None:
+        """The signal that came last since it was asked, if any."""
+        number, self._last = self._last, None
+        return number
+
+
+def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
+    """Answer a signal; True when the viewer is to leave the run to itself. What is wished for, the supervisor does."""
+    phase = sight.state.phase
+    if number == signal.SIGHUP:
+        return True
+    if phase in _BEFORE_TRAINING:
+        session.say("Nothing to lose yet: the instance is being destroyed.")
+        wish(sight.folder, "now", by="signal", reason="interrupted before training")
+        return False
+    if phase is Phase.TRAINING:
+        return _while_training(session, sight, number, on_interrupt)
+    if phase is Phase.TRAINED:
+        session.say("Checkpoints are coming home; that goes on without this terminal.")
+        return True
+    if phase in (Phase.COLLECTED, Phase.DESTROYING):
+        rate = format_rate(sight.plan.offer.rate_micros_per_hour)
+        session.say(f"The instance is being destroyed; leaving here could leave {rate} running. Ctrl-C again leaves.")
+        return False
+    return False
+
+
+def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
+    """Ask where a person can answer; else stop, since nobody is left to come back, unless told to detach."""
+    if number == signal.SIGINT and on_interrupt == "ask" and session.interactive:
+        answer = _ask(session, sight)
+    else:
+        answer = "d" if on_interrupt == "detach" else "s"
+    if answer.startswith("d"):
+        return True
+    if answer.startswith("s"):
+        session.say("Stopping: a checkpoint first, then it comes home, then the instance is destroyed.")
+        wish(sight.folder, "save", by="signal", reason="interrupted while training")
+    return False
+
+
+def _ask(session: Session, sight: Sight) -> str:
+    rate = format_rate(sight.plan.offer.rate_micros_per_hour)
+    session.say(f"Run {sight.folder.name} keeps training without this terminal ({rate}).")
+    return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching", flag="--on-interrupt").lower()

@@ -1,0 +1,141 @@
+"""Runs as a table, and the trainer's log as it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, UsageError
+from gpurun.core.money import Micros
+from gpurun.core.progress import Phase
+from gpurun.ledger.lock import holder_of
+from gpurun.lifecycle.runs import Sight, look_at_all, planned_runs
+from gpurun.view.events import parse_event, whole
+from gpurun.view.listings import RunRow, ps_table
+from gpurun.view.paint import render
+from gpurun.view.safe import safe_line
+from gpurun.view.screen import Screen
+
+_TAIL_BYTES = 1 << 16
+
+
+def list_runs(session: Session, *, all_runs: bool) -> Result:
+    """The unfinished runs, or all; exit 9 when one may be billing and nobody drives it."""
+    sights, errors = look_at_all(session.home, planned_runs(session.home))
+    shown = [sight for sight in sights if all_runs or sight.unfinished]
+    rows = [_row(sight, session.clock.wall()) for sight in shown]
+    billing = any(row.may_be_billing for row in rows)
+    text = render(ps_table(rows, session.style, now=session.clock.wall()), session.style)
+    if not rows and sights:
+        text = f"Nothing is running. {len(sights)} finished: gpurun ps --all"
+    return Result(
+        data={"runs": [_as_data(sight) for sight in shown]},
+        text=text,
+        errors=tuple(errors),
+        exit_code=ExitCode.MAY_BE_BILLING if billing else errors[0].exit_code if errors else ExitCode.DONE,
+    )
+
+
+def _row(sight: Sight, now: float) -> RunRow:
+    state, plan = sight.state, sight.plan
+    orphaned = state.may_be_billing and sight.owner is None
+    steps = plan.resolved.get("train", {}).get("steps")
+    step = _last_step(sight)
+    return RunRow(
+        run=sight.folder.name,
+        recipe=plan.recipe,
+        where=f"{plan.offer.provider} {plan.offer.label}",
+        state=_state_word(sight),
+        progress=f"{step}/{steps}" if step is not None else "",
+        started_wall=sight.opened_wall or None,
+        spent_micros=_spent(sight, now),
+        worst_micros=plan.worst_micros,
+        dies_wall=state.deadline_wall if state.may_be_billing else None,
+        dies_by=plan.offer.dies_by_itself if state.may_be_billing else "",
+        live=sight.owner is not None,
+        may_be_billing=orphaned,
+    )
+
+
+def _spent(sight: Sight, now: float) -> Micros:
+    """What the rentals cost so far, as the live view counts it."""
+    screen = Screen(sight.plan)
+    screen.update(sight.records, (), ())
+    return screen.spent(now)
+
+
+def _state_word(sight: Sight) -> str:
+    state = sight.state
+    if sight.damage is not None:
+        return "damaged"
+    if state.phase is not Phase.CLOSED:
+        return str(state.phase) if sight.owner else f"{state.phase}, nobody drives it"
+    return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or "never started"
+
+
+def _as_data(sight: Sight) -> dict[str, object]:
+    state = sight.state
+    return {
+        "run": sight.folder.name,
+        "recipe": sight.plan.recipe,
+        "provider": sight.plan.offer.provider,
+        "phase": state.phase,
+        "outcome": state.outcome,
+        "owner": sight.owner,
+        "may_be_billing": state.may_be_billing and sight.owner is None,
+        "deadline_wall": state.deadline_wall,
+        "exit_code": state.exit_code,
+        "damage": sight.damage,
+    }
+
+
+def _last_step(sight: Sight) -> int | None:
+    """The step of the last event that came, from the end of the file alone."""
+    try:
+        with sight.folder.events.open("rb") as events:
+            events.seek(max(0, sight.folder.events.stat().st_size - _TAIL_BYTES))
+            lines = events.read().splitlines()
+    except FileNotFoundError:
+        return None
+    parsed = (parse_event(line) for line in reversed(lines))
+    return next((step for event in parsed if event is not None and (step := whole(event, "step")) is not None), None)
+
+
+def print_log(session: Session, sight: Sight, *, follow: bool, raw: bool) -> Result:
+    """Stream the local copy of the log: made harmless, or byte for byte where no terminal reads it."""
+    if raw and sys.stdout.isatty():
+        raise UsageError(
+            "logs.raw_to_terminal",
+            "--raw prints bytes of the instance as they are, and your terminal would obey them.",
+            hint="Send them somewhere else: gpurun logs RUN --raw > run.log",
+        )
+    for block in _blocks(session, sight, follow=follow):
+        if raw:
+            sys.stdout.buffer.write(block)
+            sys.stdout.buffer.flush()
+        else:
+            lines = [safe_line(line) for line in block.splitlines()]
+            print("\n".join(lines), flush=True)
+    return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)})
+
+
+def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
+    """The log from its beginning, in whole lines; with `follow` until nobody drives the run any more."""
+    offset, rest = 0, b""
+    while True:
+        owned = holder_of(sight.folder.lock) is not None
+        if sight.folder.log.exists():
+            with sight.folder.log.open("rb") as log:
+                log.seek(offset)
+                content = log.read()
+            offset += len(content)
+            whole_lines, newline, rest = (rest + content).rpartition(b"\n")
+            if newline:
+                yield whole_lines + newline
+        if not follow or not owned:
+            break
+        session.clock.sleep(0.3)
+    if rest:
+        yield rest

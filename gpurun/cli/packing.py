@@ -1,0 +1,68 @@
+"""What `gpurun pack` does: the same survey and the same stream as a real run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, SetupError, UsageError
+from gpurun.machine.pack import Pack, Survey, survey
+from gpurun.view.listings import PackedFile, pack_listing
+from gpurun.view.paint import render
+
+
+def pack_folder(session: Session, folder: Path, *, output: str, dry_run: bool) -> Result:
+    """List what would be shipped from a folder, or write the pack to a file (`-` is standard output)."""
+    if not folder.exists():
+        raise UsageError(
+            "pack.missing", f"{folder} does not exist.", hint="Name a folder of data: gpurun pack ./shards"
+        )
+    seen = survey({"data": folder})
+    if dry_run or not output:
+        return _listing(session, seen)
+    seen.demand_clean()
+    pack = Pack(seen)
+    packed_bytes = _write(pack, output)
+    data = {
+        "output": output,
+        "manifest_sha256": pack.manifest_sha256,
+        "bytes": seen.total_bytes,
+        "packed_bytes": packed_bytes,
+    }
+    text = "" if output == "-" else f"{output}: {len(seen.files)} files, {packed_bytes:,} bytes, {pack.manifest_sha256}"
+    return Result(data=data, text=text)
+
+
+def _listing(session: Session, seen: Survey) -> Result:
+    files = [PackedFile(name=file.name, bytes=file.bytes) for file in seen.files]
+    files += [PackedFile(name=no.path, bytes=0, refusal=no.reason) for no in seen.refusals]
+    data = {
+        "files": [{"name": file.name, "bytes": file.bytes} for file in seen.files],
+        "bytes": seen.total_bytes,
+        "refused": [{"path": no.path, "reason": no.reason, "code": no.code} for no in seen.refusals],
+    }
+    code = ExitCode.USAGE if seen.refusals else ExitCode.DONE
+    return Result(data=data, text=render(pack_listing(files, session.style), session.style), exit_code=code)
+
+
+def _write(pack: Pack, output: str) -> int:
+    """The stream into a new file that appears only when it is whole; its size."""
+    if output == "-":
+        return sum(sys.stdout.buffer.write(chunk) for chunk in pack.stream())
+    part = Path(f"{output}.part")
+    try:
+        with part.open("wb") as out:
+            for chunk in pack.stream():
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        size = part.stat().st_size
+        part.rename(output)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise SetupError("pack.cannot_write", f"{output} cannot be written: {error.strerror}.",
+                         hint="Choose another place with -o, or make room.") from None  # fmt: skip
+    return size

@@ -1,0 +1,55 @@
+"""Reads what is new in a run folder: records, events and log lines, each exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.paths import RunFolder
+from gpurun.core.progress import Record
+from gpurun.ledger.journal import read_journal
+from gpurun.view.events import parse_event
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class News:
+    """What came since the last reading."""
+
+    records: list[Record]
+    events: list[dict[str, Any]]
+    log_lines: list[bytes]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing came."""
+        return not (self.records or self.events or self.log_lines)
+
+
+class RunReader:
+    """Follows one run folder from its beginning; a line that is not yet whole is left for the next reading."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._records_seen = 0
+        self._offsets = {folder.events: 0, folder.log: 0}
+
+    def read(self) -> News:
+        """What is new, at most a megabyte of each file at a time."""
+        records = read_journal(self._folder.journal).records[self._records_seen :]
+        self._records_seen += len(records)
+        events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
+        return News(list(records), events, self._lines(self._folder.log))
+
+    def _lines(self, path: Path) -> list[bytes]:
+        try:
+            with path.open("rb") as content:
+                content.seek(self._offsets[path])
+                block = content.read(_MOST_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = block if len(block) == _MOST_BYTES and b"\n" not in block else block[: block.rfind(b"\n") + 1]
+        self._offsets[path] += len(whole)
+        return whole.splitlines()

@@ -1,0 +1,153 @@
+"""Receipts, brought from the ledger that makes them to the view that shows them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import VerificationFailed
+from gpurun.core.money import Micros
+from gpurun.core.paths import Home
+from gpurun.ledger.receipt import Receipt, read_receipt
+from gpurun.ledger.signing import Signature
+from gpurun.lifecycle.runs import Sight, find_run, look
+from gpurun.view.paint import render
+from gpurun.view.receipt import FileProof, ReceiptView, receipt_markdown, receipt_screen
+
+_TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "collected", "gone")
+
+
+def show_receipt(session: Session, run: str, *, markdown: bool) -> Result:
+    """A run's receipt as text, Markdown or data."""
+    sight = look(session.home, find_run(session.home, run))
+    receipt = read_receipt(session.home, sight.folder)
+    view = view_of(receipt)
+    text = receipt_markdown(view) if markdown else receipt_text(view, session)
+    data = {"statement": receipt.statement, "sha256": receipt.sha256, "signature": receipt.signature}
+    if receipt.signature is Signature.BAD:
+        error = VerificationFailed("receipt.signature", "The signature does not fit the receipt.",
+                                   hint=f"gpurun audit {sight.folder.name}")  # fmt: skip
+        return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
+    return Result(data=data, text=text)
+
+
+def receipt_view(home: Home, sight: Sight) -> ReceiptView:
+    """The receipt of a run that has just ended."""
+    return view_of(read_receipt(home, sight.folder))
+
+
+def receipt_text(view: ReceiptView, session: Session) -> str:
+    """A receipt for this terminal."""
+    return render(receipt_screen(view, session.style, now=session.clock.wall()), session.style)
+
+
+def view_of(receipt: Receipt) -> ReceiptView:
+    """A receipt's statement as the view wants it."""
+    told: dict[str, Any] = receipt.predicate
+    digests, cost, training = told["digests"], told["cost"], told["training"]
+    files = [FileProof(one["name"], one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] != "sample"]
+    return ReceiptView(
+        run=told["run"],
+        recipe=f"{told['asked']['recipe']} ({told['asked']['form']})",
+        verdict=told["verdict"]["is"],
+        sentence=told["verdict"]["says"],
+        seq=told["seq"],
+        digest=receipt.sha256,
+        previous=told["prev"],
+        signature=_signature(receipt.signature),
+        recipe_sha256=digests["recipe"],
+        trainer_sha256=digests["trainer"],
+        data_sha256=digests["data"],
+        gpurun_version=told["gpurun"]["version"],
+        instance=_instance(told["instance"]),
+        machine=_machine(told),
+        timeline=[(name, _wall(told["timeline"][name])) for name in _TIMES],
+        training_s=training["seconds"]["train_s"],
+        billable_s=told["runtime"]["billable_s"],
+        cost_micros=_micros(cost["upper_bound_micros"]),
+        cost_label=cost["is"],
+        billed_micros=_micros(cost["billed_micros"]),
+        cap_micros=_micros(cost["cap_micros"]),
+        result=_result(training),
+        teardown=told["teardown"]["is"] or "",
+        proof=_proof(told["teardown"]["evidence"]),
+        proof_sha256=_proof_digest(told["teardown"]["evidence"]),
+        checkpoints=files,
+        incidents=[f"{one['code']}: {one['message']}" for one in told["incidents"]],
+        log_lines=training["log"]["lines"],
+        sample=_sample(told["sample"]),
+        next_command=_next(told),
+    )
+
+
+def _signature(found: Signature) -> Literal["signed", "unsigned", "bad"]:
+    match found:
+        case Signature.OK:
+            return "signed"
+        case Signature.UNSIGNED:
+            return "unsigned"
+    return "bad"
+
+
+def _wall(stamp: str) -> float | None:
+    """A UTC stamp as seconds; a time that is not known has none."""
+    return None if stamp == "unknown" else datetime.fromisoformat(stamp).timestamp()
+
+
+def _micros(amount: int | None) -> Micros | None:
+    return None if amount is None else Micros(amount)
+
+
+def _instance(told: dict[str, Any] | None) -> str:
+    if told is None:
+        return "none was made"
+    gpu = f"{told['gpu_count']}×{told['gpu']}" if told["gpu_count"] else "cpu"
+    return f"{told['provider']} {told['id']}, {gpu}, {told['region']}"
+
+
+def _machine(told: dict[str, Any]) -> list[str]:
+    """Platform, torch and device, as the machine itself told them."""
+    hello = ((told["instance"] or {}).get("facts") or {}).get("hello") or {}
+    start = told["training"]["start"]["event"] or {}
+    torch = (hello.get("torch") or {}).get("version")
+    device = start.get("cuda_name") or start.get("device")
+    parts = [hello.get("platform"), f"torch {torch}" if torch else None, f"device {device}" if device else None]
+    return [str(part) for part in parts if part]
+
+
+def _result(training: dict[str, Any]) -> str:
+    """One line of what came out."""
+    figures = training["figures"]
+    step, loss, best = figures.get("last_step"), figures.get("last_loss"), figures.get("best_val_loss")
+    words = [training["outcome"].upper()]
+    words += [f"step {step}"] if step is not None else []
+    words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
+    words += [f"best val {best:.4f}"] if isinstance(best, float) else []
+    return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
+
+
+def _proof(evidence: list[dict[str, Any]]) -> str:
+    """The reads behind the last machine's end."""
+    if not evidence or evidence[-1]["reads"] is None:
+        return ""
+    last = evidence[-1]
+    over = f" over {last['spread_s']:.0f} s" if last["spread_s"] else ""
+    return f"{last['reads']} read{'s' if last['reads'] > 1 else ''} GONE{over} + absent from the list"
+
+
+def _proof_digest(evidence: list[dict[str, Any]]) -> str:
+    return str(evidence[-1]["evidence_sha256"] or "") if evidence else ""
+
+
+def _sample(sample: dict[str, Any] | None) -> str:
+    return f"{sample.get('prompt', '')}{sample.get('text', '')}" if sample else ""
+
+
+def _next(told: dict[str, Any]) -> str:
+    """What a person types after this."""
+    asked = told["asked"]
+    if asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
+        return f"gpurun plan {asked['recipe']}   # what the paid run would take, on every offer"
+    return f"gpurun audit {told['run']}"

@@ -1,0 +1,73 @@
+"""What the `recipes` verbs do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, GpurunError, UsageError
+from gpurun.planning.recipe import list_recipes, load_recipe, new_recipe, parameters_of, resolve
+from gpurun.view.listings import RecipeRow, recipes_table
+from gpurun.view.paint import render
+
+# A character tokeniser's vocabulary is known once there is text; this is what Python source gives.
+_CHARACTERS = 128
+
+
+def list_recipes_result(session: Session) -> Result:
+    """All bundled recipes with their size."""
+    rows = []
+    for name in list_recipes():
+        recipe = load_recipe(name)
+        tables = recipe.tables
+        rows.append(
+            RecipeRow(
+                name=name,
+                parameters=parameters_of(tables.model, _CHARACTERS),
+                tokens=tables.train.steps * tables.train.batch_tokens,
+                gpu=tables.hardware.gpu,
+                about=recipe.about,
+            )
+        )
+    data = {"recipes": [{"name": r.name, "parameters": r.parameters, "tokens": r.tokens, "gpu": r.gpu} for r in rows]}
+    return Result(data=data, text=render(recipes_table(rows, session.style), session.style))
+
+
+def show_recipe(session: Session, name: str) -> Result:
+    """The recipe's own text, and its tables as data."""
+    recipe = load_recipe(name or session.settings["recipe"].value)
+    text = Path(recipe.path).read_text(encoding="utf-8")
+    return Result(data={"name": recipe.name, "tables": recipe.tables.model_dump(mode="json")}, text=text.rstrip())
+
+
+def check_recipes(session: Session, name: str) -> Result:
+    """Read, resolve and size every form of the recipes; what is wrong is one error each."""
+    lines, errors = [], []
+    for one in [name] if name else list_recipes():
+        try:
+            recipe = load_recipe(one)
+            for form in ("full", "rehearsal"):
+                resolved = resolve(recipe, form)
+                parameters = parameters_of(resolved.tables.model, _CHARACTERS)
+                lines.append(
+                    f"ok  {recipe.name:<14} {form:<10} {parameters:>13,} parameters, {resolved.processes} process(es)"
+                )
+        except GpurunError as error:
+            errors.append(error)
+    code = ExitCode.USAGE if errors else ExitCode.DONE
+    return Result(data={"checked": lines}, text="\n".join(lines), errors=tuple(errors), exit_code=code)
+
+
+def new_recipe_file(session: Session, name: str) -> Result:
+    """Write NAME.toml into the working folder; a file that is there is never replaced."""
+    path = Path(f"{Path(name).stem}.toml")
+    if name not in (path.stem, path.name):
+        raise UsageError("recipe.bad_name", f"{name!r} is not a plain name.", hint="Try: gpurun recipes new my-recipe")
+    try:
+        with path.open("x", encoding="utf-8") as out:
+            out.write(new_recipe(path.stem))
+    except FileExistsError:
+        raise UsageError("recipe.exists", f"{path} is here already.", hint="Choose another name.") from None
+    after = f"Try it: gpurun train ./{path} --dry-run"
+    return Result(data={"path": str(path.absolute())}, text=f"Wrote {path}.", after=after)

@@ -1,0 +1,67 @@
+"""One invocation: the home, the clock, and how this terminal wants to be spoken to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import Clock, SystemClock
+from gpurun.core.errors import Declined, UsageError
+from gpurun.core.paths import Home
+
+if TYPE_CHECKING:
+    from gpurun.core.settings import Setting
+    from gpurun.view.style import Style
+
+
+@dataclass(frozen=True)
+class Session:
+    """The common flags of every verb, and what follows from them."""
+
+    home: Home
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    color: str = "auto"
+    no_input: bool = False
+    no_progress: bool = False
+    clock: Clock = field(default_factory=SystemClock)
+
+    @cached_property
+    def settings(self) -> dict[str, Setting]:
+        """The settings of this home and folder."""
+        from gpurun.core.settings import load_settings
+
+        return load_settings(self.home, project=Path.cwd(), environment=os.environ)
+
+    @cached_property
+    def style(self) -> Style:
+        """What standard output can carry."""
+        from gpurun.view.style import probe
+
+        return probe(sys.stdout, color=self.color)
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person can be asked: both ends are a terminal, and nothing forbids it."""
+        return not (self.no_input or self.json) and sys.stdin.isatty() and sys.stderr.isatty()
+
+    def say(self, text: str) -> None:
+        """Talk to the person: standard error, unless they wanted quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def ask(self, question: str, *, flag: str) -> str:
+        """Ask on the terminal; where nobody can answer, a UsageError names the flag that would have."""
+        if not self.interactive:
+            raise UsageError("input.needed", f"An answer is needed: {question}", hint=f"Give it as {flag}.")
+        try:
+            print(question, end=" ", file=sys.stderr, flush=True)
+            return sys.stdin.readline().strip()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            raise Declined("input.interrupted", "Interrupted; nothing was started.", hint="Run it again.") from None

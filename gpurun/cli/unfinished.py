@@ -1,0 +1,49 @@
+"""One line about runs that nobody drives and nobody closed, before any verb that is not about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpurun.cli.session import Session
+
+_TAIL_BYTES = 4096
+_CLOSED = b'"event":"run.closed"'
+# These are about such runs themselves, or answer too quickly to look.
+SILENT = (
+    "ps",
+    "resume",
+    "attach",
+    "stop",
+    "destroy",
+    "logs",
+    "reap",
+    "doctor",
+    "version",
+    "config show",
+    "config path",
+)
+
+
+def note_unfinished(session: Session) -> None:
+    """Say which runs are left unfinished; silence, at the price of a few small reads, when there are none."""
+    runs = session.home.runs
+    if not runs.is_dir() or all(_is_closed(path / "journal.jsonl") for path in runs.iterdir()):
+        return
+    from gpurun.lifecycle.runs import unfinished_runs
+
+    left = unfinished_runs(session.home)
+    if left:
+        first = left[0].folder.name
+        many = "1 unfinished run" if len(left) == 1 else f"{len(left)} unfinished runs"
+        exists = "its instance may still exist" if left[0].state.may_be_billing else "nothing of it is rented"
+        session.say(f"{many}: {first} ({exists}). gpurun resume {first}")
+
+
+def _is_closed(journal: Path) -> bool:
+    """Whether the journal's last line closes the run; a folder without a journal never became a run."""
+    try:
+        with journal.open("rb") as content:
+            content.seek(max(0, journal.stat().st_size - _TAIL_BYTES))
+            return _CLOSED in content.read()
+    except OSError:
+        return True

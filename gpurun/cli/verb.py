@@ -1,0 +1,135 @@
+"""Turns a function into a verb: adds the flags that every verb takes, calls it, and renders what it returns.
+
+Whatever happens, something speaks the language that was asked for: with `--json` even a wrong flag gives the envelope.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.unfinished import SILENT, note_unfinished
+from gpurun.core.errors import ExitCode, GpurunError, UsageError
+
+COMMON: dict[str, Any] = {
+    "json": Annotated[bool, typer.Option("--json", help="One JSON envelope on standard output.")],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")],
+    "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")],
+    "color": Annotated[str, typer.Option("--color", help="auto, always or never.", metavar="WHEN")],
+    "no_input": Annotated[bool, typer.Option("--no-input", help="Never ask; a missing answer is an error.")],
+    "home": Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")],
+    "no_progress": Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")],
+}
+_DEFAULTS: dict[str, Any] = {"color": "auto", "home": ""}
+
+Verb = Callable[..., Result]
+
+# Typer vendors Click, whose usage errors have no public name but this.
+_WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def verb(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[Verb], Verb]:
+    """Register `function(session, …) -> Result` under the last word of a name; its help opens with the examples."""
+
+    def register(function: Verb) -> Verb:
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "session"]
+        shared = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(key, False), annotation=kind)
+            for key, kind in COMMON.items()
+        ]
+
+        def command(**given: Any) -> int:
+            session = _session({key: given.pop(key) for key in COMMON})
+            return _finish(name, session, lambda: function(session, **given))
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        first = (function.__doc__ or "").strip().splitlines()[0]
+        lines = "\n".join(f"  $ {example}" for example in examples)
+        app.command(name.split()[-1], help=f"\b\n{lines}\n\n{first}", short_help=first)(command)
+        return function
+
+    return register
+
+
+def _session(common: dict[str, Any]) -> Session:
+    from gpurun.core.paths import Home, default_home
+
+    home = common.pop("home")
+    root = Path(home).expanduser().absolute() if home else default_home()
+    return Session(home=Home(root), **common)
+
+
+def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
+    """Call the verb; a known error becomes a Result, an unknown one a report with its trace in a file."""
+    try:
+        if session.color not in ("auto", "always", "never"):
+            raise UsageError("usage.color", f"--color {session.color!r} is not one of auto, always, never.",
+                             hint="Leave it out, or choose one of the three.")  # fmt: skip
+        if name not in SILENT and not session.json:
+            note_unfinished(session)
+        result = call()
+    except GpurunError as error:
+        result = Result(errors=(error,), exit_code=error.exit_code)
+    except BrokenPipeError:
+        # The reader has seen enough (`gpurun logs | head`); Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.DONE)
+    except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
+        result = _bug(session, bug)
+    return _render(name, session.json, result, session)
+
+
+def _bug(session: Session, bug: Exception) -> Result:
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="gpurun-bug-", suffix=".txt", delete=False) as trace:
+        traceback.print_exception(bug, file=trace)
+    what = f"gpurun itself failed: {type(bug).__name__}: {bug}."
+    error = GpurunError("bug", what, hint=f"The trace is in {trace.name}; please report it.")
+    return Result(errors=(error,), exit_code=ExitCode.BUG)
+
+
+def _render(name: str, as_json: bool, result: Result, session: Session | None) -> int:
+    """The one place that turns a Result into bytes."""
+    if as_json:
+        from gpurun.view.envelope import envelope_json
+
+        errors = [error.as_record() for error in result.errors]
+        print(envelope_json(name, dict(result.data), errors, int(result.exit_code)), flush=True)
+        return int(result.exit_code)
+    if result.text:
+        print(result.text, flush=True)
+    if result.errors:
+        from gpurun.view.errors import error_text
+        from gpurun.view.style import probe
+
+        style = probe(sys.stderr, color=session.color if session else "auto")
+        for error in result.errors:
+            print(error_text(error.what, error.hint, error.code, style), file=sys.stderr, flush=True)
+    if result.after and not (session and session.quiet):
+        print(result.after, file=sys.stderr, flush=True)
+    return int(result.exit_code)
+
+
+def run_app(app: typer.Typer) -> int:
+    """Parse the command line and run it; a wrong command line speaks JSON too when it says `--json`."""
+    try:
+        code = typer.main.get_command(app).main(standalone_mode=False)
+    except _WRONG_USAGE as wrong:
+        message = str(getattr(wrong, "message", wrong))
+        error = UsageError("usage", message, hint="See the verb's --help.")
+        return _render("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
+    except (typer.Abort, KeyboardInterrupt):
+        return int(ExitCode.INTERRUPTED)
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,57 @@
+"""`gpurun stop`, `gpurun destroy` and `gpurun resume`: what a person does to a run that is under way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import RunArgument, Yes
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    verb(app, "stop", examples=["gpurun stop fox-41", "gpurun stop @last --now"])(stop)
+    verb(app, "resume", examples=["gpurun resume fox-41", "gpurun resume @last --json"])(resume)
+    verb(app, "destroy", examples=["gpurun destroy fox-41", "gpurun destroy @last --yes"])(destroy)
+
+
+def stop(
+    session: Session,
+    run: RunArgument,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
+) -> Result:
+    """Save a checkpoint, bring it home, destroy the instance, write the receipt."""
+    from gpurun.cli.control import find, stop_run
+
+    return stop_run(session, find(session, run), "now" if now else "save", "stopped by the user")
+
+
+def resume(session: Session, run: RunArgument) -> Result:
+    """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
+    from gpurun.cli.control import drive, find
+    from gpurun.cli.viewer import follow
+
+    sight = find(session, run)
+    if not sight.unfinished:
+        text = f"{sight.folder.name} is finished; its receipt: gpurun receipt {sight.folder.name}"
+        return Result(data={"run": sight.folder.name, "state": sight.state.phase}, text=text)
+    drive(session, sight)
+    return follow(session, sight.folder)
+
+
+def destroy(session: Session, run: RunArgument, yes: Yes = False) -> Result:
+    """Destroy the instance now, without collecting anything, and prove that it is gone."""
+    from gpurun.cli.control import find, stop_run, sweep_damaged
+    from gpurun.core.errors import Declined
+
+    sight = find(session, run)
+    question = f"Destroy {sight.folder.name} without bringing anything home? [y/N]"
+    if sight.unfinished and not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        raise Declined("destroy.declined", "Nothing was destroyed.", hint="gpurun stop keeps a checkpoint first.")
+    if sight.damage is not None:
+        return sweep_damaged(session, sight)
+    return stop_run(session, sight, "destroy", "destroyed by the user")

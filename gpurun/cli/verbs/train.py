@@ -1,0 +1,114 @@
+"""`gpurun plan` and `gpurun train`: know before you pay, then pay no more than that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli import options
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+if TYPE_CHECKING:
+    from gpurun.core.model import Plan, Request
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    verb(app, "plan", examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 25", "gpurun plan mini-gpt --json"])(
+        plan
+    )
+    verb(app, "train", examples=["gpurun train --gpu 8xA100 --max-cost 25", "gpurun train mini-gpt --dry-run"])(train)
+
+
+def plan(
+    session: Session,
+    recipe: options.RecipeArgument = "",
+    gpu: options.Gpu = "",
+    max_cost: options.MaxCost = "",
+    provider: options.Providers = [],  # noqa: B006 - Typer copies defaults.
+    region: options.Region = "",
+    data: options.Data = "",
+    hours: options.Hours = 0.0,
+    overrides: options.Set = [],  # noqa: B006
+    dry_run: options.DryRun = False,
+) -> Result:
+    """Show what a run would take and cost, on every offer, and spend nothing."""
+    request = options.request_from(
+        session, recipe=recipe, gpu=gpu, max_cost=max_cost, provider=provider, region=region, data=data,
+        hours=hours, overrides=overrides, dry_run=dry_run,
+    )  # fmt: skip
+    made = _make_plan(session, request, name="", need_data=False)
+    return Result(data=made.model_dump(mode="json"), text=_plan_text(session, made))
+
+
+def train(
+    session: Session,
+    recipe: options.RecipeArgument = "",
+    gpu: options.Gpu = "",
+    max_cost: options.MaxCost = "",
+    provider: options.Providers = [],  # noqa: B006
+    region: options.Region = "",
+    data: options.Data = "",
+    hours: options.Hours = 0.0,
+    overrides: options.Set = [],  # noqa: B006
+    dry_run: options.DryRun = False,
+    yes: options.Yes = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start it and return at once.")] = False,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
+    on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
+) -> Result:
+    """Rent, train, bring it home, destroy, prove it, and leave a receipt."""
+    from gpurun.cli.viewer import follow, left_running
+    from gpurun.core.errors import UsageError
+    from gpurun.lifecycle.runs import open_run
+    from gpurun.lifecycle.supervisor import start_supervisor
+
+    on_interrupt = on_interrupt or session.settings["on_interrupt"].value
+    if on_interrupt not in ("ask", "detach", "stop"):
+        raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
+                         hint="Leave it out, or choose one of the three.")  # fmt: skip
+    request = options.request_from(
+        session, recipe=recipe, gpu=gpu, max_cost=max_cost, provider=provider, region=region, data=data,
+        hours=hours, overrides=overrides, dry_run=dry_run,
+    )  # fmt: skip
+    made = _make_plan(session, request, name=name, need_data=True)
+    _show_and_ask(session, made, yes=yes)
+    folder = open_run(session.home, request, made)
+    start_supervisor(folder, session.home, session.clock)
+    return left_running(folder) if detach else follow(session, folder, on_interrupt=on_interrupt)
+
+
+def _make_plan(session: Session, request: Request, *, name: str, need_data: bool) -> Plan:
+    from gpurun.lifecycle.plan import make_plan
+    from gpurun.lifecycle.runs import free_name
+
+    home = session.home.prepare()
+    run = home.run(name).name if name else free_name(home)
+    return make_plan(request, run=run, home=home, clock=session.clock, say=session.say, need_data=need_data)
+
+
+def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
+    """Print the plan; where money can be spent, ask, or want both --yes and a cap."""
+    from gpurun.core.errors import Declined, UsageError
+    from gpurun.core.money import format_usd
+
+    if not session.json:
+        session.say(_plan_text(session, plan))
+    if not plan.worst_micros:
+        return
+    if plan.cap_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+    if yes:
+        return
+    question = f"Spend up to {format_usd(plan.worst_micros)}? [y/N]"
+    if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
+
+
+def _plan_text(session: Session, plan: Plan) -> str:
+    from gpurun.view.plan import plan_text
+
+    return plan_text(plan, session.style, now=session.clock.wall())

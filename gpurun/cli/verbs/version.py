@@ -1,0 +1,23 @@
+"""`gpurun version`."""
+
+from __future__ import annotations
+
+import platform
+
+import typer
+
+from gpurun import __version__
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "version", examples=["gpurun version", "gpurun version --json"])(version)
+
+
+def version(session: Session) -> Result:
+    """Say which gpurun and which Python this is."""
+    data = {"gpurun": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    return Result(data=data, text=f"gpurun {__version__} (Python {platform.python_version()})")

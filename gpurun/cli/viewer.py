@@ -1,0 +1,230 @@
+"""Watches a run until it is closed. The run does not need it: the supervisor works alone, the terminal is a window."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from gpurun.cli.interrupts import Interrupts, decide
+from gpurun.cli.reader import News, RunReader
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
+from gpurun.core.model import Plan
+from gpurun.core.paths import RunFolder
+from gpurun.core.progress import Event, Phase
+from gpurun.ledger.lock import holder_of
+from gpurun.lifecycle.runs import Sight, look
+from gpurun.lifecycle.supervisor import start_supervisor
+from gpurun.view.live import LiveWindow
+from gpurun.view.plain import PlainView
+from gpurun.view.screen import Screen
+from gpurun.view.style import probe
+
+PERIOD_S = 0.2
+RESTARTS = 2
+
+
+class Pane(Protocol):
+    """Where news are shown."""
+
+    def show(self, news: News, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def reopen(self) -> None: ...
+
+
+class LivePane:
+    """The live view on a terminal."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        self._screen = Screen(plan)
+        self._style = probe(sys.stderr, color=session.color)
+        self.reopen()
+
+    def show(self, news: News, now: float) -> None:
+        """Redraw with what is new."""
+        self._screen.update(news.records, news.events, news.log_lines)
+        self._window.show(self._screen, now=now)
+
+    def close(self) -> None:
+        """Leave the last picture standing, and give the terminal back."""
+        self._window.__exit__(None, None, None)
+
+    def reopen(self) -> None:
+        """Take the terminal again."""
+        self._window = LiveWindow(sys.stderr, self._style)
+        self._window.__enter__()
+
+
+class PlainPane:
+    """One line an event on standard error."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._view = PlainView(unicode=probe(sys.stderr).unicode)
+
+    def show(self, news: News, now: float) -> None:
+        """Print what is new."""
+        for line in self._view.update(news.records, news.events, now):
+            self._session.say(line)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def reopen(self) -> None:
+        """Nothing was given back."""
+
+
+class JsonPane:
+    """JSON Lines on standard output: every record and every event as it comes; the envelope comes last."""
+
+    def show(self, news: News, now: float) -> None:
+        """Print what is new."""
+        from gpurun.view.envelope import event_json, record_json
+
+        for record in news.records:
+            print(record_json(record), flush=True)
+        for event in news.events:
+            print(event_json(event), flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def reopen(self) -> None:
+        """Nothing was given back."""
+
+
+class Viewer:
+    """One person watching one run."""
+
+    def __init__(self, session: Session, folder: RunFolder, on_interrupt: str) -> None:
+        self._session = session
+        self._folder = folder
+        self._on_interrupt = on_interrupt
+        self._plan = Plan.from_json(folder.plan.read_bytes())
+        self._reader = RunReader(folder)
+        self._pane = _pane(session, self._plan)
+        self._restarts = 0
+
+    def follow(self) -> Result:
+        """Show the run until it is closed or left."""
+        with Interrupts() as interrupts:
+            try:
+                while True:
+                    number = interrupts.take()
+                    left = self._answer(number, interrupts.count) if number is not None else None
+                    left = left or self._turn()
+                    if left is not None:
+                        return left
+            finally:
+                self._pane.close()
+
+    def _turn(self) -> Result | None:
+        """Read and show what is new; a Result when there will be no more."""
+        owned = holder_of(self._folder.lock) is not None  # Asked before reading, so that nothing is missed after it.
+        news = self._reader.read()
+        self._pane.show(news, self._session.clock.wall())
+        if not news.is_empty:
+            return None
+        if not owned:
+            sight = look(self._session.home, self._folder.name)
+            if not sight.unfinished:
+                return finished(self._session, sight)
+            if _gave_up(sight) or self._restarts >= RESTARTS:
+                return abandoned(sight)
+            # It was killed. The journal says where it was, and being driven again is the only way on.
+            self._restarts += 1
+            start_supervisor(self._folder, self._session.home, self._session.clock)
+        self._session.clock.sleep(PERIOD_S)
+        return None
+
+    def _answer(self, number: int, count: int) -> Result | None:
+        """Answer a signal with the terminal given back meanwhile."""
+        sight = look(self._session.home, self._folder.name)
+        if sight.state.phase is Phase.DESTROYING and count > 1:
+            return abandoned(sight)
+        self._pane.close()
+        leave = decide(self._session, sight, number, self._on_interrupt)
+        self._pane.reopen()
+        return left_running(self._folder) if leave else None
+
+
+def follow(session: Session, folder: RunFolder, *, on_interrupt: str = "ask") -> Result:
+    """Show a run until it is closed, and return its own exit code; or until the person leaves it."""
+    return Viewer(session, folder, on_interrupt).follow()
+
+
+def left_running(folder: RunFolder) -> Result:
+    """The run goes on without this terminal; the last line is the command to return."""
+    after = f"{folder.name} goes on. Come back with: gpurun attach {folder.name}"
+    return Result(data={"run": folder.name, "folder": str(folder.path)}, after=after, exit_code=ExitCode.PENDING)
+
+
+def abandoned(sight: Sight) -> Result:
+    """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
+    last = next((r.data for r in reversed(sight.records) if r.event is Event.INCIDENT), {})
+    name = sight.folder.name
+    told = str(last.get("message", "")) or f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
+    if sight.state.may_be_billing:
+        error: GpurunError = MayBeBilling("run.may_be_billing", told, hint=f"gpurun destroy {name}")
+    else:
+        error = GpurunError(
+            "run.unfinished", told, hint=f"gpurun resume {name}; its log: {sight.folder.supervisor_log}"
+        )
+    return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
+
+
+def _last_words(sight: Sight) -> str:
+    """The last line that the supervisor wrote."""
+    log = sight.folder.supervisor_log
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1][-300:] if lines else "it said nothing."
+
+
+def finished(session: Session, sight: Sight) -> Result:
+    """The receipt, where the checkpoint lies, and what failed if something did."""
+    from gpurun.cli.receipts import receipt_text, receipt_view
+
+    view = receipt_view(session.home, sight)
+    state = sight.state
+    data = {
+        "run": sight.folder.name,
+        "folder": str(sight.folder.path),
+        "verdict": view.verdict,
+        "outcome": state.outcome,
+        "teardown": state.teardown,
+        "cost_micros": view.cost_micros,
+        "receipt": str(sight.folder.receipt),
+        "checkpoints": [file.name for file in view.checkpoints],
+    }
+    failure = state.failure
+    errors = (GpurunError(failure["code"], failure["message"], hint=failure["hint"]),) if failure else ()
+    if not errors and state.outcome in ("failed", "lost"):
+        errors = (_training_failed(sight),)
+    text = "" if session.quiet else receipt_text(view, session)
+    code = ExitCode(state.exit_code if state.exit_code is not None else 1)
+    return Result(data=data, text=text, errors=errors, exit_code=code)
+
+
+def _training_failed(sight: Sight) -> GpurunError:
+    observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
+    name = sight.folder.name
+    hint = f"Its words: gpurun logs {name}. What was saved before is in {sight.folder.artifacts}."
+    return TrainingFailed(
+        f"train.{observed['reason'] or 'failed'}", f"Training failed: {observed['message']}", hint=hint
+    )
+
+
+def _gave_up(sight: Sight) -> bool:
+    """The supervisor ended on purpose, because it could not prove a death or could not look."""
+    return bool(sight.records) and sight.records[-1].event is Event.INCIDENT and sight.state.may_be_billing
+
+
+def _pane(session: Session, plan: Plan) -> Pane:
+    """The pane that fits this session."""
+    if session.json:
+        return JsonPane()
+    live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)
+    return LivePane(plan, session) if live else PlainPane(session)

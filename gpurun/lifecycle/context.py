@@ -1,0 +1,101 @@
+"""What every step is given besides the run's state: the plan, the provider, the far side, the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpurun.core.clock import Clock, boot_id, ticks
+from gpurun.core.errors import GpurunError, TrainingFailed
+from gpurun.core.model import Instance, InstanceState, Plan
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.control import STRENGTH, read_wish
+from gpurun.machine.base import MachineLost
+from gpurun.machine.far import FarSide
+from gpurun.providers.base import Provider, Unknown
+
+T = TypeVar("T")
+RETRY_S = 2.0
+
+# A step yields what it is about to do or has seen; the line after a yield runs only once the record is on disk.
+Note = tuple[Event, dict[str, object]]
+
+
+class StopWanted(GpurunError):
+    """The user asked for a stop while a step was at work; the driver records it and goes on from there."""
+
+    def __init__(self) -> None:
+        super().__init__("stop.wanted", "A stop was asked for.", hint="Nothing to do.")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a step may touch.
+
+    `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped.
+    """
+
+    home: Home
+    folder: RunFolder
+    plan: Plan
+    clock: Clock
+    provider: Provider
+    reach: Callable[[Instance], FarSide]
+    trainer: Path
+
+    def seconds_left(self, state: RunState) -> float:
+        """Until the lease's deadline, by the wall clock or by the monotonic one, whichever says less."""
+        if state.deadline_wall is None or state.create_wall is None:
+            return float("inf")
+        by_wall = state.deadline_wall - self.clock.wall()
+        if state.create_boot_id != boot_id():
+            return by_wall
+        lease_s = state.deadline_wall - state.create_wall
+        return min(by_wall, lease_s - (self.clock.monotonic() - state.create_mono))
+
+    def wants_stop(self, state: RunState) -> bool:
+        """Whether the user wants more than what the journal already has."""
+        wish = read_wish(self.folder)
+        return wish is not None and STRENGTH[wish.how] > STRENGTH[state.stop]
+
+    def heed(self, state: RunState) -> None:
+        """Raise StopWanted if the user wants a stop that the journal does not have yet."""
+        if self.wants_stop(state):
+            raise StopWanted
+
+    def patiently(self, state: RunState, limit_s: float, attempt: Callable[[], T]) -> T:
+        """Do what may be repeated until it answers: unreachable is not dead, so the provider is asked too.
+
+        Gives up when the limit or the lease is over, or when the provider says that the instance no longer runs.
+        """
+        lost = "it was never tried"
+        for _ in ticks(self.clock, RETRY_S, min(limit_s, self.seconds_left(state))):
+            self.heed(state)
+            try:
+                return attempt()
+            except MachineLost as error:
+                lost = error.what
+            if self.is_down(instance_of(state)):
+                break
+        raise TrainingFailed(
+            "machine.lost",
+            f"The instance can no longer be reached: {lost}",
+            hint="What came home before is kept. `gpurun receipt` says what was paid.",
+        )
+
+    def is_down(self, instance: Instance) -> bool:
+        """Whether the provider says that the instance does not run; no clear answer means no."""
+        try:
+            return self.provider.read(instance.id).state in (InstanceState.GONE, InstanceState.STOPPED)
+        except Unknown:
+            return False
+
+
+def instance_of(state: RunState) -> Instance:
+    """The instance that the journal knows of; steps that need one are only reached when there is one."""
+    if state.instance is None:
+        raise RuntimeError(f"run {state.run} is {state.phase} without an instance")
+    return state.instance

@@ -1,0 +1,123 @@
+"""End an instance and prove it: the request is repeated until reading it back says that it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpurun.core.clock import Clock, ticks
+from gpurun.core.errors import MayBeBilling, SetupError
+from gpurun.core.model import Instance, InstanceState, digest_of
+from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.context import Context, Note
+from gpurun.providers.base import Provider, Rejected, Unknown
+
+PATIENCE_S = 300.0
+ASK_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at the provider: the instance's own state, and whether anything listed bears the token."""
+
+    at_s: float
+    state: InstanceState
+    listed: bool
+    answer_sha256: str
+
+    @property
+    def gone(self) -> bool:
+        """Both ways of looking say that there is nothing."""
+        return self.state is InstanceState.GONE and not self.listed
+
+
+def destroy(state: RunState, context: Context) -> Iterator[Note]:
+    """The step: destroy what the journal knows of and whatever else bears the run's token."""
+    identifier = state.instance.id if state.instance else ""
+    reason = "failure" if state.failure else state.stop or state.outcome or "lease"
+    yield Event.DESTROY_INTENDED, {"id": identifier, "token": state.token, "reason": reason}
+    yield from end(context.provider, context.clock, identifier, state.token, run=state.run)
+
+
+def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: str) -> Iterator[Note]:
+    """Ask and read until death is proven; only what bears the token is ever asked to end.
+
+    After five minutes without proof it raises MayBeBilling; whoever called keeps the run red and tries again later.
+    """
+    readings: list[Reading] = []
+    attempt, answer, asked_s = 0, "nothing was asked yet", float("-inf")
+    for elapsed in ticks(clock, provider.traits.poll_s, PATIENCE_S):
+        if not readings and elapsed - asked_s >= ASK_AGAIN_S:
+            attempt, asked_s = attempt + 1, elapsed
+            answer = _ask(provider, identifier, token)
+            yield Event.DESTROY_ASKED, {"id": identifier, "attempt": attempt, "answer": answer}
+        if readings and elapsed - readings[-1].at_s < _gap_s(provider):
+            continue
+        reading = _look(provider, identifier, token, elapsed)
+        if not reading.gone:
+            if readings:  # It was seen gone and is there again: all proof so far is void, and it is asked at once.
+                readings, asked_s = [], float("-inf")
+            continue
+        readings.append(reading)
+        seen = {"state": reading.state, "listed": reading.listed, "answer_sha256": reading.answer_sha256}
+        yield Event.DEATH_READ, {"id": identifier, **seen}
+        if _proves(provider, readings):
+            yield Event.DEATH_PROVEN, _proof(provider, identifier, readings)
+            return
+    by_hand = provider.traits.console_url or token
+    raise MayBeBilling(
+        "destroy.not_gone",
+        f"{provider.name} does not show {identifier or token} as gone after {PATIENCE_S:.0f} s: {answer}.",
+        hint=f"Run `gpurun destroy {run}`, or end it by hand: {by_hand}.",
+    )
+
+
+def _ask(provider: Provider, identifier: str, token: str) -> str:
+    """Request the end of the instance and of any other that bears the token; say what was answered."""
+    try:
+        wanted = {one.id for one in provider.find(token) if one.token == token}
+        wanted |= {identifier} if identifier else set()
+        for one in sorted(wanted):
+            provider.destroy(one)
+    except (Unknown, Rejected, SetupError) as error:
+        # A key that was revoked in mid-run is no reason to stop asking: it may be restored, and the lease is watched.
+        return f"no clear answer: {error}"
+    return f"asked {', '.join(sorted(wanted)) or 'nobody: none bears the token'}"
+
+
+def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Reading:
+    """Read the instance and the list; an unclear answer proves nothing."""
+    try:
+        listed = provider.find(token)
+        one = provider.read(identifier) if identifier else None
+    except (Unknown, SetupError) as error:
+        return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
+    answer = digest_of([_plain(one), [_plain(other) for other in listed]])
+    return Reading(at_s, one.state if one else InstanceState.GONE, listed=bool(listed), answer_sha256=answer)
+
+
+def _plain(instance: Instance | None) -> object:
+    return instance.model_dump(mode="json") if instance else None
+
+
+def _gap_s(provider: Provider) -> float:
+    return provider.traits.death_spread_s / max(1, provider.traits.death_reads - 1)
+
+
+def _spread_s(readings: list[Reading]) -> float:
+    return round(readings[-1].at_s - readings[0].at_s, 3)
+
+
+def _proves(provider: Provider, readings: list[Reading]) -> bool:
+    traits = provider.traits
+    return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
+
+
+def _proof(provider: Provider, identifier: str, readings: list[Reading]) -> dict[str, object]:
+    return {
+        "id": identifier,
+        "teardown": provider.traits.teardown,
+        "reads": len(readings),
+        "spread_s": _spread_s(readings),
+        "evidence_sha256": digest_of([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
+    }

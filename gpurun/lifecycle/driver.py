@@ -1,0 +1,121 @@
+"""The state table: replay the journal, do the next step, record what it intends and observes; nothing else appends.
+
+A step is a generator of notes. The driver writes a note to disk before it lets the step run on, so "intent first" is
+not a habit of the steps but the way they are driven. After a crash the journal is replayed and the next step runs:
+there is no other recovery path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import traceback
+from collections.abc import Callable, Iterator
+
+from gpurun import __version__
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, StoreFull
+from gpurun.core.progress import Event, Phase, RunState
+from gpurun.ledger.journal import Journal
+from gpurun.lifecycle import collect, destroy, provision, run, settle, ship
+from gpurun.lifecycle.context import Context, Note, StopWanted
+from gpurun.lifecycle.control import read_wish
+from gpurun.lifecycle.state import Step, exit_code_of, next_step, replay
+
+STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
+    Step.CREATE: provision.create,
+    Step.AWAIT_READY: provision.await_ready,
+    Step.SHIP: ship.ship,
+    Step.START: run.start,
+    Step.WATCH: run.watch,
+    Step.COLLECT: collect.collect,
+    Step.DESTROY: destroy.destroy,
+    Step.SETTLE: settle.settle,
+}
+
+PAUSE_S = 3.0
+
+
+class Driver:
+    """Drives one run to its end. The caller holds the run's lock."""
+
+    def __init__(self, context: Context, journal: Journal) -> None:
+        self._context = context
+        self._journal = journal
+
+    def drive(self) -> ExitCode:
+        """Do steps until the run is closed; a run that cannot be proven gone ends in MayBeBilling, unclosed."""
+        if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
+            self._journal.append(Event.RUN_OPENED, self._opening())
+        while True:
+            state = self._heard()
+            step = next_step(state, lease_over=self._context.seconds_left(state) <= 0)
+            if step is None:
+                return ExitCode(state.exit_code or 0)
+            if step is Step.CLOSE:
+                self._journal.append(Event.RUN_CLOSED, {"exit_code": int(exit_code_of(state))})
+                continue
+            self._do(step, state)
+
+    def _heard(self) -> RunState:
+        """The state, once the user's wish has been recorded."""
+        state = replay(self._context.plan.run, self._journal.records)
+        wish = read_wish(self._context.folder)
+        if wish is None or not self._context.wants_stop(state) or state.phase in (Phase.SETTLED, Phase.CLOSED):
+            return state
+        self._journal.append(Event.STOP_REQUESTED, {"how": wish.how, "by": wish.by, "reason": wish.reason})
+        return replay(self._context.plan.run, self._journal.records)
+
+    def _do(self, step: Step, state: RunState) -> None:
+        """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
+        try:
+            for event, data in STEPS[step](state, self._context):
+                self._journal.append(event, data)
+        except StopWanted:
+            return
+        except StoreFull as error:
+            self._pause(error)
+        except MayBeBilling as error:
+            self._journal.append(Event.INCIDENT, {"code": error.code, "message": f"{error.what} {error.hint}"})
+            raise
+        except GpurunError as error:
+            self._failed(step, error)
+        except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
+            traceback.print_exception(bug)
+            what = f"gpurun itself failed in {step}: {type(bug).__name__}: {bug}."
+            hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
+            self._failed(step, GpurunError("bug", what, hint=hint))
+
+    def _pause(self, error: StoreFull) -> None:
+        """Say once that this disk is full, wait a little, and let the same step be tried again."""
+        told = {"code": error.code, "message": f"{error.what} {error.hint}"}
+        last = self._journal.records[-1]
+        if last.event is not Event.INCIDENT or last.data != told:
+            self._journal.append(Event.INCIDENT, told)
+        self._context.clock.sleep(PAUSE_S)
+
+    def _failed(self, step: Step, error: GpurunError) -> None:
+        """Record a failure; a failing way out is not survived here, since nothing comes after it."""
+        if step in (Step.DESTROY, Step.SETTLE):
+            raise error
+        record = {"step": str(step), **error.as_record(), "exit_code": int(error.exit_code)}
+        self._journal.append(Event.STEP_FAILED, record)
+
+    def _opening(self) -> dict[str, object]:
+        """What the run was opened with, by digest."""
+        plan, folder = self._context.plan, self._context.folder
+        return {
+            "run": plan.run,
+            "mode": plan.mode,
+            "recipe": plan.recipe,
+            "form": plan.form,
+            "recipe_sha256": plan.recipe_sha256,
+            "request_sha256": hashlib.sha256(folder.request.read_bytes()).hexdigest(),
+            "plan_sha256": hashlib.sha256(folder.plan.read_bytes()).hexdigest(),
+            "data_sha256": plan.data.sha256,
+            "bundle_sha256": plan.bundle_sha256,
+            "gpurun_version": __version__,
+            "platform": f"{platform.platform()}, Python {platform.python_version()}",
+            "provider": plan.offer.provider,
+            "cap_micros": plan.cap_micros,
+            "worst_micros": plan.worst_micros,
+        }

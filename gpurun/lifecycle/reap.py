@@ -1,0 +1,77 @@
+"""The third hand: find what bears gpurun's mark at a provider, with local records or without, and end the overdue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import MayBeBilling
+from gpurun.core.model import Instance
+from gpurun.core.paths import Home
+from gpurun.ledger.lock import holder_of
+from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.destroy import end
+from gpurun.lifecycle.runs import look
+from gpurun.lifecycle.supervisor import supervise
+from gpurun.providers.base import Provider
+
+Fate = Literal["owned", "within lease", "overdue", "destroyed", "not proven gone"]
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """One instance that was found, and what was done about it. `owned`: a living supervisor here drives it."""
+
+    instance: Instance
+    fate: Fate
+    overdue_s: float
+    age_s: float
+
+
+def sweep(
+    providers: list[Provider], home: Home, clock: Clock, *, destroy_all: bool, older_than_s: float, look_only: bool
+) -> Iterator[Orphan]:
+    """Look at every provider; end what is past its deadline, or with `destroy_all` whatever no supervisor here owns."""
+    for provider in providers:
+        for instance in provider.find(None):
+            orphan = _judge(instance, home, clock)
+            doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
+            if doomed and orphan.age_s >= older_than_s and not look_only:
+                yield _end(orphan, provider, home, clock)
+            else:
+                yield orphan
+
+
+def _judge(instance: Instance, home: Home, clock: Clock) -> Orphan:
+    """What an instance is, by its own tags and by whoever drives it here."""
+    now = clock.wall()
+    overdue_s = now - instance.deadline_wall if instance.deadline_wall is not None else 0.0
+    age_s = now - instance.created_wall if instance.created_wall is not None else 0.0
+    if instance.run and holder_of(home.run(instance.run).lock) is not None:
+        return Orphan(instance, "owned", overdue_s, age_s)
+    return Orphan(instance, "overdue" if overdue_s > 0 else "within lease", overdue_s, age_s)
+
+
+def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
+    """End it through its own journal where that is here, so that it gets its receipt; else by its token alone."""
+    instance = orphan.instance
+    try:
+        if _is_ours(instance, home):
+            wish(home.run(instance.run), "destroy", by="user", reason="reaped")
+            supervise(home, instance.run, clock)
+        else:
+            for _ in end(provider, clock, instance.id, instance.token, run=instance.run):
+                pass
+    except MayBeBilling:
+        return Orphan(instance, "not proven gone", orphan.overdue_s, orphan.age_s)
+    return Orphan(instance, "destroyed", orphan.overdue_s, orphan.age_s)
+
+
+def _is_ours(instance: Instance, home: Home) -> bool:
+    """Whether this home has the journal that asked for the instance."""
+    if not instance.run or not home.run(instance.run).plan.exists():
+        return False
+    sight = look(home, instance.run)
+    return sight.damage is None and sight.state.token == instance.token

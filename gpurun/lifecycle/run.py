@@ -1,0 +1,191 @@
+"""Start the trainer on the instance and watch it: the far side works alone, this only reads, and may ask it to stop.
+
+What is read goes to `events.jsonl` and `run.log` byte for byte; the length of the local copy is the offset to read
+from next, so nothing is lost or doubled however often this process or the connection dies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import StoreFull
+from gpurun.core.model import digest_of
+from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.control import STRENGTH, read_wish
+from gpurun.machine.answers import Status
+from gpurun.machine.base import MachineLost
+from gpurun.machine.far import FarSide, Poll
+
+POLL_S = 0.5
+MOST_BYTES = 4 << 20
+SILENCE_S = 60.0
+SAVE_S = 60
+
+
+def start(state: RunState, context: Context) -> Iterator[Note]:
+    """Start the trainer, detached; asking twice starts it once."""
+    job = _job(state, context)
+    stops = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall")}
+    yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops}
+    far = context.reach(instance_of(state))
+    started = context.patiently(state, context.plan.lease.boot_s, lambda: far.start(job))
+    yield (
+        Event.TRAIN_STARTED,
+        {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already},
+    )
+
+
+def watch(state: RunState, context: Context) -> Iterator[Note]:
+    """Copy events and log as they come until the trainer has ended; pass on a wish to stop.
+
+    Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch.
+    """
+    far = context.reach(instance_of(state))
+    told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
+    beat, beat_mono = 0.0, context.clock.monotonic()
+    while context.seconds_left(state) > 0:
+        wish = read_wish(context.folder)
+        if wish is not None and STRENGTH[wish.how] > STRENGTH[told]:
+            if STRENGTH[wish.how] > STRENGTH[state.stop]:
+                yield Event.STOP_REQUESTED, {"how": wish.how, "by": wish.by, "reason": wish.reason}
+                state = state.model_copy(update={"stop": wish.how})
+            if wish.how == "destroy":
+                return
+            told = _tell(far, wish.how)
+        try:
+            poll = _copy(far, context)
+        except MachineLost as lost:
+            if context.is_down(instance_of(state)):
+                yield Event.TRAIN_OBSERVED, _lost(f"the instance is gone: {lost.what}")
+                return
+            context.clock.sleep(POLL_S)
+            continue
+        if _is_behind(poll):
+            continue
+        if poll.status.state == "exited":
+            yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
+            return
+        if poll.status.wall != beat:
+            beat, beat_mono = poll.status.wall, context.clock.monotonic()
+        elif context.clock.monotonic() - beat_mono > SILENCE_S:
+            yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
+            return
+        context.clock.sleep(POLL_S)
+
+
+def _job(state: RunState, context: Context) -> dict[str, Any]:
+    """What the agent is to run and until when; the trainer is told to save early enough to bring it home."""
+    plan, lease = context.plan, context.plan.lease
+    deadline = context.clock.wall() + context.seconds_left(state)
+    hard_stop_wall = deadline - lease.destroy_s - lease.collect_s
+    launcher = (
+        []
+        if plan.processes == 1
+        else ["torch.distributed.run", "--standalone", f"--nproc-per-node={plan.processes}", "-m"]
+    )
+    return {
+        "v": 1,
+        "run": plan.run,
+        "argv": [
+            "{python}",
+            "-m",
+            *launcher,
+            "trainer.train",
+            "--recipe",
+            "recipe.json",
+            "--data",
+            "../data",
+            "--out",
+            "../out",
+        ],
+        "cwd": "bundle",
+        "env": {"PYTHONUNBUFFERED": "1"},
+        "soft_stop_wall": min(hard_stop_wall - SAVE_S, context.clock.wall() + lease.train_s),
+        "hard_stop_wall": hard_stop_wall,
+        "save_s": SAVE_S,
+    }
+
+
+def _tell(far: FarSide, how: str) -> str:
+    """Pass a wish on to the agent; what could not be said is said again at the next look."""
+    try:
+        far.stop(now=how != "save", reason="user")
+    except MachineLost:
+        return ""
+    return how
+
+
+def _copy(far: FarSide, context: Context) -> Poll:
+    """Fetch what is new of the events and the log, and append it."""
+    targets = {"events.jsonl": context.folder.events, "trainer.log": context.folder.log}
+    poll = far.poll({name: (_size(path), MOST_BYTES) for name, path in targets.items()})
+    for name, chunk in poll.chunks.items():
+        _append(targets[name], chunk.data)
+    return poll
+
+
+def _is_behind(poll: Poll) -> bool:
+    """Whether the far files hold more than what has come; the end is not believed before all of it is here."""
+    return any(chunk.offset + len(chunk.data) < chunk.size for chunk in poll.chunks.values())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _append(path: Path, chunk: bytes) -> None:
+    """Add bytes to a local copy; a full disk leaves what fits, and the offset says so."""
+    if not chunk:
+        return
+    try:
+        with path.open("ab") as out:
+            out.write(chunk)
+    except OSError as error:
+        raise StoreFull(
+            "watch.disk_full",
+            f"{path.name} cannot be written: {error.strerror}.",
+            hint="Make room on this machine: it goes on by itself. Training does too, until its lease.",
+        ) from None
+
+
+def _outcome(status: Status, context: Context) -> dict[str, object]:
+    """What became of the training, by the agent's report and the trainer's last event."""
+    last = _last_stop(context.folder.events)
+    exit_code, reason = status.exit_code, status.stop_reason or ""
+    if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed, but the trainer had said its end.
+        outcome = {"done": "done", "signal": "stopped"}.get(str(last.get("reason")), "failed")
+    else:
+        outcome = "stopped" if reason else "failed"
+    told = str(last.get("message") or "") or f"the trainer ended with exit code {exit_code}, signal {status.signal}"
+    return {
+        "outcome": outcome,
+        "reason": reason if outcome == "stopped" else str(last.get("reason") or ""),
+        "exit_code": exit_code,
+        "message": "" if outcome == "done" else told,
+        "ended_wall": status.wall,
+    }
+
+
+def _lost(message: str) -> dict[str, object]:
+    return {"outcome": "lost", "reason": "lost", "exit_code": None, "message": message, "ended_wall": None}
+
+
+def _last_stop(events: Path) -> dict[str, Any]:
+    """The trainer's last `stop` event since its last `start`, or nothing."""
+    stop: dict[str, Any] = {}
+    if not events.exists():
+        return stop
+    with events.open("rb") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # A line that a killed trainer left half written; the next one stands on its own.
+            kind = event.get("kind") if isinstance(event, dict) else None
+            if kind in ("start", "stop"):
+                stop = event if kind == "stop" else {}
+    return stop

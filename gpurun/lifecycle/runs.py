@@ -1,0 +1,152 @@
+"""Runs as they lie on this laptop: found by name, read without a lock, never changed here."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from pydantic import ValidationError
+
+from gpurun.core.errors import RunHeld, UsageError, VerificationFailed
+from gpurun.core.model import Plan, Request
+from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
+from gpurun.core.progress import Event, Phase, Record, RunState
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.lock import holder_of
+from gpurun.lifecycle.state import replay
+
+_ANIMALS = (
+    "ant", "bat", "bee", "boa", "cat", "cod", "cow", "crab", "crow", "deer", "dog", "dove", "duck", "eel", "elk",
+    "emu", "fox", "frog", "goat", "gull", "hare", "hawk", "hen", "heron", "ibex", "jay", "kiwi", "koi", "lark",
+    "lion", "lynx", "mink", "mole", "moth", "mule", "newt", "orca", "owl", "ox", "panda", "pig", "pony", "puma",
+    "ram", "rat", "rook", "seal", "slug", "swan", "tick", "toad", "tuna", "vole", "wasp", "wolf", "wren", "yak",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One run as its folder shows it. `owner` names the process that drives it; `damage` a break in its journal."""
+
+    folder: RunFolder
+    plan: Plan
+    records: tuple[Record, ...]
+    state: RunState
+    owner: str | None
+    damage: str | None
+
+    @property
+    def unfinished(self) -> bool:
+        """Nobody has closed it yet."""
+        return self.state.phase is not Phase.CLOSED
+
+    @property
+    def opened_wall(self) -> float:
+        """When its journal begins; 0 for a run that never began."""
+        return self.records[0].wall if self.records else 0.0
+
+
+def look(home: Home, name: str) -> Sight:
+    """Read one run; VerificationFailed when its plan is not one."""
+    folder = home.run(name)
+    reading = read_journal(folder.journal)
+    try:
+        plan = Plan.from_json(folder.plan.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise VerificationFailed(
+            "run.plan_damaged",
+            f"The plan of {name} cannot be read: {type(error).__name__}.",
+            hint=f"Put {folder.plan} back from a copy. What the run may have left ends with: gpurun reap --destroy",
+        ) from error
+    return Sight(
+        folder=folder,
+        plan=plan,
+        records=tuple(reading.records),
+        state=replay(name, reading.records),
+        owner=holder_of(folder.lock),
+        damage=reading.damage,
+    )
+
+
+def find_run(home: Home, wanted: str) -> str:
+    """The run that a person means: its name, a unique beginning of it, or `@last`."""
+    names = planned_runs(home)
+    if wanted == "@last" and names:
+        return names[-1]
+    if wanted in names:
+        return wanted
+    matching = [name for name in names if name.startswith(wanted)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(
+            "run.ambiguous", f"{wanted!r} is the beginning of {', '.join(matching[:5])}.", hint="Write one more letter."
+        )
+    near = get_close_matches(wanted, names, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "`gpurun ps --all` lists the runs there are."
+    raise UsageError("run.unknown", f"There is no run {wanted!r}.", hint=hint)
+
+
+def free_name(home: Home) -> str:
+    """A short name that no run has: an animal and a number."""
+    while True:
+        name = f"{secrets.choice(_ANIMALS)}-{secrets.randbelow(90) + 10}"
+        if not home.run(name).path.exists():
+            return name
+
+
+def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
+    """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
+    folder = home.run(plan.run)
+    try:
+        make_private(folder.path.parent)
+        folder.path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise RunHeld(
+            "run.name_taken",
+            f"There is a run {plan.run} already.",
+            hint=f"Choose another --name, or look at it: gpurun attach {plan.run}.",
+        ) from None
+    staged = home.staged_data(plan.run)
+    if staged.is_dir():
+        # The shards become the run's own: what it trained on stays beside what came of it.
+        staged.rename(folder.data)
+        key = "beside" if plan.data.beside else "folder"
+        plan = plan.model_copy(update={"data": plan.data.model_copy(update={key: str(folder.data)})})
+    write_atomic(folder.request, request.to_json().encode())
+    # The plan comes last: a folder without one never became a run, and nothing was asked for.
+    write_atomic(folder.plan, plan.to_json().encode())
+    fsync_folder(folder.path.parent)
+    return folder
+
+
+def unfinished_runs(home: Home) -> list[Sight]:
+    """Runs that nobody drives and nobody closed, oldest first."""
+    sights, _ = look_at_all(home, [name for name in planned_runs(home) if not _is_closed(home.run(name))])
+    return [sight for sight in sights if sight.unfinished and sight.owner is None]
+
+
+def planned_runs(home: Home) -> list[str]:
+    """The names of all runs that came as far as a plan, oldest first."""
+    return [name for name in home.run_names() if home.run(name).plan.exists()]
+
+
+def look_at_all(home: Home, names: list[str]) -> tuple[list[Sight], list[VerificationFailed]]:
+    """Read runs; one that cannot be read is an error beside the others, not instead of them."""
+    sights, errors = [], []
+    for name in names:
+        try:
+            sights.append(look(home, name))
+        except VerificationFailed as error:
+            errors.append(error)
+    return sights, errors
+
+
+def _is_closed(folder: RunFolder) -> bool:
+    """Whether the journal's last line closes the run, without reading all of it."""
+    try:
+        with folder.journal.open("rb") as journal:
+            journal.seek(max(0, folder.journal.stat().st_size - 4096))
+            return f'"event":"{Event.RUN_CLOSED}"'.encode() in journal.read()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,25 @@
+"""Send the trainer, the recipe and the shards; the far side checks every digest before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.shipment import sources_of
+from gpurun.machine.pack import Pack, survey
+
+
+def ship(state: RunState, context: Context) -> Iterator[Note]:
+    """Stream the pack to the agent; it is in place and verified there, or nothing of it is."""
+    seen = survey(sources_of(context.plan, context.trainer))
+    yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
+    started = context.clock.monotonic()
+    far = context.reach(instance_of(state))
+    limit_s = context.plan.lease.ship_s
+    # A new Pack each time: it is read once, while it is sent.
+    arrived = context.patiently(
+        state, limit_s, lambda: far.unpack(Pack(seen), on_progress=lambda sent: context.heed(state), timeout_s=limit_s)
+    )
+    seconds = round(context.clock.monotonic() - started, 3)
+    yield Event.SHIP_OBSERVED, {**arrived.model_dump(mode="json"), "seconds": seconds}

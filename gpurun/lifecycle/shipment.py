@@ -1,0 +1,24 @@
+"""What a run ships, and under which names: the trainer, the recipe as resolved, the shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gpurun.core.model import Plan
+
+
+def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
+    """What a run ships, by the place it gets on the far side: what trains, not what prepares shards."""
+    recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
+    modules = {f"bundle/trainer/{path.name}": path for path in sorted(trainer.glob("*.py"))}
+    return {**modules, "bundle/recipe.json": recipe, **_data(Path(plan.data.folder), plan.data.beside)}
+
+
+def _data(folder: Path, beside: str) -> dict[str, Path | bytes]:
+    """A run's own data folder whole; of a person's, only the shards that its manifest names."""
+    if not beside:
+        return {"data": folder}
+    manifest = json.loads((folder / "data.json").read_bytes())
+    shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
+    return {**{f"data/{name}": folder / name for name in shards}, "data": Path(beside)}

@@ -1,0 +1,153 @@
+"""A journal, replayed: pure, total, and the only place that knows what a record means for what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.model import Instance, Teardown
+from gpurun.core.progress import Event, Phase, Record, RunState
+from gpurun.lifecycle.control import STRENGTH
+
+
+class Step(StrEnum):
+    """What can be done next."""
+
+    CREATE = "create"
+    AWAIT_READY = "await_ready"
+    SHIP = "ship"
+    START = "start"
+    WATCH = "watch"
+    COLLECT = "collect"
+    DESTROY = "destroy"
+    SETTLE = "settle"
+    CLOSE = "close"
+
+
+def replay(run: str, records: Sequence[Record]) -> RunState:
+    """Fold a journal into the state it leaves a run in."""
+    state = RunState(run=run, phase=Phase.OPENED)
+    for record in records:
+        effect = _EFFECTS.get(record.event)
+        if effect is not None:
+            state = state.model_copy(update=effect(state, record))
+    return state
+
+
+def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
+    """The one thing to do now; None when the run is closed."""
+    abandoned = bool(state.failure or state.stop or lease_over)
+    failed_in = str((state.failure or {}).get("step", ""))
+    match state.phase:
+        case Phase.OPENED:
+            return Step.SETTLE if state.failure or state.stop else Step.CREATE
+        case Phase.CREATING:
+            return Step.CREATE
+        case Phase.CREATED:
+            return Step.DESTROY if abandoned else Step.AWAIT_READY
+        case Phase.READY:
+            return Step.DESTROY if abandoned else Step.SHIP
+        case Phase.SHIPPED:
+            return Step.DESTROY if abandoned else Step.START
+        case Phase.TRAINING:
+            return Step.DESTROY if state.stop == "destroy" or lease_over else Step.WATCH
+        case Phase.TRAINED:
+            given_up = state.stop == "destroy" or lease_over or failed_in == Step.COLLECT
+            return Step.DESTROY if given_up else Step.COLLECT
+        case Phase.COLLECTED | Phase.DESTROYING:
+            return Step.DESTROY
+        case Phase.GONE:
+            return Step.SETTLE
+        case Phase.SETTLED:
+            return Step.CLOSE
+        case Phase.CLOSED:
+            return None
+
+
+def exit_code_of(state: RunState) -> ExitCode:
+    """The code with which `train` ends for a run that came to this state."""
+    if state.may_be_billing:
+        return ExitCode.MAY_BE_BILLING
+    if state.failure:
+        return ExitCode(int(state.failure["exit_code"]))
+    if state.outcome in ("failed", "lost"):
+        return ExitCode.TRAINING_FAILED
+    if state.outcome == "stopped" and state.reason == "lease":
+        return ExitCode.BUDGET_STOP
+    if state.stop and not state.outcome:
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE
+
+
+def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
+    data = record.data
+    return {
+        "phase": Phase.CREATING,
+        "attempt": data["attempt"],
+        "token": data["token"],
+        "provider": data["provider"],
+        "instance": None,
+        "deadline_wall": data["deadline_wall"],
+        "create_wall": record.wall,
+        "create_mono": record.mono,
+        "create_boot_id": record.boot_id,
+    }
+
+
+def _create_observed(state: RunState, record: Record) -> dict[str, Any]:
+    return {"phase": Phase.CREATED, "instance": Instance.model_validate(record.data["instance"])}
+
+
+def _ready_observed(state: RunState, record: Record) -> dict[str, Any]:
+    return {"phase": Phase.READY, "instance": Instance.model_validate(record.data["instance"])}
+
+
+def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
+    return {"phase": Phase.OPENED, "token": "", "instance": None, "deadline_wall": None}
+
+
+def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
+    return {"phase": Phase.TRAINED, "outcome": record.data["outcome"], "reason": record.data["reason"]}
+
+
+def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:
+    how = str(record.data["how"])
+    return {"stop": how if STRENGTH[how] > STRENGTH[state.stop] else state.stop}
+
+
+def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
+    failed: dict[str, Any] = {"failure": dict(record.data) if state.failure is None else state.failure}
+    if record.data["step"] == Step.COLLECT:
+        # What was lost on the way home matters more to a script than why training ended.
+        failed["failure"] = dict(record.data)
+    if record.data["step"] == Step.WATCH:
+        failed["phase"] = Phase.TRAINED
+    return failed
+
+
+def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
+    return {"phase": Phase.GONE, "teardown": Teardown(record.data["teardown"])}
+
+
+def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:
+    return lambda state, record: {"phase": phase}
+
+
+_EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
+    Event.CREATE_INTENDED: _create_intended,
+    Event.CREATE_OBSERVED: _create_observed,
+    Event.CREATE_REFUSED: _create_refused,
+    Event.READY_OBSERVED: _ready_observed,
+    Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
+    Event.TRAIN_STARTED: _to(Phase.TRAINING),
+    Event.TRAIN_OBSERVED: _train_observed,
+    Event.STOP_REQUESTED: _stop_requested,
+    Event.COLLECT_OBSERVED: _to(Phase.COLLECTED),
+    Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
+    Event.DEATH_PROVEN: _death_proven,
+    Event.STEP_FAILED: _step_failed,
+    Event.RECEIPT_OBSERVED: _to(Phase.SETTLED),
+    Event.RUN_CLOSED: lambda state, record: {"phase": Phase.CLOSED, "exit_code": record.data["exit_code"]},
+}

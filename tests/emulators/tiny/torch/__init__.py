@@ -1,0 +1,17 @@
+"""Just enough of a torch for the agent's question which Python has one."""
+
+__version__ = "0.0-tiny"
+
+
+class version:
+    cuda = None
+
+
+class cuda:
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+    @staticmethod
+    def device_count() -> int:
+        return 0

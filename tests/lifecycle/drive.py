@@ -1,0 +1,46 @@
+"""Drives one run in this process, with the tiny trainer: `python drive.py HOME RUN`. Tests kill it at crash points."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import GpurunError
+from gpurun.core.model import Instance
+from gpurun.core.paths import Home
+from gpurun.lifecycle.supervisor import supervise
+from gpurun.machine.far import FarSide
+from gpurun.machine.local import LocalMachine
+
+TINY = Path(__file__).parents[1] / "emulators" / "tiny"
+
+
+def reach(instance: Instance) -> FarSide:
+    assert instance.address is not None
+    machine = LocalMachine(Path(instance.address.folder), token=instance.token)
+    return FarSide(machine, python=str(tiny_python(Path(instance.address.folder).parents[2])))
+
+
+def tiny_python(home: Path) -> Path:
+    """A Python that finds the tiny torch, so that asking for it costs milliseconds."""
+    script = home / "tiny-python"
+    if not script.exists():
+        made = home / f"tiny-python.{id(script)}"
+        made.write_text(f'#!/bin/sh\nPYTHONPATH={TINY}:. exec {sys.executable} "$@"\n')
+        made.chmod(0o755)
+        made.rename(script)
+    return script
+
+
+def main() -> int:
+    home, run = Home(Path(sys.argv[1])), sys.argv[2]
+    try:
+        return int(supervise(home, run, SystemClock(), reach=reach, trainer=TINY / "trainer"))
+    except GpurunError as error:
+        print(f"{error.code}: {error.what}", file=sys.stderr)
+        return int(error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

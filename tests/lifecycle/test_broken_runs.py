@@ -1,0 +1,117 @@
+"""What is broken under a run: its journal, its disk, its PyTorch. Nothing is lost, and what to do is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import SetupError
+from gpurun.core.model import GpuNeed, Order
+from gpurun.core.paths import Home
+from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle import plan as planning
+from gpurun.lifecycle.runs import look
+from gpurun.providers.local import LocalProvider
+from tests.lifecycle.test_train_here import gpurun
+from tests.lifecycle.tiny_runs import drive, events_of, make_run, start
+
+
+def test_a_torn_last_line_is_repaired_with_a_record_and_the_run_goes_on(own: Home) -> None:
+    folder = make_run(own)
+    assert drive(own, GPURUN_CRASH_AT="20").returncode == -9
+    with folder.journal.open("ab") as journal:
+        journal.write(b'{"boot_id":"af57')
+    assert drive(own).returncode == 0
+    assert "journal.repaired" in events_of(folder)
+    assert read_journal(folder.journal).damage is None
+
+
+def test_damage_in_the_middle_makes_the_run_read_only_but_destroy_still_works(
+    own: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(own)
+    assert drive(own, GPURUN_CRASH_AT="30").returncode == -9
+    lines = folder.journal.read_bytes().splitlines(keepends=True)
+    folder.journal.write_bytes(b"".join([lines[0], lines[1].replace(b"1", b"7"), *lines[2:]]))
+    monkeypatch.setenv("GPURUN_HOME", str(own.root))
+    before = folder.journal.read_bytes()
+    resumed = gpurun("resume", "fox-41")
+    assert resumed.returncode == 10
+    assert "journal.damaged" in resumed.stderr
+    assert drive(own).returncode == 10, "not even a supervisor that was started by hand spends on it"
+    assert LocalProvider(own, SystemClock()).find(None), "the instance is still there"
+    assert gpurun("destroy", "fox-41", "--yes").returncode == 0
+    assert LocalProvider(own, SystemClock()).find(None) == []
+    assert folder.journal.read_bytes() == before, "a damaged journal is evidence and stays as it is"
+
+
+def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(own: Home) -> None:
+    clock, provider = SystemClock(), LocalProvider(own, SystemClock())
+    offer = provider.offers(GpuNeed(count=0, name="cpu"))[0]
+    order = Order(run="lost-1", token="gr-lost-1-00c0ffee", attempt=1, offer=offer, deadline_wall=clock.wall() + 600)
+    provider.create(order)
+    os.environ["GPURUN_HOME"] = str(own.root)
+    within = gpurun("reap", "--json")
+    assert json.loads(within.stdout)["data"]["found"][0]["fate"] == "within lease", "not past its deadline: left alone"
+    assert gpurun("reap", "--destroy", "--older-than", "1h").returncode == 0
+    assert provider.find(None), "younger than an hour: left alone"
+    ended = gpurun("reap", "--destroy", "--json")
+    assert json.loads(ended.stdout)["data"]["found"][0]["fate"] == "destroyed"
+    assert provider.find(None) == []
+
+
+def test_a_dry_run_without_torch_says_which_extra(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    with pytest.raises(SetupError) as raised:
+        planning._need_torch()
+    assert raised.value.code == "torch.missing"
+    assert "gpurun[local]" in raised.value.hint
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Home]:
+    """A home on a disk of four megabytes, which only root can make."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", root]).returncode:
+        pytest.skip("making a small disk needs root and mount")
+    try:
+        yield Home(root)
+    finally:
+        home = Home(root)
+        for instance in LocalProvider(home, SystemClock()).find(None):
+            LocalProvider(home, SystemClock()).destroy(instance.id)
+        subprocess.run(["umount", "-l", root], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free_kb", [0, 8, 16, 24, 32, 48, 64, 80, 96, 104, 112, 120, 128, 136, 144, 160])
+def test_a_disk_that_fills_up_anywhere_loses_nothing(small_disk: Home, free_kb: int) -> None:
+    folder = make_run(small_disk)
+    ballast = small_disk.root / "ballast"
+    disk = os.statvfs(small_disk.root)
+    size = disk.f_bavail * disk.f_frsize - free_kb * 1024
+    ballast.write_bytes(b"\0" * size)
+    first = start(small_disk)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        first.wait(4)  # One that lives on has paused: its disk is full, and its instance is kept.
+    ballast.unlink()
+    _, words = first.communicate(timeout=60)
+    state = look(small_disk, "fox-41").state
+    if first.returncode:
+        assert words or state.failure or state.outcome == "failed", "a full disk is told, never passed over"
+    second = drive(small_disk)
+    sight = look(small_disk, "fox-41")
+    assert not sight.unfinished, second.stderr
+    assert sight.damage is None
+    assert LocalProvider(small_disk, SystemClock()).find(None) == []
+    if sight.state.outcome == "done":
+        assert sight.state.exit_code == 0
+        assert len(list((folder.artifacts / "checkpoints").iterdir())) == 3, "what was trained came home"

@@ -1,0 +1,91 @@
+"""Kill the supervisor at every journal record and every call that leaves it, drive the run again, check the promises.
+
+The kill is a real SIGKILL in a process of its own; instance, agent and trainer are real processes too and live on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.progress import Event
+from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import read_journal
+from gpurun.providers.local import LocalProvider
+from gpurun.providers.processes import processes_of
+from tests.lifecycle.tiny_runs import drive, make_run, trainer_events
+
+GROUPS = 8
+STEPS = 30
+
+
+def crash_points_of_a_run(home: Home) -> list[str]:
+    """The names of the crash points that one whole run passes, in order."""
+    make_run(home, "whole-1", steps=STEPS)
+    log = home.root / "points.txt"
+    assert drive(home, "whole-1", GPURUN_CRASH_LOG=str(log)).returncode == 0
+    return [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+
+
+def check_promises(home: Home, folder: RunFolder) -> None:
+    """P1 to P5 and P9, by what is on disk and in the process table, not by what gpurun says of itself."""
+    records = read_journal(folder.journal).records
+    events = [record.event for record in records]
+    tokens = {record.data["token"] for record in records if record.event is Event.CREATE_INTENDED}
+    assert events.index(Event.CREATE_INTENDED) < events.index(Event.CREATE_OBSERVED), "P1: intent first"
+    assert all(processes_of(token) == [] for token in tokens), "P2, P3: no process of any token is left"
+    assert LocalProvider(home, SystemClock()).find(None) == [], "P3: no instance is left"
+    assert events.count(Event.DEATH_PROVEN) == 1, "P4: death is proven, once"
+    assert events[-1] is Event.RUN_CLOSED
+    told = trainer_events(folder)
+    assert [event["kind"] for event in told].count("start") == 1, "P9: one trainer, never started again"
+    steps = [event["step"] for event in told if event["kind"] == "step"]
+    assert steps == list(range(1, STEPS + 1)), "P9: no event lost or doubled"
+    collected = next(record.data["files"] for record in reversed(records) if record.event is Event.COLLECT_OBSERVED)
+    assert {file["step"] for file in collected} == {STEPS}, "P9: the last checkpoint came home"
+    for file in collected:
+        content = (folder.artifacts / file["name"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == file["sha256"]
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return crash_points_of_a_run(Home(tmp_path_factory.mktemp("whole") / "home"))
+
+
+def test_every_record_and_every_outward_call_is_a_crash_point(points: list[str]) -> None:
+    for name in ("create.intended", "train.started", "death.proven", "run.closed"):
+        assert f"before {name}" in points
+        assert f"after {name}" in points
+    for call in ("local.create", "far.unpack", "far.start", "far.poll", "far.get", "local.destroy", "ledger.append"):
+        assert f"before {call}" in points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_killed_anywhere_and_resumed_the_run_ends_the_same(points: list[str], group: int, tmp_path: Path) -> None:
+    for number in range(group + 1, len(points) + 1, GROUPS):
+        home = Home(tmp_path / f"home-{number}")
+        folder = make_run(home, steps=STEPS)
+        died = drive(home, GPURUN_CRASH_AT=str(number))
+        assert died.returncode == -9, f"crash point {number} ({points[number - 1]}) was not reached: {died.stderr}"
+        resumed = drive(home)
+        assert resumed.returncode == 0, f"after a kill at {points[number - 1]}: {resumed.stderr}"
+        check_promises(home, folder)
+        report = audit(home)
+        assert [row.problems for row in report.rows] == [()], f"after a kill at {points[number - 1]}"
+
+
+@pytest.mark.slow
+def test_killed_at_every_third_point_of_the_same_run_it_still_ends(tmp_path: Path) -> None:
+    """A run whose supervisor dies again and again makes progress each time, and never a second instance."""
+    home = Home(tmp_path / "home")
+    folder = make_run(home, steps=STEPS)
+    for _ in range(200):
+        if drive(home, GPURUN_CRASH_AT="13").returncode == 0:
+            break
+    check_promises(home, folder)

@@ -1,0 +1,96 @@
+"""Ctrl-C on a real terminal: what happens depends on how far the run is, and it is always said."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home
+from gpurun.providers.local import LocalProvider
+
+LONG = ["train", "mini-gpt", "--provider", "local", "--name", "fox-41", "--set", "steps=100000"]
+
+
+class Terminal:
+    """A command on a pseudo-terminal of 100 by 40."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            environment = {**os.environ, "TERM": "xterm-256color", "LINES": "40", "LANG": "C.UTF-8"}
+            os.execve(sys.executable, [sys.executable, "-m", "gpurun.cli.app", *arguments], environment)
+        self.shown = ""
+
+    def until(self, words: str, limit_s: float = 60) -> None:
+        """Read until the words were shown."""
+        end = time.monotonic() + limit_s
+        while words not in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown):
+            assert time.monotonic() < end, f"{words!r} was never shown: {self.shown[-800:]}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.shown += os.read(self.fd, 65536).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def code(self) -> int:
+        """Its exit code, once it has ended."""
+        try:
+            while os.read(self.fd, 65536):
+                continue
+        except OSError:
+            pass  # The other side of the terminal is closed: the command has ended.
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def nothing_is_left(home: Path) -> bool:
+    return LocalProvider(Home(home), SystemClock()).find(None) == []
+
+
+@pytest.mark.slow
+def test_while_training_it_asks_and_detach_leaves_it_running_and_stop_ends_it(own_home: Path) -> None:
+    first = Terminal(*LONG)
+    first.until("step 0050")
+    first.type("\x03")
+    first.until("[d]etach  [s]top")
+    first.type("d\n")
+    assert first.code() == 8
+    assert not nothing_is_left(own_home)
+    again = Terminal("attach", "fox-41")
+    again.until("RUNNING")
+    again.type("\x03")
+    again.until("[d]etach  [s]top")
+    again.type("s\n")
+    again.until("Receipt fox-41")
+    assert again.code() == 0
+    assert nothing_is_left(own_home)
+
+
+@pytest.mark.slow
+def test_before_training_there_is_nothing_to_lose_and_it_is_destroyed(own_home: Path) -> None:
+    terminal = Terminal(*LONG)
+    terminal.until("provision ●")
+    terminal.type("\x03")
+    terminal.until("Receipt fox-41")
+    assert terminal.code() == 130
+    assert nothing_is_left(own_home)
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_detaches(own_home: Path) -> None:
+    terminal = Terminal(*LONG)
+    terminal.until("step 0010")
+    os.kill(terminal.pid, signal.SIGHUP)
+    assert terminal.code() == 8
+    assert not nothing_is_left(own_home)
+    ended = Terminal("destroy", "fox-41", "--yes")
+    assert ended.code() == 0
+    assert nothing_is_left(own_home)

@@ -1,0 +1,116 @@
+"""What a journal means for what comes next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.progress import Event, Phase, Record, RunState
+from gpurun.lifecycle.state import Step, exit_code_of, next_step, replay
+
+INSTANCE = {"id": "i-1", "provider": "local", "token": "gr-x-1", "run": "x", "state": "RUNNING"}
+STORY: list[tuple[Event, dict[str, Any]]] = [
+    (Event.RUN_OPENED, {}),
+    (Event.CREATE_INTENDED, {"attempt": 1, "token": "gr-x-1", "provider": "local", "deadline_wall": 100.0}),
+    (Event.CREATE_OBSERVED, {"token": "gr-x-1", "instance": INSTANCE, "adopted": False}),
+    (Event.READY_OBSERVED, {"id": "i-1", "instance": INSTANCE, "facts": {}, "seconds": 1}),
+    (Event.SHIP_OBSERVED, {}),
+    (Event.TRAIN_STARTED, {}),
+    (Event.TRAIN_OBSERVED, {"outcome": "done", "reason": "done"}),
+    (Event.COLLECT_OBSERVED, {}),
+    (Event.DESTROY_INTENDED, {}),
+    (Event.DEATH_PROVEN, {"teardown": "destroyed"}),
+    (Event.RECEIPT_OBSERVED, {}),
+    (Event.RUN_CLOSED, {"exit_code": 0}),
+]
+NEXT = [
+    Step.CREATE, Step.CREATE, Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.DESTROY,
+    Step.DESTROY, Step.SETTLE, Step.CLOSE, None,
+]  # fmt: skip
+
+
+def state_after(count: int, *more: tuple[Event, dict[str, Any]]) -> RunState:
+    story = [*STORY[:count], *more]
+    return replay(
+        "x", [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    )
+
+
+@pytest.mark.parametrize("count", range(1, len(STORY) + 1))
+def test_each_record_leads_to_the_next_step(count: int) -> None:
+    assert next_step(state_after(count)) is NEXT[count - 1]
+
+
+def test_something_may_be_billing_from_the_intent_until_death_is_proven() -> None:
+    billing = [state_after(count).may_be_billing for count in range(1, len(STORY) + 1)]
+    assert billing == [False] + [True] * 8 + [False] * 3
+
+
+def failed(step: Step) -> tuple[Event, dict[str, Any]]:
+    return Event.STEP_FAILED, {"step": str(step), "code": "x", "message": "x", "hint": "x", "exit_code": 6}
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_a_failure_before_training_leads_straight_to_destroy(count: int) -> None:
+    assert next_step(state_after(count, failed(Step.SHIP))) is Step.DESTROY
+
+
+def test_a_failure_while_watching_still_brings_home_what_there_is() -> None:
+    assert next_step(state_after(6, failed(Step.WATCH))) is Step.COLLECT
+
+
+def test_a_failed_collect_is_not_tried_for_ever() -> None:
+    assert next_step(state_after(7, failed(Step.COLLECT))) is Step.DESTROY
+
+
+def test_an_unanswered_create_is_looked_for_even_when_a_stop_was_asked() -> None:
+    asked = (Event.STOP_REQUESTED, {"how": "now", "by": "user", "reason": ""})
+    assert next_step(state_after(2, asked)) is Step.CREATE
+
+
+@pytest.mark.parametrize("how", ["save", "now"])
+def test_a_stop_while_training_goes_on_watching_until_the_trainer_has_ended(how: str) -> None:
+    assert next_step(state_after(6, (Event.STOP_REQUESTED, {"how": how, "by": "user", "reason": ""}))) is Step.WATCH
+
+
+def test_destroy_collects_nothing() -> None:
+    asked = (Event.STOP_REQUESTED, {"how": "destroy", "by": "user", "reason": ""})
+    assert next_step(state_after(6, asked)) is Step.DESTROY
+    assert next_step(state_after(7, asked)) is Step.DESTROY
+
+
+@given(count=st.integers(3, 8), extra=st.lists(st.sampled_from(list(Step)), max_size=4))
+def test_when_the_lease_is_over_only_destroy_comes_next(count: int, extra: list[Step]) -> None:
+    state = state_after(count, *(failed(step) for step in extra))
+    assert next_step(state, lease_over=True) is Step.DESTROY
+
+
+@given(st.lists(st.sampled_from(STORY), max_size=30))
+def test_replay_is_total_and_an_open_token_never_ends_quietly(story: list[tuple[Event, dict[str, Any]]]) -> None:
+    records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    state = replay("x", records)
+    if state.may_be_billing:
+        assert exit_code_of(state) is ExitCode.MAY_BE_BILLING
+        assert next_step(state) is not None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "code"),
+    [("done", "done", 0), ("stopped", "user", 0), ("stopped", "lease", 7), ("failed", "error", 6), ("lost", "lost", 6)],
+)
+def test_the_exit_code_tells_how_training_ended(outcome: str, reason: str, code: int) -> None:
+    story = [*STORY]
+    story[6] = (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": reason})
+    records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    assert exit_code_of(replay("x", records)) == code
+
+
+def test_stopped_before_anything_was_made_is_130() -> None:
+    asked = (Event.STOP_REQUESTED, {"how": "now", "by": "signal", "reason": ""})
+    state = state_after(1, asked, (Event.RECEIPT_OBSERVED, {}))
+    assert exit_code_of(state) is ExitCode.INTERRUPTED
+    assert state.phase is Phase.SETTLED

@@ -1,0 +1,90 @@
+"""Runs that take a second: a real local instance, the real agent, and a trainer without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.model import DataSummary, Estimate, GpuNeed, Lease, Mode, Plan, Request
+from gpurun.core.money import usd
+from gpurun.core.paths import Home, RunFolder
+from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.runs import open_run
+from gpurun.providers.local import LocalProvider
+
+DRIVE = Path(__file__).with_name("drive.py")
+
+
+def make_run(
+    home: Home, name: str = "fox-41", *, steps: int = 40, lease: Lease | None = None, **train: Any
+) -> RunFolder:
+    """Open a run whose plan is ready to be driven."""
+    home.prepare()
+    data = home.root / "shards"
+    data.mkdir(exist_ok=True)
+    (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
+    (data / "train_000001.bin").write_bytes(bytes(range(256)) * 8)
+    offer = LocalProvider(home, SystemClock()).offers(GpuNeed(count=0, name="cpu"))[0]
+    plan = Plan(
+        run=name,
+        mode=Mode.LOCAL,
+        recipe="tiny",
+        form="full",
+        recipe_sha256="0" * 64,
+        resolved={"train": {"steps": steps, **train}},
+        parameters=1000,
+        processes=1,
+        offer=offer,
+        estimate=Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="a test"),
+        lease=lease or Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20, kill_allowance_s=5),
+        cap_micros=None,
+        expected_micros=usd(0),
+        worst_micros=usd(0),
+        candidates=(),
+        data=DataSummary(
+            folder=str(data),
+            tokenizer="char",
+            tokenizer_sha256="0" * 64,
+            vocab_size=64,
+            train_tokens=1000,
+            val_tokens=100,
+            bytes=2048,
+            sha256="0" * 64,
+            source="stdlib",
+        ),
+        bundle_sha256="0" * 64,
+        ship_files=3,
+        ship_bytes=4096,
+    )
+    return open_run(home, Request(recipe="tiny", providers=("local",)), plan)
+
+
+def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Popen[str]:
+    """Start driving a run in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(DRIVE), str(home.root), name],
+        env={**os.environ, "PYTHONPATH": str(DRIVE.parents[2]), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def drive(home: Home, name: str = "fox-41", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Drive a run in a process of its own until it ends or dies."""
+    child = start(home, name, **environment)
+    out, err = child.communicate(timeout=120)
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+
+def events_of(folder: RunFolder) -> list[str]:
+    return [str(record.event) for record in read_journal(folder.journal).records]
+
+
+def trainer_events(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in folder.events.read_text().splitlines()]

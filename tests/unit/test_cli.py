@@ -1,0 +1,124 @@
+"""Whatever goes wrong, something speaks the language that was asked for, and the exit code says what it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.paths import Home
+from tests.lifecycle.tiny_runs import make_run
+
+WRONG = [
+    (["train", "mini-gtp", "--dry-run"], 2, "recipe.unknown", "mini-gpt"),
+    (["train", "mini-gpt", "--dry-run", "--set", "model.layerz=3"], 2, "set.unknown_key", "model.layers"),
+    (["train", "mini-gpt", "--dry-run", "--set", "heads=3"], 2, "recipe.does_not_add_up", ""),
+    (["train", "--dry-run", "--gpu", "8xFOO"], 2, "gpu.unknown", ""),
+    (["train", "--dry-run", "--max-cost", "-1"], 2, "money.not_positive", ""),
+    (["train", "--dry-run", "--max-cost", "nan"], 2, "money.not_positive", ""),
+    (["train", "--dry-run", "--max-cost", "abc"], 2, "money.not_a_number", ""),
+    (["train", "mini-gpt", "--provider", "local", "--data", "/nowhere"], 2, "data.missing", ""),
+    (["train", "mini-gpt"], 2, "cap.missing", "--max-cost"),
+    (["train", "gpt2-124m", "--max-cost", "25"], 2, "data.missing", "gpurun data prepare"),
+    (["train", "mini-gpt", "--max-cost", "3"], 4, "provider.not_yet", "--dry-run"),
+    (["plan", "gpt2-124m", "--max-cost", "3"], 5, "offer.over_cap", "--max-cost"),
+    (["plan", "--gpu", "1xA100", "--provider", "aws"], 5, "offer.none", "8xA100"),
+    (["train", "mini-gpt", "--dry-run", "--provider", "runpad"], 2, "provider.unknown", "runpod"),
+    (["attach", "nosuch"], 2, "run.unknown", "ps --all"),
+    (["receipt", "@last"], 2, "run.unknown", ""),
+    (["ps", "--bogus"], 2, "usage", ""),
+    (["nosuchverb"], 2, "usage", ""),
+    (["ps", "--color", "pink"], 2, "usage.color", ""),
+    (["audit", "--since", "yesterday"], 2, "usage.since", ""),
+    (["pack", "/nowhere"], 2, "pack.missing", ""),
+    (["recipes", "new", "../evil"], 2, "recipe.bad_name", ""),
+    (["train", "mini-gpt", "--dry-run", "--name", "../x"], 2, "run.bad_name", ""),
+]
+
+
+def gpurun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpurun.cli.app", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("arguments", "code", "name", "hint"), WRONG, ids=[" ".join(wrong[0]) for wrong in WRONG])
+def test_wrong_input_is_told_in_words_and_in_json(arguments: list[str], code: int, name: str, hint: str) -> None:
+    done = gpurun(*arguments, "--json")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"], answer["ok"]) == (code, code, False)
+    assert answer["errors"][0]["code"] == name
+    assert hint in answer["errors"][0]["hint"]
+    spoken = gpurun(*arguments)
+    assert (spoken.returncode, spoken.stdout) == (code, "")
+    assert f"[{name}]" in spoken.stderr
+    assert "Traceback" not in spoken.stderr
+
+
+def test_a_malformed_recipe_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('about = "x"\n[model\nlayers = 2\n')
+    assert "line 2" in gpurun("train", str(path), "--dry-run").stderr
+
+
+def test_a_home_that_cannot_be_used_is_told() -> None:
+    done = gpurun("train", "mini-gpt", "--dry-run", "--home", "/proc/nope")
+    assert done.returncode == 4
+    assert "home.unusable" in done.stderr
+
+
+def test_a_broken_plan_of_one_run_hides_no_other(own_home: Path) -> None:
+    make_run(Home(own_home), "owl-7")
+    broken = make_run(Home(own_home), "fox-41")
+    broken.plan.write_text("not json")
+    done = gpurun("ps", "--json")
+    answer = json.loads(done.stdout)
+    assert [run["run"] for run in answer["data"]["runs"]] == ["owl-7"]
+    assert (done.returncode, answer["errors"][0]["code"]) == (10, "run.plan_damaged")
+
+
+def test_a_bug_of_ours_leaves_its_trace_in_a_file_and_a_sentence_on_the_terminal() -> None:
+    app = typer.Typer()
+    verb(app, "broken", examples=["gpurun broken"])(broken_verb)
+    verb(app, "other", examples=["gpurun other"])(broken_verb)
+    shown = CliRunner().invoke(app, ["broken", "--json"], standalone_mode=False)
+    answer = json.loads(shown.output)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (1, "bug")
+    trace = Path(answer["errors"][0]["hint"].split(" is in ")[1].split(";")[0])
+    assert "ZeroDivisionError" in trace.read_text()
+    trace.unlink()
+
+
+def broken_verb(session: Session) -> Result:
+    """Divide by zero."""
+    return Result(data={"never": 1 // 0})
+
+
+def test_pack_lists_refuses_by_name_and_writes_only_clean_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(b"12")
+    clean = gpurun("pack", str(folder), "-o", str(tmp_path / "out.tar.zst"), "--json")
+    assert clean.returncode == 0
+    (folder / "id_rsa").write_text("no")
+    (folder / "away").symlink_to("/etc/passwd")
+    listed = json.loads(gpurun("pack", str(folder), "--dry-run", "--json").stdout)
+    assert [file["name"] for file in listed["data"]["files"]] == ["data/a.bin"]
+    assert {one["code"] for one in listed["data"]["refused"]} == {"pack.secret", "pack.link"}
+    refused = gpurun("pack", str(folder), "-o", str(tmp_path / "second.tar.zst"))
+    assert refused.returncode == 2
+    assert not (tmp_path / "second.tar.zst").exists()
+
+
+def test_an_unfinished_run_is_mentioned_before_the_next_plan(own_home: Path) -> None:
+    make_run(Home(own_home), "fox-41")
+    (own_home / "runs/fox-41/journal.jsonl").write_bytes(b"")
+    assert "gpurun resume fox-41" in gpurun("recipes", "list").stderr
