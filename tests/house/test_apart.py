@@ -1,0 +1,32 @@
+"""The two sides share files, not code; what is heavy or far has one door."""
+
+from __future__ import annotations
+
+import sys
+
+from house_sources import imports, sources
+
+FAR_SIDE = "gpurun/machine/agent/"
+
+
+def importers(name: str, *packages: str) -> set[str]:
+    return {s.path for s in sources(*packages) for _, found in imports(s) if found.split(".")[0] == name}
+
+
+def test_the_two_sides_share_files_not_code() -> None:
+    assert importers("gpurun", "trainer") == set()
+    assert importers("trainer", "gpurun") == set()
+    assert importers("torch", "gpurun") == set()
+
+
+def test_ssh_has_one_door() -> None:
+    assert importers("paramiko", "gpurun", "trainer") <= {"gpurun/machine/remote.py"}
+
+
+def test_the_far_sides_program_needs_only_the_standard_library() -> None:
+    for source in sources("gpurun"):
+        if source.path.startswith(FAR_SIDE):
+            # Its own rooms travel with it, in one zip; nothing else of gpurun is there.
+            names = [name for _, name in imports(source) if not name.startswith("gpurun.machine.agent.")]
+            roots = {name.split(".")[0] for name in names}
+            assert roots <= sys.stdlib_module_names, source.path

@@ -1,0 +1,44 @@
+"""Which variables of the environment gpurun reads; a new one is a new promise."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from house_sources import sources
+
+from gpurun.core.settings import DEFAULTS
+
+ENVIRONMENT = """
+    GPURUN_HOME GPURUN_RECIPE GPURUN_MAX_COST GPURUN_PROVIDERS GPURUN_COLOR GPURUN_ON_INTERRUPT
+    GPURUN_CRASH_AT GPURUN_CRASH_LOG GPURUN_INSTANCE
+    XDG_DATA_HOME NO_COLOR TERM COLUMNS LINES LC_ALL LC_CTYPE LANG
+"""
+
+
+def variables_read(tree: ast.Module) -> set[str]:
+    """Names in `environ[...]`, `environ.get(...)`, `getenv(...)`, `... in environ` and `environment` alike."""
+    keys: list[ast.expr] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=place, slice=key) if ast.unparse(place).endswith(("environ", "environment")):
+                keys.append(key)
+            case ast.Call(func=ast.Attribute(value=place, attr="get" | "pop"), args=[key, *_]) if ast.unparse(
+                place
+            ).endswith(("environ", "environment")):
+                keys.append(key)
+            case ast.Call(func=function, args=[key, *_]) if ast.unparse(function).endswith("getenv"):
+                keys.append(key)
+            case ast.Compare(left=key, comparators=[place]) if ast.unparse(place).endswith(("environ", "environment")):
+                keys.append(key)
+    return {key.value for key in keys if isinstance(key, ast.Constant)}
+
+
+def test_environment_variables() -> None:
+    """Every variable that gpurun reads, and every name of ours that stands anywhere in it."""
+    ours = re.compile(r"(GPURUN|RUNPOD|LAMBDA)_[A-Z_]+")
+    read = {f"GPURUN_{key.upper()}" for key in DEFAULTS}
+    for source in sources("gpurun"):
+        constants = [node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant)]
+        read |= variables_read(source.tree) | {c for c in constants if isinstance(c, str) and ours.fullmatch(c)}
+    assert sorted(read) == sorted(ENVIRONMENT.split())

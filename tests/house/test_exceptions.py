@@ -1,0 +1,19 @@
+"""What goes wrong is seen by somebody."""
+
+from __future__ import annotations
+
+import ast
+
+from house_sources import sources
+
+
+def test_nobody_swallows_an_exception() -> None:
+    """A handler for everything does something about it."""
+    hiding = []
+    for source in sources("gpurun", "trainer"):
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ExceptHandler):
+                caught = ast.unparse(node.type) if node.type else ""
+                passes = all(isinstance(step, ast.Pass) for step in node.body)
+                hiding += [source.at(node)] if caught in ("", "BaseException", "Exception") and passes else []
+    assert not hiding, "\n".join(hiding)

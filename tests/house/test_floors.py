@@ -1,0 +1,44 @@
+"""Four floors: cli; lifecycle; five wings that do not know one another; core. Imports go down, never in a circle."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+
+from house_sources import imports, sources
+
+FLOORS = {"cli": 3, "lifecycle": 2, "core": 0} | dict.fromkeys(
+    ("providers", "machine", "ledger", "planning", "view"), 1
+)
+
+
+def test_there_is_no_room_without_a_floor() -> None:
+    assert {source.room for source in sources("gpurun")} - {""} <= set(FLOORS)
+
+
+def test_imports_go_down_a_floor_or_stay_in_their_room() -> None:
+    wrong = []
+    for source in sources("gpurun"):
+        for node, name in imports(source):
+            top, _, rest = name.partition(".")
+            room = rest.partition(".")[0]
+            if top != "gpurun" or room in ("", "__version__", source.room):
+                continue
+            if not source.room or room not in FLOORS or FLOORS[room] >= FLOORS[source.room]:
+                wrong.append(f"{source.at(node)}: {source.room} may not import {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_circle() -> None:
+    modules = {source.module for source in sources("gpurun", "trainer")}
+    graph = {
+        source.module: {
+            target
+            for _, name in imports(source)
+            for target in (name, name.rpartition(".")[0])
+            if target in modules
+            and target not in ("gpurun", source.module)
+            and not source.module.startswith(f"{target}.")
+        }
+        for source in sources("gpurun", "trainer")
+    }
+    TopologicalSorter(graph).prepare()  # A CycleError names the circle.

@@ -1,0 +1,44 @@
+"""The command line starts fast: it loads nothing heavy, and its help costs little more than Typer alone."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from house_sources import ROOT
+
+HEAVY = ("torch", "boto3", "botocore", "runpod", "paramiko", "trainer", "numpy", "pydantic", "rich", "cryptography")
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    code = f"import sys, gpurun.cli.app\nprint([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def cost_s(code: str, environment: dict[str, str], *arguments: str) -> float:
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=True, env=environment, cwd=ROOT)
+    return time.perf_counter() - begun
+
+
+def test_help_costs_at_most_half_again_what_typer_costs(tmp_path: Path) -> None:
+    """Interleaved medians, bytecode cached; a busy machine gets three chances."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    programs = (("import typer",), ("from gpurun.cli.app import main; main()", "--help"))
+    for code, *arguments in programs:
+        cost_s(code, environment, *arguments)
+    ratios = []
+    for _ in range(3):
+        rounds = [[cost_s(code, environment, *arguments) for code, *arguments in programs] for _ in range(7)]
+        typer, ours = (statistics.median(times) for times in zip(*rounds, strict=True))
+        ratios.append(ours / typer)
+        if ratios[-1] <= 1.5:
+            return
+    pytest.fail(f"gpurun --help costs {min(ratios):.2f} times as much as importing typer")
