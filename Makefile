@@ -1,0 +1,34 @@
+# make demo   the main job, free, on this machine: plan, train, collect, destroy, receipt
+# make test   style, types and all tests; what CI runs
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test quick venv style types bench-pack picture clean
+
+demo: venv
+	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
+
+test: venv style types
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+quick: venv
+	@$(BIN)/python -m pytest -n 2 -m "not slow"
+
+venv:
+	@$(PYTHON) .ci/venv.py
+
+style: venv
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check -q .
+
+types: venv
+	@$(BIN)/mypy
+
+bench-pack: venv
+	@$(BIN)/python tests/bench/bench_pack.py
+
+# The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
+picture: venv
+	@$(BIN)/python docs/draw_live.py $(RUN) $(STEP) > docs/live.svg
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
