@@ -40,6 +40,8 @@ def same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same time zone and width everywhere; no colour asked for or refused."""
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("COLUMNS", "100")
+    # Tests run beside one another: two trainers with a thread for every core would only wait for each other.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "LINES"):
         monkeypatch.delenv(name, raising=False)
     time.tzset()

@@ -122,11 +122,18 @@ class CheckpointStore:
                 _NAME.fullmatch(e["name"]) and {"sha256", "bytes", "kind", "step"} <= e.keys() for e in self._files
             )
         except FileNotFoundError:
+            self._refuse_to_forget()
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start anew") from error
         if not sound:
             raise Refused(f"{path} is not a manifest of version 1; move {self._out} away to start anew")
+
+    def _refuse_to_forget(self) -> None:
+        """Refuse to start anew over checkpoints; a process that died in its first save left files of one step only."""
+        steps = {path.name[:6] for path in (self._out / "checkpoints").glob("*") if _OURS.fullmatch(path.name)}
+        if len(steps) > 1:
+            raise Refused(f"{self._out} has checkpoints but no MANIFEST.json; bring it back, or move the folder away")
 
     def _write_manifest(self) -> None:
         record = {"v": 1, "latest": self.latest, "best": self.best, "files": self._files}

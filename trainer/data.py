@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -45,9 +45,9 @@ class TokenRow:
 
 
 class Samples:
-    """The windows of a split in the order of the run; seed None keeps them in the order of the text, for evaluation."""
+    """The windows of a split in an order that the seed decides, drawn afresh for every epoch."""
 
-    def __init__(self, row: TokenRow, context: int, seed: int | None, name: str) -> None:
+    def __init__(self, row: TokenRow, context: int, seed: int, name: str) -> None:
         self._row, self._context, self._seed = row, context, seed
         # One token more than the context: the last one is only ever a target.
         self.windows = (row.tokens - 1) // context
@@ -59,8 +59,6 @@ class Samples:
 
     def _window(self, sample: int) -> int:
         epoch, place = divmod(sample, self.windows)
-        if self._seed is None:
-            return place
         if epoch != self._epoch:
             # RandomState, not Generator: numpy promises that its stream never changes.
             state = np.random.RandomState((self._seed + epoch) % 2**32)
@@ -90,7 +88,7 @@ def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, pro
 
 def batches(
     read: Callable[[int], tuple[Tensor, Tensor]], starts: Iterable[int], device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Generator[tuple[Tensor, Tensor], None, None]:
     """Yield read(start) for every start, on the device; on CUDA a thread reads two ahead into pinned memory."""
     if device.type != "cuda":
         yield from map(read, starts)

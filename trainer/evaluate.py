@@ -25,7 +25,7 @@ def validation_loss(
     processes: Processes,
     stopping: Callable[[], bool],
 ) -> float | None:
-    """Return the mean loss (nats a token) over the first `windows` windows; None, everywhere, if any process must stop.
+    """Return the mean loss (nats a token) over the first `windows` samples; None, everywhere, if any process must stop.
 
     All processes take part: one that evaluated alone would keep the others waiting past the collective's time-out.
     """

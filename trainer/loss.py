@@ -23,10 +23,14 @@ def _chunk_tokens(vocab_size: int) -> int:
 
 
 def _nll(logits: Tensor, targets: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (summed loss of the kept tokens, log-sum-exp) of fp32 logits (n, vocab)."""
-    log_sum = torch.logsumexp(logits, dim=1)
-    picked = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return torch.where(keep, log_sum - picked, 0.0).sum(), log_sum
+    """Return the summed loss of the kept tokens and the sums (n, 1) of the exponentials.
+
+    The fp32 logits (n, vocab) become their exponentials relative to each row's largest, in place.
+    """
+    top = logits.amax(dim=1, keepdim=True)
+    picked = logits.gather(1, targets.unsqueeze(1)) - top
+    sums = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
+    return torch.where(keep, (sums.log() - picked).squeeze(1), 0.0).sum(), sums
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -45,13 +49,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             part, part_targets, part_keep = hidden[rows].to(dtype), safe[rows], keep[rows]
             logits = (part @ head.t()).float()
-            nll, log_sum = _nll(logits, part_targets, part_keep)
+            nll, sums = _nll(logits, part_targets, part_keep)
             loss += nll
             # The gradient of the mean: (softmax - one_hot) / count, built in the logits' own memory.
-            grad = logits.sub_(log_sum.unsqueeze(1)).exp_()
-            grad.scatter_add_(1, part_targets.unsqueeze(1), torch.full_like(log_sum, -1.0).unsqueeze(1))
-            grad.mul_((part_keep / count).unsqueeze(1))
-            grad = grad.to(dtype)
+            share = (part_keep / count).unsqueeze(1)
+            logits.mul_(share / sums).scatter_add_(1, part_targets.unsqueeze(1), -share)
+            grad = logits.to(dtype)
             grad_hidden[rows] = grad @ head
             grad_weight += grad.t() @ part
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))

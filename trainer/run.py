@@ -28,6 +28,9 @@ from trainer.shards import TokenData, open_data
 
 __all__ = ["Progress", "Run", "assemble"]
 
+# The validation windows are a fixed draw from the whole split: its first ones may all be of one odd document.
+VALIDATION_SEED = 0
+
 
 @dataclass
 class Progress:
@@ -197,7 +200,7 @@ def assemble(
     processes.agree(scan)
     context = recipe.model.context
     train = Samples(TokenRow(data.train, processes.local_count), context, recipe.train.seed, "train")
-    val = Samples(TokenRow(data.val, processes.local_count), context, None, "val")
+    val = Samples(TokenRow(data.val, processes.local_count), context, VALIDATION_SEED, "val")
     eval_windows = min(val.windows, max(1, recipe.eval.tokens // context))
     model = _build_model(recipe.model, data.tokenizer.vocab_size, recipe.train.seed, device)
     optimizer = make_optimizer(model, recipe.optim, device.torch)

@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from trainer.sample import generate
 
 __all__ = ["main", "train"]
 
-Feed = Iterator[tuple[Tensor, Tensor]]
+Feed = Generator[tuple[Tensor, Tensor], None, None]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+from pydantic import Field
+
 from gpurun.core.model import Frozen, Instance, Teardown
 
 
@@ -74,6 +76,7 @@ class RunState(Frozen):
     token: str = ""
     provider: str = ""
     instance: Instance | None = None
+    facts: dict[str, Any] = Field(default_factory=dict)
     deadline_wall: float | None = None
     create_wall: float | None = None
     create_mono: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import MayBeBilling, SetupError
@@ -59,8 +59,7 @@ def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: s
                 readings, asked_s = [], float("-inf")
             continue
         readings.append(reading)
-        seen = {"state": reading.state, "listed": reading.listed, "answer_sha256": reading.answer_sha256}
-        yield Event.DEATH_READ, {"id": identifier, **seen}
+        yield Event.DEATH_READ, {"id": identifier, **asdict(reading)}
         if _proves(provider, readings):
             yield Event.DEATH_PROVEN, _proof(provider, identifier, readings)
             return

@@ -8,12 +8,13 @@ there is no other recovery path.
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gpurun import __version__
-from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, StoreFull
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, SetupError, StoreFull
 from gpurun.core.progress import Event, Phase, RunState
 from gpurun.ledger.journal import Journal
 from gpurun.lifecycle import collect, destroy, provision, run, settle, ship
@@ -69,36 +70,48 @@ class Driver:
         """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
         try:
             for event, data in STEPS[step](state, self._context):
-                self._journal.append(event, data)
+                self._record(state, event, data)
         except StopWanted:
             return
         except StoreFull as error:
-            self._pause(error)
+            self._pause(state, error)
         except MayBeBilling as error:
-            self._journal.append(Event.INCIDENT, {"code": error.code, "message": f"{error.what} {error.hint}"})
+            self._record(state, Event.INCIDENT, {"code": error.code, "message": f"{error.what} {error.hint}"})
             raise
         except GpurunError as error:
-            self._failed(step, error)
+            self._failed(step, state, error)
         except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
             traceback.print_exception(bug)
             what = f"gpurun itself failed in {step}: {type(bug).__name__}: {bug}."
             hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
-            self._failed(step, GpurunError("bug", what, hint=hint))
+            self._failed(step, state, GpurunError("bug", what, hint=hint))
 
-    def _pause(self, error: StoreFull) -> None:
+    def _record(self, state: RunState, event: Event, data: Mapping[str, object]) -> None:
+        """Append; while an instance lives and this disk is full, wait for room as long as its lease lasts."""
+        while True:
+            try:
+                self._journal.append(event, data)
+                return
+            except SetupError as error:
+                if error.code != "disk.full" or not state.token or self._context.seconds_left(state) <= 0:
+                    raise
+                logging.error("%s %s", error.what, error.hint)
+                self._context.clock.sleep(PAUSE_S)
+
+    def _pause(self, state: RunState, error: StoreFull) -> None:
         """Say once that this disk is full, wait a little, and let the same step be tried again."""
         told = {"code": error.code, "message": f"{error.what} {error.hint}"}
         last = self._journal.records[-1]
         if last.event is not Event.INCIDENT or last.data != told:
-            self._journal.append(Event.INCIDENT, told)
+            self._record(state, Event.INCIDENT, told)
         self._context.clock.sleep(PAUSE_S)
 
-    def _failed(self, step: Step, error: GpurunError) -> None:
+    def _failed(self, step: Step, state: RunState, error: GpurunError) -> None:
         """Record a failure; a failing way out is not survived here, since nothing comes after it."""
         if step in (Step.DESTROY, Step.SETTLE):
             raise error
         record = {"step": str(step), **error.as_record(), "exit_code": int(error.exit_code)}
-        self._journal.append(Event.STEP_FAILED, record)
+        self._record(state, Event.STEP_FAILED, record)
 
     def _opening(self) -> dict[str, object]:
         """What the run was opened with, by digest."""

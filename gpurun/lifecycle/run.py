@@ -82,28 +82,18 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
     plan, lease = context.plan, context.plan.lease
     deadline = context.clock.wall() + context.seconds_left(state)
     hard_stop_wall = deadline - lease.destroy_s - lease.collect_s
-    launcher = (
-        []
-        if plan.processes == 1
-        else ["torch.distributed.run", "--standalone", f"--nproc-per-node={plan.processes}", "-m"]
-    )
+    paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
+    launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
+    if plan.processes > 1:
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={plan.processes}", "-m"]
+        # torchrun would give each process one thread, whatever there is.
+        variables["OMP_NUM_THREADS"] = str(max(1, int(state.facts.get("cpus") or 1) // plan.processes))
     return {
         "v": 1,
         "run": plan.run,
-        "argv": [
-            "{python}",
-            "-m",
-            *launcher,
-            "trainer.train",
-            "--recipe",
-            "recipe.json",
-            "--data",
-            "../data",
-            "--out",
-            "../out",
-        ],
+        "argv": ["{python}", "-m", *launcher, "trainer.train", *paths],
         "cwd": "bundle",
-        "env": {"PYTHONUNBUFFERED": "1"},
+        "env": variables,
         "soft_stop_wall": min(hard_stop_wall - SAVE_S, context.clock.wall() + lease.train_s),
         "hard_stop_wall": hard_stop_wall,
         "save_s": SAVE_S,

@@ -101,7 +101,8 @@ def _create_observed(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _ready_observed(state: RunState, record: Record) -> dict[str, Any]:
-    return {"phase": Phase.READY, "instance": Instance.model_validate(record.data["instance"])}
+    instance = Instance.model_validate(record.data["instance"])
+    return {"phase": Phase.READY, "instance": instance, "facts": record.data["facts"]}
 
 
 def _create_refused(state: RunState, record: Record) -> dict[str, Any]:

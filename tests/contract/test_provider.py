@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -30,7 +31,11 @@ def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Provide
         kill_all(instance.token)
 
 
-def order(provider: Provider, token: str = "gr-fox-41-00c0ffee", lease_s: float = 60.0) -> Order:
+# A mark is seen on the whole machine, by tests that run beside this one too.
+TOKEN = f"gr-fox-41-{secrets.token_hex(4)}"
+
+
+def order(provider: Provider, token: str = TOKEN, lease_s: float = 60.0) -> Order:
     offer = provider.offers(NEED)[0]
     return Order(run="fox-41", token=token, attempt=1, offer=offer, deadline_wall=CLOCK.wall() + lease_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,12 +53,20 @@ def test_damage_in_the_middle_makes_the_run_read_only_but_destroy_still_works(
     assert folder.journal.read_bytes() == before, "a damaged journal is evidence and stays as it is"
 
 
-def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(own: Home) -> None:
+def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(
+    own: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, provider = SystemClock(), LocalProvider(own, SystemClock())
     offer = provider.offers(GpuNeed(count=0, name="cpu"))[0]
-    order = Order(run="lost-1", token="gr-lost-1-00c0ffee", attempt=1, offer=offer, deadline_wall=clock.wall() + 600)
+    order = Order(
+        run="lost-1",
+        token=f"gr-lost-1-{secrets.token_hex(4)}",
+        attempt=1,
+        offer=offer,
+        deadline_wall=clock.wall() + 600,
+    )
     provider.create(order)
-    os.environ["GPURUN_HOME"] = str(own.root)
+    monkeypatch.setenv("GPURUN_HOME", str(own.root))
     within = gpurun("reap", "--json")
     assert json.loads(within.stdout)["data"]["found"][0]["fate"] == "within lease", "not past its deadline: left alone"
     assert gpurun("reap", "--destroy", "--older-than", "1h").returncode == 0

@@ -80,7 +80,7 @@ def test_the_rehearsal_of_the_paid_run_uses_two_processes_and_says_what_it_is(ow
 @pytest.mark.slow
 def test_supervisor_killed_in_training_and_resumed(own_home: Path) -> None:
     detached = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--name", "fox-41", "--detach",
-                      "--set", "steps=600", "--set", "checkpoint_every=200")  # fmt: skip
+                      "--set", "steps=300", "--set", "checkpoint_every=100")  # fmt: skip
     assert detached.returncode == 8
     assert "gpurun attach fox-41" in detached.stderr
     wait_for(lambda: (own_home / "runs/fox-41/events.jsonl").exists())

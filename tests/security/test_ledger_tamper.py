@@ -64,13 +64,12 @@ def test_anything_cut_out_is_reported(home: Home, name: str, start: int, length:
     assert seen_when(home, path, content[:start] + content[start + length :])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["journal", "receipt", "ledger"])
-def test_every_single_byte(home: Home, name: str) -> None:
+@pytest.mark.parametrize("name", ["journal", "ledger"])
+def test_every_single_byte_of_the_last_line_which_no_later_line_vouches_for(home: Home, name: str) -> None:
     path = _PICK[name](home)
     whole = path.read_bytes()
     unseen = []
-    for place in range(len(whole)):
+    for place in range(whole.rindex(b"\n", 0, -1), len(whole)):
         content = bytearray(whole)
         content[place] ^= 1 << (place % 8)
         if not seen_when(home, path, bytes(content)):

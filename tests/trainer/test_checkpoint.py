@@ -170,6 +170,14 @@ def test_a_manifest_that_cannot_be_understood_is_refused_and_kept(tmp_path: Path
     assert len(files(tmp_path)) == 3
 
 
+def test_checkpoints_whose_manifest_was_lost_are_not_overwritten(tmp_path: Path) -> None:
+    store_with(tmp_path, 10, 20)
+    (tmp_path / "MANIFEST.json").unlink()
+    with pytest.raises(Refused, match=r"has checkpoints but no MANIFEST\.json"):
+        CheckpointStore(tmp_path)
+    assert len(files(tmp_path)) == 6
+
+
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     store_with(tmp_path, 10)
     record = manifest(tmp_path)

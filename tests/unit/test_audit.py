@@ -320,6 +320,7 @@ def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records
         (_set("create.intended", deadline_wall=2e9), "later than the lease allows"),
         (_set("run.opened", run="owl-07"), "that of another run"),
         (_set("create.intended", lease=None), "cannot be followed"),
+        (_set("receipt.observed", seq=9), "the journal names another receipt than the chain"),
         (_also("create.refused", after="create.observed", token="gr-fox-41-7f3a91"), "cannot have been refused"),
         (_also("ship.intended", after="death.proven"), "refused or proven gone before it"),
         (_also("step.failed", after="ready.observed", step="ship"), "cannot have ended well"),
