@@ -103,8 +103,11 @@ def _recipe(plan: Plan) -> list[Cell]:
 
 def _ship(plan: Plan) -> list[Cell]:
     data = plan.data
+    parts: list[Cell] = [f"{data.source} {format_count(data.train_tokens)} tokens ({data.tokenizer})"]
+    if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
+        return [*parts, f"about {format_bytes(plan.ship_bytes)}"]
     return [
-        f"{data.source} {format_count(data.train_tokens)} tokens ({data.tokenizer})",
+        *parts,
         f"{format_bytes(plan.ship_bytes)} in {plan.ship_files} files",
         f"data {short_hash(data.sha256)}",
         f"trainer {short_hash(plan.bundle_sha256)}",

@@ -1,0 +1,104 @@
+"""Shards that a person brings are checked to the last token before anything is rented."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.lifecycle.shards import inspect, prepared
+from gpurun.planning.bundle import bundle_root
+from gpurun.planning.recipe import load_recipe, resolve
+
+TOKENS = np.arange(300, dtype="<u2") % 97
+
+
+def shard(folder: Path, name: str, tokens: np.ndarray = TOKENS, magic: int = 20240520) -> dict[str, Any]:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, 1, len(tokens)
+    content = header.tobytes() + tokens.tobytes()
+    (folder / name).write_bytes(content)
+    return {"name": name, "tokens": len(tokens), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def folder_of_shards(folder: Path, **changed: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    tokenizer = {"name": "char", "sha256": "0" * 64, "vocab_size": 97, "eot_id": None}
+    manifest = {
+        "v": 1, "dtype": "uint16", "eot": "none", "tokenizer": tokenizer, "source": {"kind": "file"},
+        "train": [shard(folder, "train_000001.bin")], "val": [shard(folder, "val_000000.bin")],
+    }  # fmt: skip
+    (folder / "data.json").write_text(json.dumps({**manifest, **changed}))
+    return folder
+
+
+def refused(folder: Path, *, tokenizer: str = "char", vocab_size: int = 0) -> str:
+    with pytest.raises(UsageError) as raised:
+        inspect(folder, tokenizer=tokenizer, vocab_size=vocab_size)
+    assert raised.value.hint
+    return raised.value.code
+
+
+def test_sound_shards_are_summed_up(tmp_path: Path) -> None:
+    found = inspect(folder_of_shards(tmp_path / "s"), tokenizer="char", vocab_size=0)
+    assert (found.train_tokens, found.val_tokens, found.vocab_size) == (300, 300, 97)
+
+
+def test_made_by_another_tokeniser(tmp_path: Path) -> None:
+    assert refused(folder_of_shards(tmp_path / "s"), tokenizer="gpt2") == "data.other_tokenizer"
+
+
+def test_a_token_outside_the_models_vocabulary(tmp_path: Path) -> None:
+    assert refused(folder_of_shards(tmp_path / "s"), vocab_size=96) == "data.token_too_high"
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda path: path.unlink(), "data.missing"),
+        (lambda path: path.write_bytes(b""), "data.empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[:1024]), "data.empty"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "data.truncated"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0\0"), "data.truncated"),
+        (lambda path: path.write_bytes(struct.pack("<i", 7) + path.read_bytes()[4:]), "data.magic"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-2] + b"\1\0"), "data.digest"),
+    ],
+    ids=["gone", "no bytes", "only a header", "cut short", "too long", "another magic", "one token changed"],
+)
+def test_a_damaged_shard_is_named_with_what_is_wrong(tmp_path: Path, damage: Any, code: str) -> None:
+    folder = folder_of_shards(tmp_path / "s")
+    damage(folder / "train_000001.bin")
+    assert refused(folder) == code
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"train": [], "val": []}', '{"train": [{"name": 1}]}'])
+def test_a_manifest_that_is_none(tmp_path: Path, manifest: str) -> None:
+    folder = folder_of_shards(tmp_path / "s")
+    (folder / "data.json").write_text(manifest)
+    assert refused(folder) == "data.bad_manifest"
+
+
+def test_a_name_in_a_manifest_never_leaves_its_folder(tmp_path: Path) -> None:
+    outside = {**shard(tmp_path, "outside.bin"), "name": "../outside.bin"}
+    assert refused(folder_of_shards(tmp_path / "s", train=[outside])) == "data.missing"
+
+
+def test_brought_shards_get_their_prompts_beside_them_and_are_not_copied(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    recipe = resolve(load_recipe("mini-gpt"), "rehearsal")
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    made = prepared(recipe.record, str(text), into=tmp_path / "own", **places)
+    again = prepared(recipe.record, str(tmp_path / "own"), into=tmp_path / "beside", **places)
+    assert again.folder == made.folder
+    assert again.sha256 == made.sha256
+    beside = {path.name for path in (tmp_path / "beside").iterdir()}
+    assert beside == {"data.json", "vocab.json", "prompts.json"}
+    prompts = json.loads((tmp_path / "beside" / "prompts.json").read_text())
+    assert [prompt["text"] for prompt in prompts] == list(recipe.tables.sample.prompts)
