@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,16 @@ class Session:
         """Talk to the person: standard error, unless they wanted quiet."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
+
+    def talk_when_slow(self, after_s: float = 2.0) -> Callable[[str], None]:
+        """Talk about work that is usually quick: at once with --verbose, else only once it has taken a while."""
+        began = self.clock.monotonic()
+
+        def talk(text: str) -> None:
+            if self.verbose or self.clock.monotonic() - began > after_s:
+                self.say(text)
+
+        return talk
 
     def ask(self, question: str, *, flag: str) -> str:
         """Ask on the terminal; where nobody can answer, a UsageError names the flag that would have."""

@@ -18,6 +18,8 @@ An error says what happened, why, and what to do next; nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import ClassVar
 
@@ -35,6 +37,7 @@ __all__ = [
     "TrainingFailed",
     "UsageError",
     "VerificationFailed",
+    "did_you_mean",
 ]
 
 
@@ -56,6 +59,12 @@ class ExitCode(IntEnum):
     RUN_HELD = 12
     INTERRUPTED = 130
     TERMINATED = 143
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
+    """A hint that names the known word nearest to a mistyped one, or says something else where none is near."""
+    near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"Did you mean {near[0]}?" if near else otherwise
 
 
 class GpurunError(Exception):

@@ -56,11 +56,3 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a child process: an allow-list of this one, plus what is named."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {**kept, **(extra or {})}
-
-
-def redact(text: str, secrets: list[Secret]) -> str:
-    """Replace every occurrence of a secret's value."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret.reveal(), "•••")
-    return text

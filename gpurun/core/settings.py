@@ -9,10 +9,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.paths import Home
 
 DEFAULTS: Mapping[str, str] = {
@@ -62,10 +61,6 @@ def _read(path: Path) -> dict[str, str]:
         ) from None
     for key in table:
         if key not in DEFAULTS:
-            near = get_close_matches(key, DEFAULTS, n=1)
-            raise UsageError(
-                "config.unknown_key",
-                f"{path} has the unknown key {key!r}.",
-                hint=f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(DEFAULTS)}.",
-            )
+            hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
+            raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
     return {key: str(value) for key, value in table.items()}

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.errors import NoOffer, SetupError, UsageError, did_you_mean
 from gpurun.core.model import DataSummary, GpuNeed, Mode, Plan, Request, digest_of
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
@@ -98,7 +98,7 @@ def _check_providers(request: Request, mode: Mode) -> None:
     known = sorted({"runpod", "lambda", "aws", *PROVIDERS})
     strange = [name for name in request.providers if name not in known]
     if strange:
-        hint = f"Known: {', '.join(known)}."
+        hint = did_you_mean(strange[0], known, otherwise=f"Known: {', '.join(known)}.")
         raise UsageError("provider.unknown", f"There is no provider {strange[0]!r}.", hint=hint)
     if mode is Mode.PAID and "local" in request.providers:
         hint = "Choose --provider local alone, or a cloud."

@@ -40,7 +40,10 @@ def quote(request: Request, full: ResolvedRecipe) -> Quote:
         hours=request.hours,
         vocab_size=_vocabulary(full),
     )
-    return Quote(found, load, notes)
+    priced = (
+        f"Prices are from the packaged {found[0].offer.price_source.split(' (')[0]}; the live price is what counts."
+    )
+    return Quote(found, load, (priced, *notes))
 
 
 def _offers(request: Request, need: GpuNeed) -> list[Offer]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from pydantic import ValidationError
 
-from gpurun.core.errors import RunHeld, UsageError, VerificationFailed
+from gpurun.core.errors import RunHeld, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.model import Plan, Request
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
 from gpurun.core.progress import Event, Phase, Record, RunState
@@ -82,8 +81,7 @@ def find_run(home: Home, wanted: str) -> str:
         raise UsageError(
             "run.ambiguous", f"{wanted!r} is the beginning of {', '.join(matching[:5])}.", hint="Write one more letter."
         )
-    near = get_close_matches(wanted, names, n=1)
-    hint = f"Did you mean {near[0]}?" if near else "`gpurun ps --all` lists the runs there are."
+    hint = did_you_mean(wanted, names, otherwise="`gpurun ps --all` lists the runs there are.")
     raise UsageError("run.unknown", f"There is no run {wanted!r}.", hint=hint)
 
 

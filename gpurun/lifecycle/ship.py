@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpurun.core.errors import SetupError
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.shipment import sources_of
@@ -14,6 +15,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Stream the pack to the agent; it is in place and verified there, or nothing of it is."""
     seen = survey(sources_of(context.plan, context.trainer))
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
+    _check_room(seen.total_bytes, state)
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     limit_s = context.plan.lease.ship_s
@@ -23,3 +25,14 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     )
     seconds = round(context.clock.monotonic() - started, 3)
     yield Event.SHIP_OBSERVED, {**arrived.model_dump(mode="json"), "seconds": seconds}
+
+
+def _check_room(size: int, state: RunState) -> None:
+    """Refuse before the upload what would fill the far disk: with a tenth to spare, as it was when the agent looked."""
+    free = state.facts.get("disk_free_bytes")
+    if isinstance(free, int) and size * 11 // 10 > free:
+        raise SetupError(
+            "box.disk_small",
+            f"The instance has {free / 1e9:.1f} GB free; what is shipped needs {size * 1.1 / 1e9:.1f} GB.",
+            hint="Ask for a larger disk: --set hardware.disk_gb=200. On this machine, make room.",
+        )

@@ -9,12 +9,11 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import Micros, usd
 
@@ -170,9 +169,6 @@ def _known_name(asked: str, where: str) -> str:
     for candidate in (plain, f"rtx{plain}", plain.removeprefix("rtx")):
         if candidate in known:
             return known[candidate]
-    near = get_close_matches(plain, known, n=1, cutoff=0.3)
-    raise UsageError(
-        "gpu.unknown",
-        f"{where}: there is no GPU {asked!r} in the catalogue.",
-        hint=f"Did you mean {known[near[0]]}?" if near else f"It has {', '.join(sorted(known.values()))}.",
-    )
+    others = f"It has {', '.join(sorted(known.values()))}."
+    hint = did_you_mean(asked.upper(), known.values(), otherwise=others, cutoff=0.3)
+    raise UsageError("gpu.unknown", f"{where}: there is no GPU {asked!r} in the catalogue.", hint=hint)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from difflib import get_close_matches
 from typing import Any
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.planning.tables import REHEARSED, TABLES
 
 _BARE_WORD = re.compile(r"[A-Za-z0-9_./:~+-]+")
@@ -57,12 +56,9 @@ def _path_of(name: str) -> tuple[str, ...]:
     if bare:
         both = " or ".join(".".join(path) for path in bare)
         raise UsageError("set.ambiguous", f"--set {name}: more than one table has it.", hint=f"Say which: {both}.")
-    near = get_close_matches(name, [*paths, *(path[-1] for path in paths.values())], n=1)
-    raise UsageError(
-        "set.unknown_key",
-        f"No recipe has a key {name!r}.",
-        hint=f"Did you mean {near[0]}?" if near else "gpurun recipes show NAME lists the keys.",
-    )
+    names = [*paths, *(path[-1] for path in paths.values())]
+    hint = did_you_mean(name, names, otherwise="gpurun recipes show NAME lists the keys.")
+    raise UsageError("set.unknown_key", f"No recipe has a key {name!r}.", hint=hint)
 
 
 def _paths() -> dict[str, tuple[str, ...]]:

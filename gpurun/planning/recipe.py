@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.model import Frozen, digest_of
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.catalog import parse_gpu
@@ -87,12 +86,9 @@ def load_recipe(name: str) -> Recipe:
     else:
         known = list_recipes()
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            raise UsageError(
-                "recipe.unknown",
-                f"There is no recipe {name!r}.",
-                hint=f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}; or give a .toml file.",
-            )
+            others = f"There are: {', '.join(known)}; or give a .toml file."
+            hint = did_you_mean(name, known, otherwise=others)
+            raise UsageError("recipe.unknown", f"There is no recipe {name!r}.", hint=hint)
         path = bundle_root() / "recipes" / f"{name}.toml"
     return Recipe(name=path.stem, path=str(path), tables=check_tables(_read(path), where=path.name))
 
@@ -201,12 +197,9 @@ def _check_known(keys: Iterable[str], known: Iterable[str], where: str, prefix: 
     known = list(known)
     for key in keys:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            raise UsageError(
-                "recipe.unknown_key",
-                f"{where} has the unknown key {prefix}{key}.",
-                hint=f"Did you mean {prefix}{near[0]}?" if near else f"Known here: {', '.join(known)}.",
-            )
+            names = [f"{prefix}{name}" for name in known]
+            hint = did_you_mean(f"{prefix}{key}", names, otherwise=f"Known here: {', '.join(known)}.")
+            raise UsageError("recipe.unknown_key", f"{where} has the unknown key {prefix}{key}.", hint=hint)
 
 
 def _check_sums(recipe: RecipeTables, where: str) -> None:

@@ -98,9 +98,3 @@ class PlainView:
     def _line(self, wall: float, phase: str, text: str) -> str:
         stamp = utc(wall)[:19] + "Z"
         return render([line(f"{stamp}  {phase:<9}  {text}")], self._style)
-
-
-def gap_line(seconds: float, events: int, *, unicode: bool = True) -> str:
-    """What stands where a viewer looked away: `— 42 m 00 s not watched, 38 events —`."""
-    text = f"— {format_duration(seconds)} not watched, {events} events —"
-    return render([line(text)], Style(unicode=unicode))

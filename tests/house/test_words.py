@@ -11,7 +11,7 @@ from house_sources import Source, sources
 from gpurun.core import errors
 
 Described = ast.Module | ast.ClassDef | ast.FunctionDef
-ERRORS = {name for name in errors.__all__ if name != "ExitCode"}
+ERRORS = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)} - {"ExitCode"}
 CODE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 
 

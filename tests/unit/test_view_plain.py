@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
 from gpurun.core.progress import Event
-from gpurun.view.plain import PlainView, gap_line
+from gpurun.view.plain import PlainView
 
 NOW = samples.NOW
 
@@ -58,11 +58,6 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
     assert view.update([], [step(2, NOW)], NOW - 86_400)
     view.update([], [], NOW - 86_400)
     assert view.update([], [], NOW - 86_400 + 61)
-
-
-def test_ascii_where_the_encoding_has_no_symbols() -> None:
-    assert gap_line(2520, 38) == "— 42 m 00 s not watched, 38 events —"
-    assert gap_line(2520, 38, unicode=False) == "- 42 m 00 s not watched, 38 events -"
 
 
 def test_plain_lines_need_neither_rich_nor_pydantic() -> None:

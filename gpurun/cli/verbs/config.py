@@ -19,11 +19,16 @@ def register(app: typer.Typer) -> None:
 
 def show(session: Session) -> Result:
     """Show every setting with the place it comes from."""
+    from gpurun.view.listings import config_table
+    from gpurun.view.paint import render
+
     settings = session.settings
-    width = max(len(key) for key in settings)
-    rows = [f"{key:<{width}}  {s.value or '-':<12}  {s.source}" for key, s in settings.items()]
+    rows = [(key, setting.value, setting.source) for key, setting in settings.items()]
     data = {key: {"value": s.value, "source": s.source} for key, s in settings.items()}
-    return Result(data={"home": str(session.home.root), "settings": data}, text="\n".join(rows))
+    return Result(
+        data={"home": str(session.home.root), "settings": data},
+        text=render(config_table(rows, session.style), session.style),
+    )
 
 
 def path(session: Session) -> Result:

@@ -87,7 +87,9 @@ def _make_plan(session: Session, request: Request, *, name: str, need_data: bool
 
     home = session.home.prepare()
     run = home.run(name).name if name else free_name(home)
-    return make_plan(request, run=run, home=home, clock=session.clock, say=session.say, need_data=need_data)
+    return make_plan(
+        request, run=run, home=home, clock=session.clock, say=session.talk_when_slow(), need_data=need_data
+    )
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
