@@ -47,7 +47,7 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str) -> Result:
         )
     wish(sight.folder, how, by="user", reason=reason)
     drive(session, sight)
-    result = follow(session, sight.folder)
+    result = follow(session, sight.folder, stream=False)
     # For the run it was an interruption; for whoever asked for it, it is what was asked for.
     return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Protocol
-
 from gpurun.cli.interrupts import Interrupts, decide
-from gpurun.cli.reader import News, RunReader
+from gpurun.cli.panes import open_pane
+from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
@@ -16,96 +14,21 @@ from gpurun.core.progress import Event, Phase
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.runs import Sight, look
 from gpurun.lifecycle.supervisor import start_supervisor
-from gpurun.view.live import LiveWindow
-from gpurun.view.plain import PlainView
-from gpurun.view.screen import Screen
-from gpurun.view.style import probe
 
 PERIOD_S = 0.2
 RESTARTS = 2
 
 
-class Pane(Protocol):
-    """Where news are shown."""
-
-    def show(self, news: News, now: float) -> None: ...
-
-    def close(self) -> None: ...
-
-    def reopen(self) -> None: ...
-
-
-class LivePane:
-    """The live view on a terminal."""
-
-    def __init__(self, plan: Plan, session: Session) -> None:
-        self._screen = Screen(plan)
-        self._style = probe(sys.stderr, color=session.color)
-        self.reopen()
-
-    def show(self, news: News, now: float) -> None:
-        """Redraw with what is new."""
-        self._screen.update(news.records, news.events, news.log_lines)
-        self._window.show(self._screen, now=now)
-
-    def close(self) -> None:
-        """Leave the last picture standing, and give the terminal back."""
-        self._window.__exit__(None, None, None)
-
-    def reopen(self) -> None:
-        """Take the terminal again."""
-        self._window = LiveWindow(sys.stderr, self._style)
-        self._window.__enter__()
-
-
-class PlainPane:
-    """One line an event on standard error."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._view = PlainView(unicode=probe(sys.stderr).unicode)
-
-    def show(self, news: News, now: float) -> None:
-        """Print what is new."""
-        for line in self._view.update(news.records, news.events, now):
-            self._session.say(line)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def reopen(self) -> None:
-        """Nothing was given back."""
-
-
-class JsonPane:
-    """JSON Lines on standard output: every record and every event as it comes; the envelope comes last."""
-
-    def show(self, news: News, now: float) -> None:
-        """Print what is new."""
-        from gpurun.view.envelope import event_json, record_json
-
-        for record in news.records:
-            print(record_json(record), flush=True)
-        for event in news.events:
-            print(event_json(event), flush=True)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def reopen(self) -> None:
-        """Nothing was given back."""
-
-
 class Viewer:
     """One person watching one run."""
 
-    def __init__(self, session: Session, folder: RunFolder, on_interrupt: str) -> None:
+    def __init__(self, session: Session, folder: RunFolder, on_interrupt: str, *, stream: bool) -> None:
         self._session = session
         self._folder = folder
         self._on_interrupt = on_interrupt
         self._plan = Plan.from_json(folder.plan.read_bytes())
         self._reader = RunReader(folder)
-        self._pane = _pane(session, self._plan)
+        self._pane = open_pane(session, self._plan, stream=stream)
         self._restarts = 0
 
     def follow(self) -> Result:
@@ -151,9 +74,12 @@ class Viewer:
         return left_running(self._folder) if leave else None
 
 
-def follow(session: Session, folder: RunFolder, *, on_interrupt: str = "ask") -> Result:
-    """Show a run until it is closed, and return its own exit code; or until the person leaves it."""
-    return Viewer(session, folder, on_interrupt).follow()
+def follow(session: Session, folder: RunFolder, *, on_interrupt: str = "ask", stream: bool = True) -> Result:
+    """Show a run until it is closed, and return its own exit code; or until the person leaves it.
+
+    With `--json` every record and event is streamed as a line, unless `stream` is false.
+    """
+    return Viewer(session, folder, on_interrupt, stream=stream).follow()
 
 
 def left_running(folder: RunFolder) -> Result:
@@ -220,11 +146,3 @@ def _training_failed(sight: Sight) -> GpurunError:
 def _gave_up(sight: Sight) -> bool:
     """The supervisor ended on purpose, because it could not prove a death or could not look."""
     return bool(sight.records) and sight.records[-1].event is Event.INCIDENT and sight.state.may_be_billing
-
-
-def _pane(session: Session, plan: Plan) -> Pane:
-    """The pane that fits this session."""
-    if session.json:
-        return JsonPane()
-    live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)
-    return LivePane(plan, session) if live else PlainPane(session)

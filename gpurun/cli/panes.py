@@ -1,0 +1,94 @@
+"""Where a viewer shows what it reads: redrawn on a terminal, in lines, as JSON Lines, or nowhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from gpurun.cli.reader import News
+from gpurun.cli.session import Session
+from gpurun.core.model import Plan
+from gpurun.view.live import LiveWindow
+from gpurun.view.plain import PlainView
+from gpurun.view.screen import Screen
+from gpurun.view.style import probe
+
+
+class Pane(Protocol):
+    """Where news are shown."""
+
+    def show(self, news: News, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def reopen(self) -> None: ...
+
+
+class LivePane:
+    """The live view on a terminal."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        self._screen = Screen(plan)
+        self._style = probe(sys.stderr, color=session.color)
+        self.reopen()
+
+    def show(self, news: News, now: float) -> None:
+        """Redraw with what is new."""
+        self._screen.update(news.records, news.events, news.log_lines)
+        self._window.show(self._screen, now=now)
+
+    def close(self) -> None:
+        """Leave the last picture standing, and give the terminal back."""
+        self._window.__exit__(None, None, None)
+
+    def reopen(self) -> None:
+        """Take the terminal again."""
+        self._window = LiveWindow(sys.stderr, self._style)
+        self._window.__enter__()
+
+
+class SilentPane:
+    """Nothing until the end: for verbs whose answer is one envelope."""
+
+    def show(self, news: News, now: float) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def reopen(self) -> None:
+        """Nothing was given back."""
+
+
+class PlainPane(SilentPane):
+    """One line an event on standard error."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._view = PlainView(unicode=probe(sys.stderr).unicode)
+
+    def show(self, news: News, now: float) -> None:
+        """Print what is new."""
+        for line in self._view.update(news.records, news.events, now):
+            self._session.say(line)
+
+
+class JsonPane(SilentPane):
+    """JSON Lines on standard output: every record and every event as it comes; the envelope comes last."""
+
+    def show(self, news: News, now: float) -> None:
+        """Print what is new."""
+        from gpurun.view.envelope import event_json, record_json
+
+        for record in news.records:
+            print(record_json(record), flush=True)
+        for event in news.events:
+            print(event_json(event), flush=True)
+
+
+def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:
+    """The pane that fits this session."""
+    if session.json:
+        return JsonPane() if stream else SilentPane()
+    live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)
+    return LivePane(plan, session) if live else PlainPane(session)
