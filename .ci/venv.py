@@ -87,7 +87,7 @@ def main() -> None:
         pip(*torch)
     pip("-c", "constraints.txt", "-e", ".[local,dev]")
     STAMP.write_text(wanted())
-    print("Ready.", flush=True)
+    print("Ready. To type gpurun by its name: . .venv/bin/activate", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, UsageError, VerificationFailed
 from gpurun.ledger import audit as ledger
+from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.reap import Orphan, sweep
 from gpurun.lifecycle.runs import find_run
 from gpurun.providers.registry import PROVIDERS, open_provider
@@ -34,28 +35,35 @@ def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, he
     warnings = [warning for row in report.rows for warning in row.warnings]
     failed = bool(problems or (strict and warnings))
     code = ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE
-    code = ExitCode.MAY_BE_BILLING if report.may_be_billing else code
+    lost = [row.run for row in report.rows if row.may_be_billing and not _is_driven(session, row.run)]
+    code = ExitCode.MAY_BE_BILLING if lost else code
     summary = AuditSummary(
         receipts=report.receipts,
         unbroken=not report.problems and all(row.chain != "bad" for row in report.rows),
         seq=_span(report),
         head=report.head if report.receipts else "",
     )
-    lines = audit_screen([_row(row) for row in report.rows], summary, session.style, exit_code=int(code))
+    lines = audit_screen([_row(row, lost) for row in report.rows], summary, session.style, exit_code=int(code))
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
     text = "\n".join([render(lines, session.style), *said, *(f"  {problem}" for problem in report.problems)])
-    return Result(data=_as_data(report), text=text, errors=_errors(report, failed), exit_code=code)
+    return Result(data=_as_data(report), text=text, errors=_errors(lost, failed), exit_code=code)
 
 
-def _row(row: ledger.AuditRow) -> AuditRow:
-    level = "bad" if row.problems or row.may_be_billing else "warn" if row.warnings else "ok"
+def _is_driven(session: Session, run: str) -> bool:
+    """Whether a supervisor here owns the run: then it is running, and nothing is lost."""
+    return holder_of(session.home.run(run).lock) is not None
+
+
+def _row(row: ledger.AuditRow, lost: list[str]) -> AuditRow:
+    level = "bad" if row.problems or row.run in lost else "warn" if row.warnings else "ok"
+    running = "running" if row.may_be_billing else row.verdict
     return AuditRow(
         run=row.run,
         chain=row.chain,
         signature=row.signature,
         files=row.files,
         death=row.death,
-        verdict=f"MAY BE BILLING → gpurun destroy {row.run}" if row.may_be_billing else row.verdict,
+        verdict=f"MAY BE BILLING → gpurun resume {row.run}" if row.run in lost else running,
         level=level,  # type: ignore[arg-type]
         measured_micros=row.measured_micros,
         measured_is_floor=row.may_be_billing,
@@ -94,11 +102,13 @@ def _as_data(report: ledger.AuditReport) -> dict[str, object]:
     }
 
 
-def _errors(report: ledger.AuditReport, failed: bool) -> tuple[VerificationFailed | MayBeBilling, ...]:
+def _errors(lost: list[str], failed: bool) -> tuple[VerificationFailed | MayBeBilling, ...]:
     """The one sentence for the envelope; the table has told people already."""
-    if report.may_be_billing:
-        run = next(row.run for row in report.rows if row.may_be_billing)
-        return (MayBeBilling("audit.may_be_billing", f"{run} is not proven gone.", hint=f"gpurun destroy {run}"),)
+    if lost:
+        hint = f"gpurun resume {lost[0]} finishes it; gpurun destroy {lost[0]} ends it at once."
+        return (
+            MayBeBilling("audit.may_be_billing", f"{lost[0]} is not proven gone, and nobody drives it.", hint=hint),
+        )
     if failed:
         hint = "Each is told above; a receipt that was lost can be put back from a copy."
         return (VerificationFailed("audit.failed", "Something recorded does not hold.", hint=hint),)

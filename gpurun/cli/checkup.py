@@ -89,4 +89,5 @@ def _ledger(session: Session) -> Finding:
     problems = [f"{row.run}: {row.problems[0]}" for row in report.rows if row.problems]
     if problems:
         return Finding("bad", f"{len(problems)} receipt(s) do not hold: {problems[0]}", "gpurun audit")
-    return Finding("ok", f"ledger chain intact ({len(report.rows)} receipts)")
+    counted = "1 receipt" if report.receipts == 1 else f"{report.receipts} receipts"
+    return Finding("ok", f"ledger chain intact ({counted})")

@@ -7,6 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpurun.cli.session import Session
+from gpurun.core.errors import Declined
 from gpurun.core.money import format_rate
 from gpurun.core.progress import Phase
 from gpurun.lifecycle.control import wish
@@ -83,4 +84,11 @@ def _while_training(session: Session, sight: Sight, number: int, on_interrupt: s
 def _ask(session: Session, sight: Sight) -> str:
     rate = format_rate(sight.plan.offer.rate_micros_per_hour)
     session.say(f"Run {sight.folder.name} keeps training without this terminal ({rate}).")
-    return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching", flag="--on-interrupt").lower()
+    # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching", flag="--on-interrupt").lower()
+    except Declined:
+        return "d"
+    finally:
+        signal.signal(signal.SIGINT, heard)

@@ -81,12 +81,25 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except GpurunError as error:
         result = Result(errors=(error,), exit_code=error.exit_code)
     except BrokenPipeError:
-        # The reader has seen enough (`gpurun logs | head`); Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.DONE)
+        return _reader_has_left()
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
         result = _bug(session, bug)
     return _render(name, session.json, result, session)
+
+
+def _reader_has_left() -> int:
+    """The reader has seen enough (`gpurun logs | head`); Python would complain once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(ExitCode.DONE)
+
+
+def _show_help(text: str) -> int:
+    """What a bare command answers: its help, as help is printed."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _reader_has_left()
+    return int(ExitCode.USAGE)
 
 
 def _bug(session: Session, bug: Exception) -> Result:
@@ -127,7 +140,9 @@ def run_app(app: typer.Typer) -> int:
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
     except _WRONG_USAGE as wrong:
-        message = str(getattr(wrong, "message", wrong))
+        if type(wrong).__name__ == "NoArgsIsHelpError":
+            return _show_help(str(wrong))
+        message = str(getattr(wrong, "format_message", lambda said=wrong: said)())
         error = UsageError("usage", message, hint="See the verb's --help.")
         return _render("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except (typer.Abort, KeyboardInterrupt):

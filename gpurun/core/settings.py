@@ -63,4 +63,4 @@ def _read(path: Path) -> dict[str, str]:
         if key not in DEFAULTS:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
             raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
-    return {key: str(value) for key, value in table.items()}
+    return {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError, UsageError, did_you_mean
-from gpurun.core.model import DataSummary, GpuNeed, Mode, Plan, Request, digest_of
+from gpurun.core.model import Candidate, DataSummary, GpuNeed, Mode, Plan, Request, digest_of
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.lifecycle.quote import paid_plan, quote
@@ -40,28 +40,37 @@ def make_plan(
     recipe = load_recipe(request.recipe)
     mode = _mode(request)
     _check_providers(request, mode)
-    full = resolve(recipe, "full", request.overrides, _processes(request))
-    if mode is Mode.PAID:
-        plan = paid_plan(request, run, full, quote(request, full))
-        if need_data:
-            _refuse_to_rent(plan, request, full)
-        return plan
-    quoted = quote(request, full) if mode is Mode.REHEARSAL else None
-    here, notes = _form_here(request, mode, recipe, full)
+    offered: tuple[Candidate, ...] = ()
+    if mode is Mode.REHEARSAL:
+        here = resolve(recipe, "rehearsal", request.overrides)
+        offered, notes = _paid_form(request, recipe)
+    else:
+        full = resolve(recipe, "full", request.overrides, _processes(request))
+        if mode is Mode.PAID:
+            plan = paid_plan(request, run, full, quote(request, full))
+            if need_data:
+                _refuse_to_rent(plan, request, full)
+            return plan
+        here, notes = _form_here(request, recipe, full)
     _need_torch()
     places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
     data = prepared(here.record, request.data, **places, say=say)
     plan = _plan_here(request, run, mode, here, data, open_provider("local", home, clock))
-    update = {"candidates": quoted.candidates if quoted else (), "notes": (*(quoted.notes if quoted else ()), *notes)}
-    return with_bundle(plan.model_copy(update=update))
+    return with_bundle(plan.model_copy(update={"candidates": offered, "notes": notes}))
 
 
-def _form_here(
-    request: Request, mode: Mode, recipe: Recipe, full: ResolvedRecipe
-) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+def _paid_form(request: Request, recipe: Recipe) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    """What a rehearsal says of the paid run; `--set` may suit the rehearsal and not the form that would be paid for."""
+    try:
+        full = resolve(recipe, "full", request.overrides, _processes(request))
+    except UsageError as error:
+        return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
+    quoted = quote(request, full)
+    return quoted.candidates, quoted.notes
+
+
+def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """The recipe as this machine trains it, and what should be said about that."""
-    if mode is Mode.REHEARSAL:
-        return resolve(recipe, "rehearsal", request.overrides), ()
     if _has_cuda() or recipe.tables.hardware.on_cpu == "as_written":
         return full, ()
     if recipe.tables.hardware.on_cpu == "refuse":

@@ -16,6 +16,7 @@ from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 BUCKET_BITS_PER_S = 1e9
 BYTES_PER_TOKEN = 2
 GPT2_VOCABULARY = 50257
+CHARACTERS = 128
 DEFAULT_TEXT_MB = 32
 
 
@@ -128,4 +129,6 @@ def _not_prepared(full: ResolvedRecipe, size: int) -> DataSummary:
 
 
 def _vocabulary(full: ResolvedRecipe) -> int:
-    return full.tables.model.vocab_size or GPT2_VOCABULARY
+    """The recipe's vocabulary; where only the text will tell, what Python source gives."""
+    by_tokenizer = CHARACTERS if full.tables.data.tokenizer == "char" else GPT2_VOCABULARY
+    return full.tables.model.vocab_size or by_tokenizer

@@ -50,8 +50,8 @@ def missing_shards(source: str) -> UsageError:
     return UsageError(
         "data.missing",
         f"The recipe trains on {source}, and no --data was given.",
-        hint=f"Name the folder that holds its shards with --data, made by `gpurun data prepare` from {source} or by "
-        "llm.c's fineweb.py. To try the recipe without them, add --dry-run.",
+        hint="Name a folder of shards with a data.json (docs/FORMATS.md), or a text, with --data. A later version makes "
+        f"the shards of {source} with `gpurun data prepare`. To try the recipe now, add --dry-run.",
     )
 
 
