@@ -50,8 +50,8 @@ def missing_shards(source: str) -> UsageError:
     return UsageError(
         "data.missing",
         f"The recipe trains on {source}, and no --data was given.",
-        hint="Name a folder of shards with a data.json (docs/FORMATS.md), or a text, with --data. A later version makes "
-        f"the shards of {source} with `gpurun data prepare`. To try the recipe now, add --dry-run.",
+        hint="Name a folder of shards with a data.json (docs/FORMATS.md), or a text, with --data. A later version "
+        f"makes the shards of {source} with `gpurun data prepare`. To try the recipe now, add --dry-run.",
     )
 
 
