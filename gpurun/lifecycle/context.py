@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpurun.core.clock import Clock, boot_id, ticks
-from gpurun.core.errors import GpurunError, TrainingFailed
+from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
 from gpurun.core.model import Instance, InstanceState, Plan
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.control import STRENGTH, read_wish
-from gpurun.machine.base import MachineLost
+from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.providers.base import Provider, Unknown
 
 T = TypeVar("T")
 RETRY_S = 2.0
+# What the far side refuses only for now: an earlier call that was cut off still holds on, or the line broke again.
+_PASSING = frozenset({"busy", "cut_stream"})
 
 # A step yields what it is about to do or has seen; the line after a yield runs only once the record is on disk.
 Note = tuple[Event, dict[str, object]]
@@ -47,14 +49,17 @@ class Context:
     trainer: Path
 
     def seconds_left(self, state: RunState) -> float:
-        """Until the lease's deadline, by the wall clock or by the monotonic one, whichever says less."""
+        """Until the instance must be asked to end, so that it is gone by its deadline.
+
+        By the wall clock or by the monotonic one, whichever says less.
+        """
         if state.deadline_wall is None or state.create_wall is None:
             return float("inf")
-        by_wall = state.deadline_wall - self.clock.wall()
+        ask_wall = state.deadline_wall - self.plan.lease.destroy_s
+        by_wall = ask_wall - self.clock.wall()
         if state.create_boot_id != boot_id():
             return by_wall
-        lease_s = state.deadline_wall - state.create_wall
-        return min(by_wall, lease_s - (self.clock.monotonic() - state.create_mono))
+        return min(by_wall, ask_wall - state.create_wall - (self.clock.monotonic() - state.create_mono))
 
     def wants_stop(self, state: RunState) -> bool:
         """Whether the user wants more than what the journal already has."""
@@ -78,6 +83,11 @@ class Context:
                 return attempt()
             except MachineLost as error:
                 lost = error.what
+            except FarRefusal as error:
+                if error.reason not in _PASSING:
+                    raise
+                lost = error.what
+                continue
             if self.is_down(instance_of(state)):
                 break
         raise TrainingFailed(
@@ -87,10 +97,13 @@ class Context:
         )
 
     def is_down(self, instance: Instance) -> bool:
-        """Whether the provider says that the instance does not run; no clear answer means no."""
+        """Whether the provider says that the instance does not run; no clear answer, or two that differ, mean no."""
         try:
-            return self.provider.read(instance.id).state in (InstanceState.GONE, InstanceState.STOPPED)
-        except Unknown:
+            said = self.provider.read(instance.id).state
+            if said is not InstanceState.GONE:
+                return said is InstanceState.STOPPED
+            return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))
+        except (Unknown, SetupError):
             return False
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from gpurun.core.paths import RunFolder, write_atomic
 
 How = Literal["save", "now", "destroy"]
+_HOW: dict[str, How] = {"save": "save", "now": "now", "destroy": "destroy"}
 STRENGTH: dict[str, int] = {"": 0, "save": 1, "now": 2, "destroy": 3}
 
 
@@ -22,11 +23,14 @@ class Wish:
 
 
 def read_wish(folder: RunFolder) -> Wish | None:
-    """The wish that stands, if any. The file is replaced whole, so it is never half there."""
+    """The wish that stands, if any. A file that cannot be understood is the mildest: somebody wanted a stop."""
     try:
-        return Wish(**json.loads(folder.control.read_bytes()))
+        said = json.loads(folder.control.read_bytes())
+        return Wish(how=_HOW[said["how"]], by=str(said["by"]), reason=str(said["reason"]))
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError):
+        return Wish("save", by="user", reason=f"{folder.control.name} cannot be understood")
 
 
 def wish(folder: RunFolder, how: How, *, by: str, reason: str) -> None:

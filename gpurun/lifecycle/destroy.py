@@ -10,6 +10,7 @@ from gpurun.core.errors import MayBeBilling, SetupError
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.duplicates import incident, living, once
 from gpurun.providers.base import Provider, Rejected, Unknown
 
 PATIENCE_S = 300.0
@@ -36,7 +37,11 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure else state.stop or state.outcome or "lease"
     yield Event.DESTROY_INTENDED, {"id": identifier, "token": state.token, "reason": reason}
-    yield from end(context.provider, context.clock, identifier, state.token, run=state.run)
+    for event, data in end(context.provider, context.clock, identifier, state.token, run=state.run):
+        if event is Event.INCIDENT:
+            yield from once((event, data), context)
+        else:
+            yield event, data
 
 
 def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: str) -> Iterator[Note]:
@@ -46,14 +51,17 @@ def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: s
     """
     readings: list[Reading] = []
     attempt, answer, asked_s = 0, "nothing was asked yet", float("-inf")
+    started = clock.monotonic()
     for elapsed in ticks(clock, provider.traits.poll_s, PATIENCE_S):
         if not readings and elapsed - asked_s >= ASK_AGAIN_S:
             attempt, asked_s = attempt + 1, elapsed
-            answer = _ask(provider, identifier, token)
+            answer, others = _ask(provider, identifier, token)
+            yield from map(incident, others)
             yield Event.DESTROY_ASKED, {"id": identifier, "attempt": attempt, "answer": answer}
         if readings and elapsed - readings[-1].at_s < _gap_s(provider):
             continue
-        reading = _look(provider, identifier, token, elapsed)
+        # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
+        reading = _look(provider, identifier, token, round(clock.monotonic() - started, 3))
         if not reading.gone:
             if readings:  # It was seen gone and is there again: all proof so far is void, and it is asked at once.
                 readings, asked_s = [], float("-inf")
@@ -71,17 +79,19 @@ def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: s
     )
 
 
-def _ask(provider: Provider, identifier: str, token: str) -> str:
-    """Request the end of the instance and of any other that bears the token; say what was answered."""
+def _ask(provider: Provider, identifier: str, token: str) -> tuple[str, list[Instance]]:
+    """Request the end of the instance and of any other that bears the token; the answer in words, and the others."""
+    others: list[Instance] = []
     try:
-        wanted = {one.id for one in provider.find(token) if one.token == token}
-        wanted |= {identifier} if identifier else set()
-        for one in sorted(wanted):
-            provider.destroy(one)
+        found = living(provider.find(token), token)
+        others = [one for one in found if identifier and one.id != identifier]
+        wanted = {one.id for one in found} | ({identifier} if identifier else set())
+        for name in sorted(wanted):
+            provider.destroy(name)
     except (Unknown, Rejected, SetupError) as error:
         # A key that was revoked in mid-run is no reason to stop asking: it may be restored, and the lease is watched.
-        return f"no clear answer: {error}"
-    return f"asked {', '.join(sorted(wanted)) or 'nobody: none bears the token'}"
+        return f"no clear answer: {error}", others
+    return f"asked {', '.join(sorted(wanted)) or 'nobody: none bears the token'}", others
 
 
 def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Reading:
@@ -89,10 +99,11 @@ def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Readi
     try:
         listed = provider.find(token)
         one = provider.read(identifier) if identifier else None
-    except (Unknown, SetupError) as error:
+    except (Unknown, Rejected, SetupError) as error:
         return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
     answer = digest_of([_plain(one), [_plain(other) for other in listed]])
-    return Reading(at_s, one.state if one else InstanceState.GONE, listed=bool(listed), answer_sha256=answer)
+    alive = any(other.state is not InstanceState.GONE for other in listed)  # Some clouds list their dead for an hour.
+    return Reading(at_s, one.state if one else InstanceState.GONE, listed=alive, answer_sha256=answer)
 
 
 def _plain(instance: Instance | None) -> object:

@@ -12,6 +12,7 @@ import logging
 import platform
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 from gpurun import __version__
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, SetupError, StoreFull
@@ -34,6 +35,7 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
 }
 
 PAUSE_S = 3.0
+_WORKING = (Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
 
 
 class Driver:
@@ -45,6 +47,16 @@ class Driver:
 
     def drive(self) -> ExitCode:
         """Do steps until the run is closed; a run that cannot be proven gone ends in MayBeBilling, unclosed."""
+        try:
+            return self._drive()
+        except MayBeBilling:
+            raise
+        except GpurunError as error:
+            if not self._state().may_be_billing:
+                raise
+            raise self._still_there(error) from error
+
+    def _drive(self) -> ExitCode:
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             self._journal.append(Event.RUN_OPENED, self._opening())
         while True:
@@ -58,26 +70,31 @@ class Driver:
             self._do(step, state)
 
     def _heard(self) -> RunState:
-        """The state, once the user's wish has been recorded."""
-        state = replay(self._context.plan.run, self._journal.records)
+        """The state, once the user's wish and the end of the lease have been recorded."""
+        state = self._state()
         wish = read_wish(self._context.folder)
-        if wish is None or not self._context.wants_stop(state) or state.phase in (Phase.SETTLED, Phase.CLOSED):
-            return state
-        self._journal.append(Event.STOP_REQUESTED, {"how": wish.how, "by": wish.by, "reason": wish.reason})
+        if wish is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
+            self._record(Event.STOP_REQUESTED, {"how": wish.how, "by": wish.by, "reason": wish.reason})
+            state = self._state()
+        if state.phase in _WORKING and state.stop != "destroy" and self._context.seconds_left(state) <= 0:
+            # On record, so that neither a clock set back nor a crash lets the run go on or calls it done.
+            self._record(Event.STOP_REQUESTED, {"how": "destroy", "by": "lease", "reason": "the lease is over"})
+        return self._state()
+
+    def _state(self) -> RunState:
         return replay(self._context.plan.run, self._journal.records)
 
     def _do(self, step: Step, state: RunState) -> None:
         """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
         try:
             for event, data in STEPS[step](state, self._context):
-                self._record(state, event, data)
+                self._record(event, data)
         except StopWanted:
             return
         except StoreFull as error:
-            self._pause(state, error)
+            self._pause(error)
         except MayBeBilling as error:
-            self._record(state, Event.INCIDENT, {"code": error.code, "message": f"{error.what} {error.hint}"})
-            raise
+            self._give_up(error)
         except GpurunError as error:
             self._failed(step, state, error)
         except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
@@ -86,32 +103,48 @@ class Driver:
             hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
             self._failed(step, state, GpurunError("bug", what, hint=hint))
 
-    def _record(self, state: RunState, event: Event, data: Mapping[str, object]) -> None:
+    def _record(self, event: Event, data: Mapping[str, object]) -> None:
         """Append; while an instance lives and this disk is full, wait for room as long as its lease lasts."""
         while True:
             try:
                 self._journal.append(event, data)
                 return
             except SetupError as error:
-                if error.code != "disk.full" or not state.token or self._context.seconds_left(state) <= 0:
+                state = self._state()
+                if error.code != "disk.full" or not state.may_be_billing or self._context.seconds_left(state) <= 0:
                     raise
                 logging.error("%s %s", error.what, error.hint)
                 self._context.clock.sleep(PAUSE_S)
 
-    def _pause(self, state: RunState, error: StoreFull) -> None:
+    def _pause(self, error: StoreFull) -> None:
         """Say once that this disk is full, wait a little, and let the same step be tried again."""
         told = {"code": error.code, "message": f"{error.what} {error.hint}"}
         last = self._journal.records[-1]
         if last.event is not Event.INCIDENT or last.data != told:
-            self._record(state, Event.INCIDENT, told)
+            self._record(Event.INCIDENT, told)
         self._context.clock.sleep(PAUSE_S)
 
-    def _failed(self, step: Step, state: RunState, error: GpurunError) -> None:
-        """Record a failure; a failing way out is not survived here, since nothing comes after it."""
-        if step in (Step.DESTROY, Step.SETTLE):
+    def _failed(self, step: Step, before: RunState, error: GpurunError) -> None:
+        """Record a failure. Where the next step would be the same one again, it is told instead of tried for ever."""
+        if step is Step.SETTLE:
             raise error
+        if step is Step.DESTROY:
+            self._give_up(self._still_there(error))
         record = {"step": str(step), **error.as_record(), "exit_code": int(error.exit_code)}
-        self._record(state, Event.STEP_FAILED, record)
+        self._record(Event.STEP_FAILED, record)
+        if before.phase is Phase.CREATING and self._state().phase is Phase.CREATING:
+            self._give_up(self._still_there(error))
+
+    def _give_up(self, error: MayBeBilling) -> NoReturn:
+        """End this attempt to drive the run: the run stays open and red, and the next one goes on from here."""
+        self._record(Event.INCIDENT, {"code": error.code, "message": f"{error.what} {error.hint}"})
+        raise error
+
+    def _still_there(self, error: GpurunError) -> MayBeBilling:
+        """The same error, with the code that outranks all others: something that was asked for is not proven gone."""
+        run, by_hand = self._context.plan.run, self._context.provider.traits.console_url
+        hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
+        return MayBeBilling(error.code, error.what, hint=hint)
 
     def _opening(self) -> dict[str, object]:
         """What the run was opened with, by digest."""

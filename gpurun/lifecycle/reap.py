@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import MayBeBilling
+from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
 from gpurun.core.model import Instance
-from gpurun.core.paths import Home
+from gpurun.core.paths import RUN_NAME, Home
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.base import Provider
+from gpurun.providers.base import Provider, Unknown
 
 Fate = Literal["owned", "within lease", "overdue", "destroyed", "not proven gone"]
 
@@ -33,15 +33,27 @@ class Orphan:
 def sweep(
     providers: list[Provider], home: Home, clock: Clock, *, destroy_all: bool, older_than_s: float, look_only: bool
 ) -> Iterator[Orphan]:
-    """Look at every provider; end what is past its deadline, or with `destroy_all` whatever no supervisor here owns."""
+    """Look at every provider; end what is past its deadline, or with `destroy_all` whatever no supervisor here owns.
+
+    A provider that does not answer is MayBeBilling, raised once all the others have been swept.
+    """
+    silent: list[str] = []
     for provider in providers:
-        for instance in provider.find(None):
+        try:
+            found = provider.find(None)
+        except (Unknown, SetupError) as error:
+            silent.append(f"{provider.name} ({error})")
+            continue
+        for instance in found:
             orphan = _judge(instance, home, clock)
             doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
             if doomed and orphan.age_s >= older_than_s and not look_only:
                 yield _end(orphan, provider, home, clock)
             else:
                 yield orphan
+    if silent:
+        what = f"What exists could not be seen at {', '.join(silent)}."
+        raise MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers, or look by hand.")
 
 
 def _judge(instance: Instance, home: Home, clock: Clock) -> Orphan:
@@ -49,29 +61,43 @@ def _judge(instance: Instance, home: Home, clock: Clock) -> Orphan:
     now = clock.wall()
     overdue_s = now - instance.deadline_wall if instance.deadline_wall is not None else 0.0
     age_s = now - instance.created_wall if instance.created_wall is not None else 0.0
-    if instance.run and holder_of(home.run(instance.run).lock) is not None:
+    if RUN_NAME.fullmatch(instance.run) and holder_of(home.run(instance.run).lock) is not None:
         return Orphan(instance, "owned", overdue_s, age_s)
     return Orphan(instance, "overdue" if overdue_s > 0 else "within lease", overdue_s, age_s)
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
-    """End it through its own journal where that is here, so that it gets its receipt; else by its token alone."""
+    """End it through its own journal where that can be, so that it gets its receipt; else by its token alone."""
     instance = orphan.instance
     try:
-        if _is_ours(instance, home):
-            wish(home.run(instance.run), "destroy", by="user", reason="reaped")
-            supervise(home, instance.run, clock)
-        else:
+        if not _ends_by_its_journal(instance, home, clock):
             for _ in end(provider, clock, instance.id, instance.token, run=instance.run):
                 pass
-    except MayBeBilling:
+    except (MayBeBilling, RunHeld):
         return Orphan(instance, "not proven gone", orphan.overdue_s, orphan.age_s)
     return Orphan(instance, "destroyed", orphan.overdue_s, orphan.age_s)
 
 
-def _is_ours(instance: Instance, home: Home) -> bool:
-    """Whether this home has the journal that asked for the instance."""
-    if not instance.run or not home.run(instance.run).plan.exists():
+def _ends_by_its_journal(instance: Instance, home: Home, clock: Clock) -> bool:
+    """Drive the run to its end if this home has its journal; False when that cannot be, for whatever reason."""
+    if not _is_ours(instance, home):
         return False
-    sight = look(home, instance.run)
-    return sight.damage is None and sight.state.token == instance.token
+    try:
+        wish(home.run(instance.run), "destroy", by="user", reason="reaped")
+        supervise(home, instance.run, clock)
+    except (MayBeBilling, RunHeld):
+        raise
+    except GpurunError:
+        return False  # Its receipt must wait; the instance must not.
+    return True
+
+
+def _is_ours(instance: Instance, home: Home) -> bool:
+    """Whether this home has the journal that asked for the instance, and that journal still has to see it end."""
+    if not RUN_NAME.fullmatch(instance.run) or not home.run(instance.run).plan.exists():
+        return False
+    try:
+        sight = look(home, instance.run)
+    except GpurunError:
+        return False
+    return sight.damage is None and sight.state.token == instance.token and sight.state.may_be_billing

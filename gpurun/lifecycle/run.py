@@ -17,7 +17,7 @@ from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.machine.answers import Status
-from gpurun.machine.base import MachineLost
+from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide, Poll
 
 POLL_S = 0.5
@@ -64,6 +64,12 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
                 return
             context.clock.sleep(POLL_S)
             continue
+        except FarRefusal:
+            # One answer that makes no sense (it was short of memory, say) ends no training; a minute of them does.
+            if context.clock.monotonic() - beat_mono > SILENCE_S:
+                raise
+            context.clock.sleep(POLL_S)
+            continue
         if _is_behind(poll):
             continue
         if poll.status.state == "exited":
@@ -80,8 +86,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _job(state: RunState, context: Context) -> dict[str, Any]:
     """What the agent is to run and until when; the trainer is told to save early enough to bring it home."""
     plan, lease = context.plan, context.plan.lease
-    deadline = context.clock.wall() + context.seconds_left(state)
-    hard_stop_wall = deadline - lease.destroy_s - lease.collect_s
+    hard_stop_wall = context.clock.wall() + context.seconds_left(state) - lease.collect_s
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
     if plan.processes > 1:
@@ -119,8 +124,8 @@ def _copy(far: FarSide, context: Context) -> Poll:
 
 
 def _is_behind(poll: Poll) -> bool:
-    """Whether the far files hold more than what has come; the end is not believed before all of it is here."""
-    return any(chunk.offset + len(chunk.data) < chunk.size for chunk in poll.chunks.values())
+    """Whether more than has come is to be had at once; the end is not believed before all of it is here."""
+    return any(chunk.data and chunk.offset + len(chunk.data) < chunk.size for chunk in poll.chunks.values())
 
 
 def _size(path: Path) -> int:

@@ -19,9 +19,14 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     limit_s = context.plan.lease.ship_s
+
+    def left_s() -> float:
+        """One try takes no longer than what is left for all of them."""
+        return max(1.0, min(started + limit_s - context.clock.monotonic(), context.seconds_left(state)))
+
     # A new Pack each time: it is read once, while it is sent.
     arrived = context.patiently(
-        state, limit_s, lambda: far.unpack(Pack(seen), on_progress=lambda sent: context.heed(state), timeout_s=limit_s)
+        state, limit_s, lambda: far.unpack(Pack(seen), on_progress=lambda sent: context.heed(state), timeout_s=left_s())
     )
     seconds = round(context.clock.monotonic() - started, 3)
     yield Event.SHIP_OBSERVED, {**arrived.model_dump(mode="json"), "seconds": seconds}

@@ -74,7 +74,7 @@ def exit_code_of(state: RunState) -> ExitCode:
         return ExitCode(int(state.failure["exit_code"]))
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
-    if state.outcome == "stopped" and state.reason == "lease":
+    if state.reason == "lease":
         return ExitCode.BUDGET_STOP
     if state.stop and not state.outcome:
         return ExitCode.INTERRUPTED
@@ -115,7 +115,23 @@ def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
 
 def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:
     how = str(record.data["how"])
-    return {"stop": how if STRENGTH[how] > STRENGTH[state.stop] else state.stop}
+    stop = how if STRENGTH[how] > STRENGTH[state.stop] else state.stop
+    return {"stop": stop, "reason": "lease" if record.data["by"] == "lease" else state.reason}
+
+
+def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
+    """What did not come home is a failure by this record alone, so that a crash right after it makes no success."""
+    missing = record.data.get("missing")
+    if not missing:
+        return {"phase": Phase.COLLECTED}
+    failure = {
+        "step": str(Step.COLLECT),
+        "code": "collect.missing",
+        "message": f"{len(missing)} of the files that the instance announced did not come home.",
+        "hint": "What was verified is in artifacts/; the receipt names it.",
+        "exit_code": int(ExitCode.COLLECT_FAILED),
+    }
+    return {"phase": Phase.COLLECTED, "failure": failure}
 
 
 def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
@@ -145,7 +161,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.TRAIN_STARTED: _to(Phase.TRAINING),
     Event.TRAIN_OBSERVED: _train_observed,
     Event.STOP_REQUESTED: _stop_requested,
-    Event.COLLECT_OBSERVED: _to(Phase.COLLECTED),
+    Event.COLLECT_OBSERVED: _collect_observed,
     Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
     Event.DEATH_PROVEN: _death_proven,
     Event.STEP_FAILED: _step_failed,

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.crashpoint import crashpoint
@@ -106,10 +107,7 @@ class LocalProvider:
         """What the folder and the process table say."""
         folder = self._of(instance_id)
         crashpoint("before local.read")
-        try:
-            facts = json.loads((folder / INSTANCE_FILE).read_bytes())
-        except FileNotFoundError:
-            facts = {}
+        facts = _facts_in(folder)
         alive = processes_of(instance_id)
         if facts:
             state = InstanceState.RUNNING if facts["guard"] in alive else InstanceState.STOPPED
@@ -162,3 +160,17 @@ class LocalProvider:
         if not self._folder.is_dir():
             return set()
         return {name for name in os.listdir(self._folder) if _TOKEN.fullmatch(name)}
+
+
+def _facts_in(folder: Path) -> dict[str, Any]:
+    """What the guard wrote down; nothing when that was never there, or is no longer what a guard writes."""
+    try:
+        facts = json.loads((folder / INSTANCE_FILE).read_bytes())
+        return {
+            "run": str(facts["run"]),
+            "guard": int(facts["guard"]),
+            "created_wall": float(facts["created_wall"]),
+            "deadline_wall": float(facts["deadline_wall"]),
+        }
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}

@@ -52,10 +52,11 @@ def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None
         if clock.wall() >= deadline_wall or clock.monotonic() >= deadline_mono:
             with contextlib.suppress(OSError):  # The folder may be going away; the killing must go on.
                 (folder / EXPIRED_FILE).touch()
-            while kill_all(token):
-                clock.sleep(0.05)
-            return
+            break
         clock.sleep(PERIOD_S)
+    # A folder that is gone means the same: whoever removed it may have died before it killed anybody.
+    while kill_all(token):
+        clock.sleep(0.05)
 
 
 if __name__ == "__main__":

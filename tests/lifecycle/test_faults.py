@@ -1,0 +1,467 @@
+"""The fault matrix of the spine: what a cloud, an instance or a clock can do between "asked" and "proven gone".
+
+Every row runs in virtual time on a cloud with a meter of its own. Whatever happens, `kept` holds: nothing is left
+without being told, nothing costs more than the cap, and no receipt says less than the meter.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
+from gpurun.core.model import InstanceState
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event, Phase
+from gpurun.ledger.audit import audit
+from gpurun.lifecycle.control import read_wish, wish
+from gpurun.lifecycle.reap import sweep
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.providers.base import Unknown
+from tests.lifecycle.scripted_cloud import LEASE, World
+
+REVOKED = SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")
+SILENT = Unknown("504 Gateway Timeout")
+GONE, RUNNING = InstanceState.GONE, InstanceState.RUNNING
+
+
+@pytest.fixture
+def world(own: Home) -> World:
+    return World(own)
+
+
+def receipt_of(world: World) -> dict[str, Any]:
+    statement = json.loads(base64.b64decode(json.loads(world.folder.receipt.read_bytes())["payload"]))
+    predicate: dict[str, Any] = statement["predicate"]
+    return predicate
+
+
+def ended(world: World) -> bool:
+    """The run is closed, nothing lives, the meter kept to the cap, and the receipt says no less than the meter."""
+    assert world.state.phase is Phase.CLOSED
+    assert world.cloud.alive == []
+    assert world.cloud.metered() <= (world.plan.cap_micros or 0)
+    assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
+    return True
+
+
+def kept(world: World) -> bool:
+    """The same, and the audit finds nothing wrong with any of it."""
+    assert [row.problems for row in audit(world.home).rows] == [()]
+    return ended(world)
+
+
+def test_a_paid_run_trains_comes_home_and_costs_what_its_receipt_says(world: World) -> None:
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+# plan
+
+
+def test_a_worst_case_over_the_cap_asks_for_nothing(world: World) -> None:
+    world.folder.plan.write_text(world.plan.model_copy(update={"cap_micros": usd("0.01")}).to_json())
+    assert world.drive() is ExitCode.NO_OFFER
+    assert world.cloud.created == 0
+
+
+# provision
+
+
+@pytest.mark.parametrize("place", ["before create", "after create"])
+def test_killed_around_the_send_there_is_one_instance_in_the_end(world: World, place: str) -> None:
+    world.cloud.killing = place
+    assert world.drive() == "killed"
+    assert world.state.may_be_billing
+    assert world.drive() is ExitCode.DONE
+    assert len(world.cloud.boxes) == 1
+    assert kept(world)
+
+
+@pytest.mark.parametrize("how", ["made, answer lost", "made, answer of another"])
+@pytest.mark.parametrize("list_lag_s", [0.0, 100.0])
+def test_an_answer_that_is_lost_or_strange_is_looked_up_and_adopted(world: World, how: str, list_lag_s: float) -> None:
+    world.cloud.creates, world.cloud.list_lag_s = [how], list_lag_s
+    assert world.drive() is ExitCode.DONE
+    assert (world.cloud.created, len(world.cloud.boxes)) == (1, 1)
+    assert kept(world)
+
+
+@pytest.mark.parametrize("how", ["made, answer broken", "made, key revoked"])
+def test_a_create_that_fails_after_making_is_looked_up_and_destroyed(world: World, how: str) -> None:
+    world.cloud.creates = [how]
+    assert world.drive() in (ExitCode.BUG, ExitCode.SETUP)
+    assert len(world.cloud.boxes) == 1
+    assert kept(world)
+
+
+def test_a_request_that_was_dropped_is_sent_again_only_after_two_minutes_of_steady_lists(world: World) -> None:
+    world.cloud.creates = ["dropped"]
+    assert world.drive() is ExitCode.DONE
+    intents = [record for record in world.records if record.event is Event.CREATE_INTENDED]
+    assert intents[1].mono - intents[0].mono >= world.cloud.traits.settle_s
+    assert kept(world)
+
+
+def test_one_clear_list_after_silence_is_not_two_minutes_of_absence(world: World) -> None:
+    world.cloud.creates, world.cloud.list_lag_s = ["made, answer lost"], 200.0
+    world.cloud.broken["find"] = SILENT
+    real_sleep = world.clock.sleep
+
+    def sleep(seconds: float) -> None:
+        real_sleep(seconds)
+        if world.clock.monotonic() > 118:
+            world.cloud.broken.clear()
+
+    world.clock.sleep = sleep  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert world.cloud.created == 1, "the list was steady for two seconds when its two minutes were over"
+    assert kept(world)
+
+
+@pytest.mark.parametrize("error", [SILENT, REVOKED, KeyError("items")])
+def test_who_cannot_look_stays_red_and_goes_on_when_it_can(world: World, error: Exception) -> None:
+    world.cloud.creates, world.cloud.broken["find"] = ["made, answer lost"], error
+    assert isinstance(world.drive(), str)
+    assert world.state.may_be_billing
+    assert world.records[-1].event is Event.INCIDENT
+    world.cloud.broken.clear()
+    assert world.drive() in (ExitCode.DONE, ExitCode.BUG)
+    assert len(world.cloud.boxes) == 1
+    assert kept(world)
+
+
+@pytest.mark.parametrize("how", ["no capacity", "rejected"])
+def test_a_definite_no_costs_nothing(world: World, how: str) -> None:
+    world.cloud.creates = [how]
+    assert world.drive() is ExitCode.NO_OFFER
+    assert world.cloud.metered() == 0
+    assert kept(world)
+
+
+def test_of_two_instances_for_one_token_the_second_ends_before_anything_is_shipped(world: World) -> None:
+    world.cloud.creates = ["made twice"]
+    ends: list[int] = []
+    world.far.during = lambda: ends.append(len(world.cloud.alive))
+    assert world.drive() is ExitCode.DONE
+    assert set(ends) == {1}, "no second machine is paid for while the first one trains"
+    assert world.cloud.boxes[0].died_s != world.cloud.boxes[1].died_s
+    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["create.duplicate"]
+    assert receipt_of(world)["cost"]["rentals"][0]["machines"] == 2
+    assert kept(world)
+
+
+@pytest.mark.parametrize("verb", ["create", "read"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_higher_rate_is_refused_whenever_it_is_told(world: World, verb: str, killed: bool) -> None:
+    world.cloud.rate = usd(3)
+    world.cloud.told_rate = lambda asked: usd(3) if verb in (asked, "create") or asked == "find" else None
+    world.cloud.killing = "after create" if killed else ""
+    if killed:
+        assert world.drive() == "killed"
+    assert world.drive() is ExitCode.NO_OFFER
+    assert not world.all_of(Event.SHIP_INTENDED)
+    assert kept(world)
+
+
+def test_killed_right_after_a_higher_rate_was_recorded_it_is_still_refused(world: World) -> None:
+    world.cloud.rate, world.cloud.told_rate = usd(3), lambda verb: usd(3)
+    world.cloud.killing = "before find"  # The first call after create.observed.
+    world.drive()
+    world.drive()
+    assert world.state.exit_code == ExitCode.NO_OFFER
+    assert not world.all_of(Event.SHIP_INTENDED)
+    assert kept(world)
+
+
+def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
+    world.cloud.gpu = "T4"
+    assert world.drive() is ExitCode.NO_OFFER
+    assert (world.state.failure or {})["code"] == "gpu.other"
+    assert kept(world)
+
+
+def test_an_agent_that_never_answers_is_given_up_within_the_boot_limit(world: World) -> None:
+    world.far.broken["hello"] = MachineLost("refused")
+    assert world.drive() is ExitCode.NO_OFFER
+    assert world.clock.monotonic() < LEASE.boot_s + 60
+    assert kept(world)
+
+
+# ship and run
+
+
+def test_a_line_that_breaks_while_shipping_is_tried_again(world: World) -> None:
+    world.far.broken = {"unpack": FarRefusal("cut_stream", "cut"), "start": FarRefusal("busy", "held")}
+    world.far.broken_times = {"unpack": 2, "start": 2}
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+def test_one_answer_that_makes_no_sense_ends_no_training(world: World) -> None:
+    world.far.broken, world.far.broken_times = {"poll": FarRefusal("broken", "out of memory")}, {"poll": 5}
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+def test_an_agent_that_answers_nonsense_for_ever_is_left_after_a_minute_and_what_there_is_comes_home(
+    world: World,
+) -> None:
+    world.far.broken["poll"] = FarRefusal("nonsense", "what?")
+    assert isinstance(world.drive(), ExitCode)
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_a_far_file_that_claims_to_be_longer_than_it_gives_holds_nobody_up(world: World) -> None:
+    world.far.behind = 1000
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+def test_unreachable_for_a_while_is_not_dead_even_when_one_read_says_gone(world: World) -> None:
+    world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
+    world.far.during = lambda: world.cloud.reads.extend([GONE] * (not world.cloud.reads))
+    assert world.drive() is ExitCode.DONE
+    assert world.state.outcome == "done"
+    assert kept(world)
+
+
+def test_a_key_that_is_revoked_while_the_line_is_down_ends_no_training(world: World) -> None:
+    world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
+
+    def revoke_for_a_while() -> None:
+        world.cloud.broken = {"read": REVOKED} if world.far.polls <= 5 else {}
+
+    world.far.during = revoke_for_a_while
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+def test_lost_for_ever_but_running_it_is_destroyed_by_its_deadline_and_not_called_done(world: World) -> None:
+    world.far.broken["poll"] = MachineLost("no route")
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert kept(world)
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_wall_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World, jump_s: float) -> None:
+    world.far.train_s = 1e9
+    world.far.during = lambda: world.clock.jump_wall(jump_s) if world.far.polls == 3 else None
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert ended(world)
+
+
+@pytest.mark.parametrize("place", ["far.unpack", "far.poll", "far.manifest"])
+def test_a_laptop_that_sleeps_past_the_deadline_destroys_at_once_and_says_7(world: World, place: str) -> None:
+    world.cloud.killing = f"before {place}"
+    assert world.drive() == "killed"
+    world.clock.sleep(4 * 3600)
+    world.cloud.boxes[0].died_s = LEASE.total_s  # The agent's own timer.
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert ended(world)
+
+
+def test_once_over_the_lease_stays_over_though_the_clock_is_set_back(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    world.clock.jump_wall(3600)
+    world.cloud.killing = "before destroy"
+    assert world.drive() == "killed"
+    world.clock.jump_wall(-3600)
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert ended(world)
+
+
+@pytest.mark.parametrize("place", ["create", "far.hello", "far.unpack", "far.start", "far.poll", "far.manifest"])
+@pytest.mark.parametrize("how", ["save", "now", "destroy"])
+def test_a_stop_is_heard_in_every_phase(world: World, place: str, how: Any) -> None:
+    world.cloud.killing = f"before {place}"
+    assert world.drive() == "killed"
+    wish(world.folder, how, by="user", reason="test")
+    assert world.drive() in (ExitCode.INTERRUPTED, ExitCode.DONE)
+    assert kept(world)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"how": "banana", "by": "x", "reason": ""}', b"\0\0\0"])
+def test_a_control_file_that_cannot_be_understood_stops_the_run_mildly(world: World, content: bytes) -> None:
+    world.far.train_s = 1e9
+    world.far.during = lambda: world.folder.control.write_bytes(content) if world.far.polls == 3 else None
+    assert world.drive() is ExitCode.DONE
+    assert world.state.outcome == "stopped"
+    assert len(world.at_home) == 3
+    wish(world.folder, "destroy", by="user", reason="a stronger wish replaces it")
+    assert getattr(read_wish(world.folder), "how", "") == "destroy"
+    assert kept(world)
+
+
+# collect
+
+
+def test_one_file_that_is_refused_takes_no_other_with_it(world: World) -> None:
+    world.far.broken["get checkpoints/000020.model.safetensors"] = FarRefusal("no_such_file", "gone")
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert len(world.all_of(Event.COLLECT_OBSERVED)[0]["files"]) == len(world.at_home) == 2
+    assert kept(world)
+
+
+def test_what_came_home_before_the_line_was_lost_is_on_the_receipt(world: World) -> None:
+    world.far.broken["get checkpoints/000030.model.safetensors"] = MachineLost("no route")
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert len(world.all_of(Event.COLLECT_OBSERVED)[0]["files"]) == 2
+    assert kept(world)
+
+
+def test_killed_right_after_an_incomplete_collect_the_run_is_no_success(world: World) -> None:
+    world.far.broken["get checkpoints/000020.model.safetensors"] = FarRefusal("no_such_file", "gone")
+    world.cloud.killing = "before find"
+    assert world.drive() == "killed"
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert kept(world)
+
+
+def test_a_hostile_manifest_brings_nothing_home_and_is_exit_11(world: World) -> None:
+    world.far.broken["manifest"] = FarRefusal("bad_manifest", "../x")
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert world.at_home == set()
+    assert kept(world)
+
+
+def test_an_instance_that_gives_a_byte_a_minute_cannot_hold_on_to_its_lease(world: World) -> None:
+    world.far.get_s, world.far.get_most = 60.0, 1
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s + LEASE.kill_allowance_s
+    assert kept(world)
+
+
+# destroy
+
+
+def test_a_destroy_that_says_ok_and_does_nothing_is_asked_again(world: World) -> None:
+    world.cloud.deaf_destroys = 3
+    assert world.drive() is ExitCode.DONE
+    assert len(world.all_of(Event.DESTROY_ASKED)) == 4
+    assert kept(world)
+
+
+def test_an_instance_that_does_not_die_is_red_after_five_minutes_and_ends_with_the_next_command(world: World) -> None:
+    world.cloud.deaf_destroys = 1000
+    assert world.drive() == "destroy.not_gone"
+    assert world.state.may_be_billing
+    assert not world.folder.receipt.exists()
+    world.cloud.deaf_destroys = 0
+    assert world.drive() is ExitCode.DONE
+    assert world.cloud.alive == []
+
+
+def test_an_instance_that_comes_back_voids_the_proof(world: World) -> None:
+    world.cloud.reads = []
+    world.cloud.deaf_destroys = 1
+    world.cloud.broken.clear()
+    real_destroy = world.cloud.destroy
+
+    def destroy(instance_id: str) -> None:
+        world.cloud.reads = [GONE, GONE, RUNNING]
+        real_destroy(instance_id)
+        world.cloud.destroy = real_destroy  # type: ignore[method-assign]
+
+    world.cloud.destroy = destroy  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+@pytest.mark.parametrize("error", [SILENT, REVOKED, KeyError("state")])
+@pytest.mark.parametrize("verb", ["find", "read", "destroy"])
+def test_a_provider_that_fails_while_destroying_leaves_the_run_red_not_closed(
+    world: World, verb: str, error: Exception
+) -> None:
+    world.cloud.killing = "before destroy"
+    assert world.drive() == "killed"
+    world.cloud.broken[verb] = error
+    assert isinstance(world.drive(), str)
+    assert world.state.may_be_billing
+    assert world.records[-1].event is Event.INCIDENT
+    world.cloud.broken.clear()
+    assert world.drive() is ExitCode.DONE
+    assert world.cloud.alive == []
+
+
+def test_an_asking_that_takes_long_is_no_part_of_the_proof(world: World) -> None:
+    real_destroy = world.cloud.destroy
+
+    def slow(instance_id: str) -> None:
+        real_destroy(instance_id)
+        world.clock.sleep(40)
+
+    world.cloud.destroy = slow  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    reads = [record.mono for record in world.records if record.event is Event.DEATH_READ]
+    assert reads[-1] - reads[0] >= world.cloud.traits.death_spread_s
+
+
+def test_a_second_instance_that_shows_only_at_the_end_is_ended_and_is_on_the_receipt(world: World) -> None:
+    world.cloud.creates = ["made twice"]
+    world.cloud.list_lag_s = 70.0
+    assert world.drive() is ExitCode.DONE
+    assert receipt_of(world)["cost"]["rentals"][0]["machines"] == 2
+    assert ended(world)
+
+
+def test_killed_in_the_middle_of_destroying_it_asks_again(world: World) -> None:
+    world.cloud.killing = "after destroy"
+    assert world.drive() == "killed"
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+# reap
+
+
+def reaped(world: World) -> list[str]:
+    found = sweep([world.cloud], world.home, world.clock, destroy_all=True, older_than_s=0.0, look_only=False)
+    return [orphan.fate for orphan in found]
+
+
+def test_an_instance_of_a_closed_run_that_lives_again_is_really_ended(world: World) -> None:
+    assert world.drive() is ExitCode.DONE
+    world.cloud.boxes[0].died_s = None
+    assert reaped(world) == ["destroyed"]
+    assert world.cloud.alive == []
+
+
+@pytest.mark.parametrize("file", ["plan", "request"])
+def test_an_instance_whose_run_cannot_be_read_is_ended_by_its_token(world: World, file: str) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    getattr(world.folder, file).write_text("{}")
+    if file == "request":
+        world.folder.journal.unlink()
+    assert reaped(world) == ["destroyed"]
+    assert world.cloud.alive == []
+
+
+def test_a_strange_run_name_on_a_machine_stops_no_sweep(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    box = world.cloud.boxes[0]
+    box.order = box.order.model_copy(update={"run": "../../etc"})
+    assert reaped(world) == ["destroyed"]
+
+
+def test_a_silent_provider_keeps_no_other_from_being_swept(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    world.folder.plan.unlink()
+    silent = World(Home(world.home.root / "other")).cloud
+    silent.broken["find"] = SILENT
+    clouds = [silent, world.cloud]
+    with pytest.raises(MayBeBilling):
+        list(sweep(clouds, world.home, world.clock, destroy_all=True, older_than_s=0.0, look_only=False))
+    assert world.cloud.alive == []
