@@ -141,20 +141,25 @@ def run_reap(
     """Sweep the providers; exit 9 when something that should be gone is not proven gone."""
     chosen = [open_provider(name, session.home, session.clock) for name in providers or PROVIDERS]
     age_s = _age(older_than)
-    found = list(
-        sweep(chosen, session.home, session.clock, destroy_all=destroy, older_than_s=age_s, look_only=look_only)
-    )
+    found: list[Orphan] = []
+    silent: MayBeBilling | None = None
+    try:
+        swept = sweep(chosen, session.home, session.clock, destroy_all=destroy, older_than_s=age_s, look_only=look_only)
+        for orphan in swept:
+            found.append(orphan)
+    except MayBeBilling as error:  # A provider did not answer; what the others said is told all the same.
+        silent = error
     rows = [_orphan_row(orphan) for orphan in found]
     alive = [orphan for orphan in found if orphan.fate in ("overdue", "not proven gone")]
     code = ExitCode.DONE
-    if any(orphan.fate == "not proven gone" for orphan in found) or (use_exit_code and alive):
+    if silent or any(orphan.fate == "not proven gone" for orphan in found) or (use_exit_code and alive):
         code = ExitCode.MAY_BE_BILLING
     data = {
         "asked": [provider.name for provider in chosen],
         "found": [{**orphan.instance.model_dump(mode="json"), "fate": orphan.fate} for orphan in found],
     }
     text = render(reap_table(rows, session.style, now=session.clock.wall()), session.style)
-    return Result(data=data, text=text, exit_code=code)
+    return Result(data=data, text=text, errors=(silent,) if silent else (), exit_code=code)
 
 
 def _orphan_row(orphan: Orphan) -> OrphanRow:

@@ -55,16 +55,25 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str) -> Result:
 def sweep_damaged(session: Session, sight: Sight) -> Result:
     """End what a run with a damaged journal may have left, by its token, with proof, and without writing to it."""
     from gpurun.lifecycle.destroy import end
+    from gpurun.providers.base import Unknown
     from gpurun.providers.registry import open_provider
 
     provider = open_provider(sight.plan.offer.provider, session.home, session.clock)
-    found = [one for one in provider.find(None) if one.run == sight.folder.name]
     try:
-        for one in found:
+        found = [one for one in provider.find(None) if one.run == sight.folder.name]
+    except Unknown as error:
+        what = f"{provider.name} does not say what exists: {error}."
+        silent = MayBeBilling("destroy.cannot_look", what, hint=f"Try again: gpurun destroy {sight.folder.name}")
+        return Result(errors=(silent,), exit_code=silent.exit_code)
+    left: list[MayBeBilling] = []
+    for one in found:
+        try:
             for _ in end(provider, session.clock, one.id, one.token, run=one.run):
                 pass
-    except MayBeBilling as error:
-        return Result(errors=(error,), exit_code=ExitCode.MAY_BE_BILLING)
+        except MayBeBilling as error:
+            left.append(error)
+    if left:
+        return Result(errors=tuple(left), exit_code=ExitCode.MAY_BE_BILLING)
     names = ", ".join(one.id for one in found)
     text = (
         f"Destroyed (proven): {names}" if found else f"Nothing at {provider.name} bears the name {sight.folder.name}."

@@ -18,10 +18,9 @@ _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Ph
 
 
 class Interrupts:
-    """Counts signals instead of dying of them, so that the viewer can answer between two readings."""
+    """Notes signals instead of dying of them, so that the viewer can answer between two readings."""
 
     def __init__(self) -> None:
-        self.count = 0
         self._last: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -37,7 +36,6 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
         self._last = number
 
     def take(self) -> int | None:

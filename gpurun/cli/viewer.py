@@ -30,6 +30,7 @@ class Viewer:
         self._reader = RunReader(folder)
         self._pane = open_pane(session, self._plan, stream=stream)
         self._restarts = 0
+        self._warned_while_destroying = False
 
     def follow(self) -> Result:
         """Show the run until it is closed or left."""
@@ -37,7 +38,7 @@ class Viewer:
             try:
                 while True:
                     number = interrupts.take()
-                    left = self._answer(number, interrupts.count) if number is not None else None
+                    left = self._answer(number) if number is not None else None
                     left = left or self._turn()
                     if left is not None:
                         return left
@@ -63,11 +64,13 @@ class Viewer:
         self._session.clock.sleep(PERIOD_S)
         return None
 
-    def _answer(self, number: int, count: int) -> Result | None:
+    def _answer(self, number: int) -> Result | None:
         """Answer a signal with the terminal given back meanwhile."""
         sight = look(self._session.home, self._folder.name)
-        if sight.state.phase is Phase.DESTROYING and count > 1:
-            return abandoned(sight)
+        if sight.state.phase is Phase.DESTROYING:
+            if self._warned_while_destroying:
+                return abandoned(sight)
+            self._warned_while_destroying = True
         self._pane.close()
         leave = decide(self._session, sight, number, self._on_interrupt)
         self._pane.reopen()
@@ -145,4 +148,7 @@ def _training_failed(sight: Sight) -> GpurunError:
 
 def _gave_up(sight: Sight) -> bool:
     """The supervisor ended on purpose, because it could not prove a death or could not look."""
-    return bool(sight.records) and sight.records[-1].event is Event.INCIDENT and sight.state.may_be_billing
+    if not sight.records or sight.records[-1].event is not Event.INCIDENT:
+        return False
+    code = str(sight.records[-1].data["code"])
+    return sight.state.may_be_billing and code != "create.duplicate" and not code.endswith("disk_full")
