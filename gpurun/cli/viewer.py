@@ -69,7 +69,7 @@ class Viewer:
         sight = look(self._session.home, self._folder.name)
         if sight.state.phase is Phase.DESTROYING:
             if self._warned_while_destroying:
-                return abandoned(sight)
+                return left_while_destroying(sight)
             self._warned_while_destroying = True
         self._pane.close()
         leave = decide(self._session, sight, number, self._on_interrupt)
@@ -89,6 +89,14 @@ def left_running(folder: RunFolder) -> Result:
     """The run goes on without this terminal; the last line is the command to return."""
     after = f"{folder.name} goes on. Come back with: gpurun attach {folder.name}"
     return Result(data={"run": folder.name, "folder": str(folder.path)}, after=after, exit_code=ExitCode.PENDING)
+
+
+def left_while_destroying(sight: Sight) -> Result:
+    """The person would not wait for the proof: its supervisor goes on, and until it is done the machine may bill."""
+    name = sight.folder.name
+    what = f"{name} is still being destroyed, and not proven gone yet; that goes on without this terminal."
+    error = MayBeBilling("run.may_be_billing", what, hint=f"See it end with gpurun attach {name}.")
+    return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 
 def abandoned(sight: Sight) -> Result:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpurun.core.clock import Clock, SystemClock, ticks
-from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.errors import ExitCode, GpurunError, SetupError
 from gpurun.core.model import Instance, Plan
 from gpurun.core.paths import Home, RunFolder
 from gpurun.ledger.durable import require_durable
@@ -60,7 +60,11 @@ def supervise(
 def reach_instance(instance: Instance) -> FarSide:
     """The way to an instance's agent."""
     if instance.address is None or instance.address.kind != "folder":
-        raise NotImplementedError(f"no way to reach {instance.id}")
+        raise SetupError(
+            "machine.no_way",
+            f"This gpurun has no way to reach {instance.id}: it knows only instances on this machine.",
+            hint="Look for a newer gpurun; the instance is being destroyed.",
+        )
     return FarSide(LocalMachine(Path(instance.address.folder), token=instance.token), python=sys.executable)
 
 
