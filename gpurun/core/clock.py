@@ -24,6 +24,10 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
+# On macOS it is the plain one that goes on while the machine sleeps, unlike time.monotonic().
+_COUNTS_SLEEP: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class SystemClock:
     """This machine's clock."""
 
@@ -33,8 +37,7 @@ class SystemClock:
 
     def monotonic(self) -> float:
         """Seconds that never run backwards and count sleep where the kernel can."""
-        boottime = getattr(time, "CLOCK_BOOTTIME", None)
-        return time.clock_gettime(boottime) if boottime is not None else time.monotonic()
+        return time.clock_gettime(_COUNTS_SLEEP)
 
     def sleep(self, seconds: float) -> None:
         """Wait; a wait of nothing returns at once."""

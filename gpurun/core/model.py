@@ -10,7 +10,7 @@ import json
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from gpurun.core.money import Micros
 
@@ -38,14 +38,6 @@ def canonical(data: Any) -> bytes:
 def digest_of(data: Any) -> str:
     """The sha256 (hex) of JSON data in canonical form."""
     return hashlib.sha256(canonical(data)).hexdigest()
-
-
-class Mode(StrEnum):
-    """What kind of run this is: paid for, on this machine, or the free rehearsal of a paid one."""
-
-    PAID = "paid"
-    LOCAL = "local"
-    REHEARSAL = "rehearsal"
 
 
 class InstanceState(StrEnum):
@@ -83,22 +75,12 @@ class GpuNeed(Frozen):
         return f"{self.count}x{self.name}" + (f"-{self.memory_gb}GB" if self.memory_gb else "")
 
 
-class Request(Frozen):
-    """What the user asked for, as typed, before anything was decided."""
-
-    recipe: str
-    overrides: tuple[str, ...] = ()
-    gpu: GpuNeed | None = None
-    max_cost_micros: Micros | None = None
-    providers: tuple[str, ...] = ()
-    region: str | None = None
-    data: str | None = None
-    hours: float | None = None
-    dry_run: bool = False
-
-
 class Offer(Frozen):
-    """One thing that can be rented: a machine type at a price, as seen at a time."""
+    """One thing that can be rented: a machine type at a price, as seen at a time.
+
+    `tier` is the provider's own word for what else is chosen with it (RunPod: secure or community); `spot` may be taken
+    away at any time.
+    """
 
     provider: str
     type_id: str
@@ -112,104 +94,48 @@ class Offer(Frozen):
     price_source: str
     dies_by_itself: str
     arch: str = "x86_64"
+    tier: str = ""
+    spot: bool = False
 
     @property
     def label(self) -> str:
         """`8×A100 80G`, or `cpu`."""
         return f"{self.gpu_count}×{self.gpu} {self.vram_gb}G" if self.gpu_count else "cpu"
 
-
-class Estimate(Frozen):
-    """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on."""
-
-    fits: bool
-    peak_bytes: int
-    micro_batch: int
-    tokens_per_s: tuple[float, float] | None
-    train_s: tuple[float, float] | None
-    basis: str
-
-
-class Lease(Frozen):
-    """The longest that each part of a rental may take; the deadline is their sum after create is sent."""
-
-    boot_s: int
-    ship_s: int
-    train_s: int
-    collect_s: int
-    destroy_s: int
-    kill_allowance_s: int = 60
-
     @property
-    def total_s(self) -> int:
-        """From create sent to destroy done."""
-        return self.boot_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
+    def place(self) -> str:
+        """Where and how it is rented: `us-east-1`, `secure`, `EU-RO-1 community spot`."""
+        words = (self.region if self.region != "any" else "", self.tier, "spot" if self.spot else "")
+        return " ".join(filter(None, words)) or "any"
 
 
-class Candidate(Frozen):
-    """An offer with what it would take and cost to finish there."""
+class RunKeys(Frozen):
+    """The two key pairs of one run, in OpenSSH's form: who may log in, and whom to expect there.
 
-    offer: Offer
-    estimate: Estimate
-    lease: Lease | None
-    expected_micros: Micros | None
-    worst_micros: Micros | None
-    finishes: bool
-    why_not: str = ""
-
-
-class DataSummary(Frozen):
-    """The shards that a run trains on, in `folder`.
-
-    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
+    The host's private key goes to the machine before it boots; the client's never leaves this one.
     """
 
-    folder: str
-    beside: str = ""
-    tokenizer: str
-    tokenizer_sha256: str
-    vocab_size: int
-    train_tokens: int
-    val_tokens: int
-    bytes: int
-    sha256: str
-    source: str
-
-
-class Plan(Frozen):
-    """What will be done and what it may cost at most: shown, agreed to, and then not changed."""
-
-    v: Literal[1] = 1
-    run: str
-    mode: Mode
-    recipe: str
-    form: Literal["full", "rehearsal"]
-    recipe_sha256: str
-    resolved: dict[str, Any]
-    parameters: int
-    processes: int
-    offer: Offer
-    estimate: Estimate
-    lease: Lease
-    cap_micros: Micros | None
-    expected_micros: Micros
-    worst_micros: Micros
-    candidates: tuple[Candidate, ...]
-    data: DataSummary
-    bundle_sha256: str
-    ship_files: int
-    ship_bytes: int
-    notes: tuple[str, ...] = ()
+    client_public: str
+    host_public: str
+    host_private: SecretStr
 
 
 class Order(Frozen):
-    """What a provider is asked to make. The token is its name, its tag and its idempotency key."""
+    """What a provider is asked to make. The token is its name, its tag and its idempotency key.
+
+    `image` overrides the provider's own choice; `lease_s` is the deadline again, as seconds after create was sent, for
+    a machine whose clock is wrong. The same order sent twice is the same request byte for byte.
+    """
 
     run: str
     token: str
     attempt: int
     offer: Offer
     deadline_wall: float
+    lease_s: int = 0
+    keys: RunKeys | None = None
+    disk_gb: int = 0
+    image: str = ""
 
 
 class Address(Frozen):
@@ -223,7 +149,11 @@ class Address(Frozen):
 
 
 class Instance(Frozen):
-    """What a provider says exists."""
+    """What a provider says exists.
+
+    `type_id` is the machine type read back, to be held against the offer's; `said` is the provider's own word for the
+    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one.
+    """
 
     id: str
     provider: str
@@ -237,11 +167,45 @@ class Instance(Frozen):
     created_wall: float | None = None
     deadline_wall: float | None = None
     region: str = ""
+    type_id: str = ""
+    said: str = ""
+    ended_wall: float | None = None
+
+
+class Leftover(Frozen):
+    """A side resource that a rental leaves at a provider: a key, a firewall group, a volume, a schedule.
+
+    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more.
+    """
+
+    provider: str
+    kind: str
+    id: str
+    run: str
+    token: str
+    region: str = ""
+    billed: bool = False
+    deadline_wall: float | None = None
+
+
+class Charge(Frozen):
+    """What a provider says it billed for an instance; `settled` once it no longer changes."""
+
+    provider: str
+    instance_id: str
+    micros: Micros
+    settled: bool
 
 
 class Account(Frozen):
-    """Whom a key belongs to, and which permissions it lacks."""
+    """Whom a key belongs to, and which permissions it lacks.
+
+    `balance_micros` is what is left on a prepaid account, `clock_ahead_s` how far this machine's clock is ahead of the
+    provider's; None where it does not tell.
+    """
 
     provider: str
     identity: str
     missing: tuple[str, ...] = ()
+    balance_micros: Micros | None = None
+    clock_ahead_s: float | None = None

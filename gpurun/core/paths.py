@@ -70,6 +70,11 @@ class RunFolder:
         return self.path / "data"
 
     @property
+    def ssh(self) -> Path:
+        """The run's own two key pairs, until it is over."""
+        return self.path / "ssh"
+
+    @property
     def artifacts(self) -> Path:
         """What came home: checkpoints and samples, digests verified."""
         return self.path / "artifacts"

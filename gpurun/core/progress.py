@@ -68,19 +68,28 @@ class Record(Frozen):
 
 
 class RunState(Frozen):
-    """A run's journal, replayed: where it is, what exists, what failed."""
+    """A run's journal, replayed: where it is, what exists, what failed.
+
+    `passed_over` counts the offers that had no capacity: the next attempt is on the next one that was approved.
+    `heard_mono` is when the last word about the asking came: the request may have left as late as that.
+    `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
+    """
 
     run: str
     phase: Phase
     attempt: int = 0
+    passed_over: int = 0
     token: str = ""
     provider: str = ""
     instance: Instance | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
+    clock_ahead_s: float = 0.0
     deadline_wall: float | None = None
     create_wall: float | None = None
     create_mono: float = 0.0
     create_boot_id: str = ""
+    heard_mono: float = 0.0
+    heard_boot_id: str = ""
     outcome: str = ""
     reason: str = ""
     stop: str = ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from gpurun.core.errors import NoOffer, UsageError
-from gpurun.core.model import Candidate, Estimate, Lease, Offer
+from gpurun.core.model import Offer
 from gpurun.core.money import (
     SECONDS_PER_HOUR,
     Micros,
@@ -27,6 +27,7 @@ from gpurun.core.money import (
     times,
     total,
 )
+from gpurun.core.plan import Candidate, Estimate, Lease
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.estimate import estimate
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
@@ -76,6 +77,17 @@ def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
     return _cost(offer, lease.total_s + lease.kill_allowance_s, load)
 
 
+def disk_gb_on(provider: str, wanted_gb: int) -> int:
+    """The disk that is ordered and paid for: what the recipe wants, and no less than the provider's images take."""
+    return max(wanted_gb, terms_of(provider).least_disk_gb)
+
+
+def beside_rate(provider: str, parameters: int, disk_gb: int) -> tuple[Micros, Micros]:
+    """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
+    load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb=disk_gb)
+    return _beside_hourly(provider, load), _egress(provider, load)
+
+
 def expected_train_s(guess: Estimate) -> float:
     """The time at the middle of the estimated speeds, which is what an offer is judged by."""
     if guess.train_s is None:
@@ -104,7 +116,7 @@ def lease_for(
     if cap is None or worst_case(offer, lease, load) <= cap:
         return lease
     others_s = lease.total_s + lease.kill_allowance_s - wanted
-    paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
+    paid_s = seconds_within(left_of(cap, _egress(offer.provider, load)), _hourly(offer, load), offer.billing_unit_s)
     train_s = int(min(wanted, paid_s - others_s))
     # Each part of a price is rounded up on its own, which can be a micro-dollar more than the sum rounded up.
     while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
@@ -211,15 +223,19 @@ def _lease(offer: Offer, load: Load, train_s: int) -> Lease:
 def _cost(offer: Offer, seconds: float, load: Load) -> Micros:
     """What so many seconds cost: compute, disk and what else goes by the hour, and the checkpoints' way home."""
     compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
-    terms = terms_of(offer.provider)
-    disk = cost_of(times(terms.disk_per_gb_hour, load.disk_gb), seconds, offer.billing_unit_s)
-    return total(compute, disk, cost_of(terms.other_per_hour, seconds, offer.billing_unit_s), _egress(offer, load))
+    beside = cost_of(_beside_hourly(offer.provider, load), seconds, offer.billing_unit_s)
+    return total(compute, beside, _egress(offer.provider, load))
 
 
 def _hourly(offer: Offer, load: Load) -> Micros:
-    terms = terms_of(offer.provider)
-    return total(offer.rate_micros_per_hour, times(terms.disk_per_gb_hour, load.disk_gb), terms.other_per_hour)
+    return total(offer.rate_micros_per_hour, _beside_hourly(offer.provider, load))
 
 
-def _egress(offer: Offer, load: Load) -> Micros:
-    return times(terms_of(offer.provider).egress_per_gb, ceil(load.collect_bytes / 1e9))
+def _beside_hourly(provider: str, load: Load) -> Micros:
+    """Disk and address, by the hour."""
+    terms = terms_of(provider)
+    return total(times(terms.disk_per_gb_hour, disk_gb_on(provider, load.disk_gb)), terms.other_per_hour)
+
+
+def _egress(provider: str, load: Load) -> Micros:
+    return times(terms_of(provider).egress_per_gb, ceil(load.collect_bytes / 1e9))

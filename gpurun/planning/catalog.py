@@ -20,6 +20,8 @@ from gpurun.core.money import Micros, usd
 _GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4})(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
 """Cards in machines of another architecture, which are offered only when asked for by name."""
+_TIERS = ("secure", "community")
+"""RunPod's two clouds, which stand in the place of a region: its price does not depend on one."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Terms:
     billing_unit_s: int
     dies_by_itself: str
     boot_s: dict[int, int]
+    least_disk_gb: int
     disk_per_gb_hour: Micros
     other_per_hour: Micros
     egress_per_gb: Micros
@@ -48,7 +51,7 @@ class Terms:
         return max((limit for least, limit in self.boot_s.items() if least <= max(1, gpu_count)), default=0)
 
 
-FREE = Terms(1, "", {}, usd(0), usd(0), usd(0))
+FREE = Terms(1, "", {}, 0, usd(0), usd(0), usd(0))
 
 
 @cache
@@ -79,6 +82,7 @@ def terms_of(provider: str) -> Terms:
         billing_unit_s=facts["billing_unit_s"],
         dies_by_itself=facts["dies_by_itself"],
         boot_s={int(least): limit for least, limit in facts["boot_s"].items()},
+        least_disk_gb=facts["least_disk_gb"],
         disk_per_gb_hour=usd(facts["disk_usd_per_gb_hour"]),
         other_per_hour=usd(facts["other_usd_per_hour"]),
         egress_per_gb=usd(facts["egress_usd_per_gb"]),
@@ -90,8 +94,9 @@ def all_offers() -> tuple[Offer, ...]:
     """Every row of the catalogue, in its order."""
     date = _catalog()["date"]
     offers = []
-    for provider, type_id, gpu, count, vram_gb, dollars, region, source in _catalog()["offers"]["rows"]:
+    for provider, type_id, gpu, count, vram_gb, dollars, place, source in _catalog()["offers"]["rows"]:
         terms = terms_of(provider)
+        is_tier = place in _TIERS
         offers.append(
             Offer(
                 provider=provider,
@@ -99,13 +104,14 @@ def all_offers() -> tuple[Offer, ...]:
                 gpu=gpu,
                 gpu_count=count,
                 vram_gb=vram_gb,
-                region=region,
+                region="any" if is_tier else place,
                 rate_micros_per_hour=usd(dollars),
                 billing_unit_s=terms.billing_unit_s,
                 boot_s=terms.boot_limit_s(count),
                 price_source=f"catalogue {date} ({source})",
                 dies_by_itself=terms.dies_by_itself,
                 arch=_BY_NAME_ONLY.get(gpu, "x86_64"),
+                tier=place if is_tier else "",
             )
         )
     return tuple(offers)
@@ -127,6 +133,20 @@ def offers_for(need: GpuNeed) -> list[Offer]:
             and need.memory_gb in (None, offer.vram_gb)
         ]
     return sorted(found, key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
+
+
+def rows_for(need: GpuNeed, provider: str) -> list[Offer]:
+    """A provider's rows for the card of a need, in any number: what a live price is looked up for."""
+    if not need.count:
+        return [offer for offer in all_offers() if offer.provider == provider and not offer.gpu_count]
+    return [
+        offer
+        for offer in all_offers()
+        if offer.provider == provider
+        and offer.gpu_count
+        and cards()[offer.gpu].name == need.name
+        and need.memory_gb in (None, offer.vram_gb)
+    ]
 
 
 def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpurun.core.model import Estimate, Offer
+from gpurun.core.model import Offer
+from gpurun.core.plan import Estimate
 from gpurun.planning.catalog import Card, card_of
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
 from gpurun.planning.tables import ModelTable

@@ -6,10 +6,12 @@ suite in tests/contract.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from gpurun.core.model import Account, GpuNeed, Instance, Offer, Order, Teardown
+from gpurun.core.model import Account, Charge, GpuNeed, Instance, Leftover, Offer, Order, Teardown
+from gpurun.core.secrets import Secret
 
 
 class NoCapacity(Exception):
@@ -57,8 +59,12 @@ class Provider(Protocol):
         """Check that the key works, and say which permissions are missing; cheap."""
         ...
 
-    def offers(self, need: GpuNeed) -> list[Offer]:
-        """What can be rented for this need now; read-only."""
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        """What can be rented for this need now, at its live price, with capacity as far as is told; read-only.
+
+        `known` are the catalogue's rows of this provider for the card, in any number: a machine type that the catalogue
+        does not know is not offered, since nothing could be said of its speed. A row gives all but price and region.
+        """
         ...
 
     def create(self, order: Order) -> Instance:
@@ -78,4 +84,48 @@ class Provider(Protocol):
 
     def destroy(self, instance_id: str) -> None:
         """Ask for its end. Idempotent, and only a request: proof comes from `read` and `find`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A dead-man timer that must be handed to a running machine: a script, and the secret that it reads from a file.
+
+    `script` is a shell program that ends the machine at its deadline. It is put beside its secret with mode 0600, over
+    a connection whose host key was verified, and both are removed when the run ends.
+    """
+
+    script: bytes
+    secret: Secret
+    words: str
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """A provider whose dead-man timer is armed only once the machine can be reached."""
+
+    def hand(self, instance: Instance) -> Hand | None:
+        """The timer for a machine that runs; None when the user did not ask for it."""
+        ...
+
+
+@runtime_checkable
+class LeavesThings(Protocol):
+    """A provider where a rental leaves more than its machine."""
+
+    def leftovers(self, token: str | None) -> list[Leftover]:
+        """Side resources that bear the token (None: all that are gpurun's), in all regions, but for the machines."""
+        ...
+
+    def remove(self, leftover: Leftover) -> None:
+        """Ask for the removal of one; idempotent, and only a request."""
+        ...
+
+
+@runtime_checkable
+class ReportsCharges(Protocol):
+    """A provider that tells what it billed."""
+
+    def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
+        """What was billed for an instance in that time; None when the provider has no record of it yet."""
         ...

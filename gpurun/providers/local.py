@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class LocalProvider:
         """There is no key; the account is this machine."""
         return Account(provider=self.name, identity=platform.node())
 
-    def offers(self, need: GpuNeed) -> list[Offer]:
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         """This machine, for nothing, whatever is asked for: what it has is found out by the agent."""
         offer = Offer(
             provider=self.name,

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from gpurun.core.clock import Clock
+from gpurun.core.credentials import find_credential, require_credential
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.paths import Home
+from gpurun.core.plan import Choices
 from gpurun.providers.base import Provider
 
+RUNPOD_URL = "https://api.runpod.io"
+LAMBDA_URL = "https://cloud.lambda.ai/api/v1"
 
-def _local(home: Home, clock: Clock) -> Provider:
+
+def _local(home: Home, clock: Clock, choices: Choices) -> Provider:
     from gpurun.providers.local import LocalProvider
 
     return LocalProvider(home, clock)
 
 
-PROVIDERS: dict[str, Callable[[Home, Clock], Provider]] = {
+def _ssh(home: Home, clock: Clock, choices: Choices) -> Provider:
+    from gpurun.providers.ssh import SshProvider
+
+    return SshProvider(home, clock)
+
+
+def _runpod(home: Home, clock: Clock, choices: Choices) -> Provider:
+    from gpurun.providers.runpod import RunPodProvider
+
+    key = require_credential("runpod", home).secret
+    base_url = os.environ.get("RUNPOD_API_BASE_URL") or RUNPOD_URL
+    return RunPodProvider(key, clock, base_url=base_url, spot=choices.spot)
+
+
+def _lambda(home: Home, clock: Clock, choices: Choices) -> Provider:
+    from gpurun.providers.lambdalabs import LambdaProvider
+
+    key = require_credential("lambda", home).secret
+    base_url = os.environ.get("LAMBDA_API_BASE_URL") or LAMBDA_URL
+    guard = (find_credential("lambda-guard", home) or require_credential("lambda", home)) if choices.guard else None
+    return LambdaProvider(key, clock, base_url=base_url, guard_key=guard.secret if guard else None)
+
+
+def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:
+    from gpurun.providers.aws import AwsProvider
+
+    return AwsProvider(clock, region=choices.region, spot=choices.spot)
+
+
+PROVIDERS: dict[str, Callable[[Home, Clock, Choices], Provider]] = {
+    "runpod": _runpod,
+    "lambda": _lambda,
+    "aws": _aws,
+    "ssh": _ssh,
     "local": _local,
 }
 
+CLOUDS = ("runpod", "lambda", "aws")
+"""The providers that rent out machines for money, under a key."""
 
-def open_provider(name: str, home: Home, clock: Clock) -> Provider:
-    """The provider of that name; an unknown name is a UsageError that tells the nearest."""
+OVERRIDES = {"runpod": "RUNPOD_API_BASE_URL", "lambda": "LAMBDA_API_BASE_URL"}
+"""The variables that send a provider's requests, and so its key, elsewhere."""
+
+
+def open_provider(name: str, home: Home, clock: Clock, choices: Choices | None = None) -> Provider:
+    """The provider of that name; UsageError for an unknown name, SetupError for one without a key."""
     if name not in PROVIDERS:
         hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
         raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
-    return PROVIDERS[name](home, clock)
+    return PROVIDERS[name](home, clock, choices or Choices())

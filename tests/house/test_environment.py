@@ -1,4 +1,4 @@
-"""Which variables of the environment gpurun reads; a new one is a new promise."""
+"""Which variables of the environment gpurun reads, and which it gives to a pod; a new one is a new promise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gpurun.core.settings import DEFAULTS
 ENVIRONMENT = """
     GPURUN_HOME GPURUN_RECIPE GPURUN_MAX_COST GPURUN_PROVIDERS GPURUN_COLOR GPURUN_ON_INTERRUPT
     GPURUN_CRASH_AT GPURUN_CRASH_LOG GPURUN_INSTANCE
+    RUNPOD_API_KEY RUNPOD_API_BASE_URL LAMBDA_API_KEY LAMBDA_API_BASE_URL
+    GPURUN_RUN GPURUN_TOKEN GPURUN_DEADLINE GPURUN_LEASE_S GPURUN_API_URL
     XDG_DATA_HOME NO_COLOR TERM COLUMNS LINES LC_ALL LC_CTYPE LANG
 """
 

@@ -1,0 +1,189 @@
+"""Where a provider's key is looked for: the environment, the system's keyring, a private file; and where it is kept.
+
+A key is never an argument, never printed and never in a run folder. AWS is not here: its own SDK finds its credentials.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.paths import Home, make_private, write_atomic
+from gpurun.core.secrets import Secret
+
+VARIABLES: Mapping[str, str] = {"runpod": "RUNPOD_API_KEY", "lambda": "LAMBDA_API_KEY"}
+"""The variable of the environment that holds a provider's key."""
+
+KEYS = (*VARIABLES, "lambda-guard")
+"""What a key can be stored for: the providers, and the key that `--lambda-guard` puts on the machine."""
+
+SERVICE = "gpurun"
+
+LONGEST_KEY = 1024
+
+# What may stand behind "Bearer" (RFC 6750): a paste with quotes, blanks or NAME= in it is none.
+_KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+
+_AWS_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+# A file that only sets a region holds no credentials.
+_AWS_KEYS = re.compile(
+    r"^\s*(aws_access_key_id|credential_process|credential_source|login_session|role_arn|sso_session|sso_start_url"
+    r"|web_identity_token_file)\s*=",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A key, and where it was found, in words."""
+
+    secret: Secret
+    source: str
+
+
+def clean_key(text: str) -> Secret:
+    """A key as it was typed or pasted, without the blanks around it; what is no key is a UsageError without it."""
+    key = text.strip()
+    if not key:
+        raise UsageError("auth.empty_key", "No key was given.", hint="Paste it at the prompt, or pipe it in.")
+    if len(key.split()) > 1 or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
+        why = "it has blanks or several lines" if len(key.split()) > 1 else "it has characters that no key has"
+        why = "it is too long" if len(key) > LONGEST_KEY else why
+        hint = "Give the key alone: one word, without quotes and without NAME= before it."
+        raise UsageError("auth.malformed_key", f"That is not a key: {why}.", hint=hint)
+    return Secret(key)
+
+
+def find_credential(name: str, home: Home) -> Credential | None:
+    """The key for a name of KEYS: environment, then keyring, then file; a readable-by-others file is a SetupError."""
+    variable = VARIABLES.get(name, "")
+    given = os.environ.get(variable, "").strip() if variable else ""
+    if given:
+        return Credential(Secret(given), f"environment {variable}")
+    kept = _from_keyring(name)
+    if kept:
+        return Credential(Secret(kept), "system keyring")
+    path = file_of(name, home)
+    stored = _from_file(path)
+    return Credential(Secret(stored), f"file {path}") if stored else None
+
+
+def require_credential(name: str, home: Home) -> Credential:
+    """The key for a name, or a SetupError that says how to give one."""
+    found = find_credential(name, home)
+    if found is None:
+        variable = VARIABLES.get(name)
+        hint = f"gpurun auth set {name}" + (f", or put it into {variable}." if variable else ".")
+        raise SetupError("auth.no_key", f"There is no key for {name}.", hint=hint)
+    return found
+
+
+def store_credential(name: str, secret: Secret, home: Home) -> str:
+    """Keep a key in the system's keyring, or else in a file that only its owner reads, in one copy; say where."""
+    path = file_of(name, home)
+    ring = keyring()
+    if ring is not None:
+        with suppress(_keyring_error()):
+            ring.set_password(SERVICE, name, secret.reveal())
+            path.unlink(missing_ok=True)  # An old key there would come back with a keyring that does not open.
+            return "system keyring"
+    make_private(home.prepare().keys)
+    write_atomic(path, secret.reveal().encode() + b"\n")
+    return f"file {path}"
+
+
+def forget_credential(name: str, home: Home) -> list[str]:
+    """Remove a kept key wherever it is; the places it was in. The environment is the user's own.
+
+    SetupError when a keyring that may hold it does not let go of it.
+    """
+    places = []
+    path = file_of(name, home)
+    if path.exists():
+        path.unlink()
+        places.append(f"file {path}")
+    ring = keyring()
+    if ring is None:
+        return places
+    try:
+        if ring.get_password(SERVICE, name):
+            ring.delete_password(SERVICE, name)
+            places.append("system keyring")
+    except _keyring_error() as error:
+        what = f"The system's keyring does not open, so the key for {name} may still be in it: {type(error).__name__}."
+        raise SetupError("auth.keyring", what, hint="Unlock the keyring and run it again.") from None
+    return places
+
+
+def file_of(name: str, home: Home) -> Path:
+    """Where a key is kept if there is no keyring."""
+    return home.keys / f"{name}.key"
+
+
+def keyring() -> Any | None:
+    """The keyring package with a working backend, or None: it is an extra, and a server has none."""
+    try:
+        import keyring as package
+        from keyring.backends import fail, null
+    except ImportError:
+        return None
+    backend = package.get_keyring()
+    return None if isinstance(backend, fail.Keyring | null.Keyring) else package
+
+
+def _keyring_error() -> type[Exception]:
+    """What a keyring raises; asked for only where there is one."""
+    from keyring.errors import KeyringError
+
+    return KeyringError
+
+
+def _from_keyring(name: str) -> str:
+    """The key in the system's keyring; one that is locked or broken has none, and the file is asked next."""
+    ring = keyring()
+    if ring is None:
+        return ""
+    with suppress(_keyring_error()):
+        return str(ring.get_password(SERVICE, name) or "").strip()
+    return ""
+
+
+def _from_file(path: Path) -> str:
+    """The key in a private file; "" when there is none."""
+    try:
+        with path.open(encoding="utf-8") as content:
+            if stat.S_IMODE(os.fstat(content.fileno()).st_mode) & 0o077:
+                hint = f"chmod 600 {path}; better: make a new key and set that."
+                raise SetupError("auth.open_file", f"{path} can be read by others.", hint=hint)
+            return content.read(LONGEST_KEY + 2).strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        hint = f"Remove it, and set the key again: gpurun auth set {path.stem}"
+        raise SetupError("auth.unreadable_file", f"{path} cannot be read: {type(error).__name__}.", hint=hint) from None
+
+
+def aws_source() -> str | None:
+    """Where the AWS SDK will find credentials, judged without importing it or asking anybody; None when nowhere."""
+    for variable in _AWS_VARIABLES:
+        if os.environ.get(variable):
+            return f"environment {variable}"
+    for variable, usual in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        path = Path(os.environ.get(variable) or Path.home() / ".aws" / usual).expanduser()
+        with suppress(OSError):
+            if _AWS_KEYS.search(path.read_text(encoding="utf-8", errors="replace")):
+                return f"file {path}"
+    return None

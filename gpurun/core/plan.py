@@ -1,0 +1,184 @@
+"""What was asked for and what will be done: the request as typed, and the plan that was shown and agreed to.
+
+Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a dollar.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from gpurun.core.model import Frozen, GpuNeed, Offer
+from gpurun.core.money import Micros
+
+
+class Mode(StrEnum):
+    """What kind of run this is: paid for, on this machine, or the free rehearsal of a paid one."""
+
+    PAID = "paid"
+    LOCAL = "local"
+    REHEARSAL = "rehearsal"
+
+
+class Choices(Frozen):
+    """What the user chose about the renting itself; every part heeds what concerns it.
+
+    `guard`: put a key on the machine where only that arms its dead-man timer (Lambda). `weak_lease`: go on where
+    nothing on the machine ends it. `accept_cpu`: train where there is no CUDA device. `setup`: the text of a script to
+    run first.
+    """
+
+    region: str | None = None
+    spot: bool = False
+    guard: bool = False
+    weak_lease: bool = False
+    accept_cpu: bool = False
+    image: str = ""
+    setup: str = ""
+
+
+class Box(Frozen):
+    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted."""
+
+    target: str
+    identity: str
+    host_key: str
+    trusted: Literal["given", "known", "first use"]
+
+
+class Request(Frozen):
+    """What the user asked for, as typed, before anything was decided."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    gpu: GpuNeed | None = None
+    max_cost_micros: Micros | None = None
+    providers: tuple[str, ...] = ()
+    data: str | None = None
+    hours: float | None = None
+    dry_run: bool = False
+    choices: Choices = Choices()
+    host: str = ""
+    host_key: str = ""
+    identity: str = ""
+    price_micros_per_hour: Micros | None = None
+
+
+class Estimate(Frozen):
+    """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on."""
+
+    fits: bool
+    peak_bytes: int
+    micro_batch: int
+    tokens_per_s: tuple[float, float] | None
+    train_s: tuple[float, float] | None
+    basis: str
+
+
+class Lease(Frozen):
+    """The longest that each part of a rental may take; the deadline is their sum after create is sent."""
+
+    boot_s: int
+    ship_s: int
+    train_s: int
+    collect_s: int
+    destroy_s: int
+    kill_allowance_s: int = 60
+
+    @property
+    def total_s(self) -> int:
+        """From create sent to destroy done."""
+        return self.boot_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
+
+
+class Candidate(Frozen):
+    """An offer with what it would take and cost to finish there."""
+
+    offer: Offer
+    estimate: Estimate
+    lease: Lease | None
+    expected_micros: Micros | None
+    worst_micros: Micros | None
+    finishes: bool
+    why_not: str = ""
+
+
+class DataSummary(Frozen):
+    """The shards that a run trains on, in `folder`.
+
+    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
+    """
+
+    folder: str
+    beside: str = ""
+    tokenizer: str
+    tokenizer_sha256: str
+    vocab_size: int
+    train_tokens: int
+    val_tokens: int
+    bytes: int
+    sha256: str
+    source: str
+
+
+class Plan(Frozen):
+    """What will be done and what it may cost at most: shown, agreed to, and then not changed."""
+
+    v: Literal[1] = 1
+    run: str
+    mode: Mode
+    recipe: str
+    form: Literal["full", "rehearsal"]
+    recipe_sha256: str
+    resolved: dict[str, Any]
+    parameters: int
+    processes: int
+    offer: Offer
+    estimate: Estimate
+    lease: Lease
+    cap_micros: Micros | None
+    expected_micros: Micros
+    worst_micros: Micros
+    candidates: tuple[Candidate, ...]
+    data: DataSummary
+    bundle_sha256: str
+    ship_files: int
+    ship_bytes: int
+    notes: tuple[str, ...] = ()
+    choices: Choices = Choices()
+    box: Box | None = None
+    quoted_wall: float = 0.0
+
+    @property
+    def approved(self) -> tuple[Candidate, ...]:
+        """What may be rented, in this order: the offer that was chosen, then the others that the cap pays for."""
+        first = Candidate(
+            offer=self.offer,
+            estimate=self.estimate,
+            lease=self.lease,
+            expected_micros=self.expected_micros,
+            worst_micros=self.worst_micros,
+            finishes=True,
+        )
+        others = (one for one in self.candidates if one.lease is not None and one.offer != self.offer)
+        return (first, *others) if self.mode is Mode.PAID else (first,)
+
+    @property
+    def most_micros(self) -> Micros:
+        """The worst case of the dearest of the approved offers: what the user is asked to agree to."""
+        return max(one.worst_micros or Micros(0) for one in self.approved)
+
+    def on(self, candidate: Candidate) -> Plan:
+        """The same plan on another of its approved offers."""
+        if candidate.lease is None or candidate.worst_micros is None:
+            raise ValueError(f"{candidate.offer.label} was not approved")
+        return self.model_copy(
+            update={
+                "offer": candidate.offer,
+                "estimate": candidate.estimate,
+                "lease": candidate.lease,
+                "expected_micros": candidate.expected_micros or Micros(0),
+                "worst_micros": candidate.worst_micros,
+                "processes": candidate.offer.gpu_count or self.processes,
+            }
+        )

@@ -1,0 +1,296 @@
+"""JSON over HTTPS for the clouds without an SDK: one request, one answer, and every doubt told as `Unknown`.
+
+A key is sent only over verified TLS (or to this machine, for tests), never to where a redirect points, and is in no
+exception. What an answer means is the provider's to judge, server errors too; only "too many requests" is waited out.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from email.utils import parsedate_to_datetime
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import SplitResult, urlencode, urlsplit
+from urllib.request import (
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
+
+from gpurun import __version__
+from gpurun.core.clock import Clock
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import SetupError
+from gpurun.providers.base import Unknown
+
+BODY_LIMIT_BYTES = 8_000_000
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said, with header names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON, None if it is not; a number with a point is a Decimal, since it may be a price."""
+        try:
+            return json.loads(self.text, parse_float=Decimal, parse_constant=_refuse_constant)
+        except (ValueError, ArithmeticError, RecursionError):
+            return None
+
+
+class Http:
+    """One server, one key: requests that keep a least gap, have a limit on time and size, and are never redirected."""
+
+    clock_ahead_s: float | None = None
+    """How far this machine's clock is ahead of the server's, by the last Date header; None before there was one."""
+
+    def __init__(
+        self, base_url: str, *, headers: Mapping[str, str], clock: Clock, name: str, least_gap_s: float = 0.0
+    ) -> None:
+        self._base = base_url.rstrip("/")
+        self._opener = _opener(_checked_url(base_url, name))
+        _check_headers(headers, name)
+        self._headers = {"User-Agent": f"gpurun/{__version__}", "Accept": "application/json", **headers}
+        self._clock = clock
+        self._name = name
+        self._least_gap_s = least_gap_s
+        self._sent_mono = float("-inf")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout_s: float = 30.0,
+        patience_s: float = 60.0,
+    ) -> Answer:
+        """Send one request and return whatever was answered; `timeout_s` is for the whole exchange.
+
+        A 429 is repeated as the server asks while that is within `patience_s`. Raises Unknown when there is no whole
+        answer: what was asked for may have been done.
+        """
+        url = f"{self._base}{path}" + (f"?{urlencode(query)}" if query else "")
+        started = self._clock.monotonic()
+        for attempt in range(1_000):
+            answer = self._send(method, url, body, timeout_s)
+            if answer.status != 429:
+                return answer
+            pause_s = _pause_s(answer, attempt, self._clock.wall())
+            if self._clock.monotonic() - started + pause_s > patience_s:
+                break
+            self._clock.sleep(pause_s)
+        raise Unknown(f"{self._name} takes no more requests for now (429)")
+
+    def _send(self, method: str, url: str, body: Any, timeout_s: float) -> Answer:
+        """One exchange, whole or Unknown."""
+        self._keep_gap()
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        place = f"{self._name} {method} {urlsplit(url).path}"
+        crashpoint(f"before {place}")
+        sent_wall = self._clock.wall()
+        with _Limit(timeout_s) as limit:
+            request = _Timed(url, data=data, headers=headers, method=method)
+            request.limit = limit
+            try:
+                with self._opener.open(request, timeout=timeout_s) as response:
+                    answer = _read(response)
+            except (OSError, HTTPException, UnicodeError) as error:
+                words = "its time was over" if limit.over else str(error) or type(error).__name__
+                raise Unknown(f"{self._name} gave no whole answer: {words}") from error
+            if limit.over:  # A body without a length just ends when the connection is shut.
+                raise Unknown(f"{self._name} gave no whole answer: its time was over")
+        crashpoint(f"after {place}")
+        self._compare_clocks(answer, (sent_wall + self._clock.wall()) / 2)
+        return answer
+
+    def _keep_gap(self) -> None:
+        self._clock.sleep(self._least_gap_s - (self._clock.monotonic() - self._sent_mono))
+        self._sent_mono = self._clock.monotonic()
+
+    def _compare_clocks(self, answer: Answer, wall: float) -> None:
+        """Remember the skew; a Date header names whole seconds, so half a second more is meant."""
+        told = _wall_of(answer.headers.get("date", ""))
+        if told is not None:
+            self.clock_ahead_s = round(wall - told - 0.5, 1)
+
+
+class _Limit:
+    """The time that one exchange may take in all; once it is over its socket is shut, whatever that is doing.
+
+    A socket's own time-out begins anew with every byte, so a server that drips would hold the caller for ever.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.over = False
+        self._sock: socket.socket | None = None
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Limit:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def watch(self, sock: socket.socket) -> None:
+        """Take charge of a connected socket; raises TimeoutError, before anything is sent, when it is too late."""
+        self._sock = sock
+        if self.over:
+            raise TimeoutError
+
+    def _end(self) -> None:
+        self.over = True
+        if self._sock is not None:
+            with suppress(OSError):  # It ended by itself at this moment.
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Below TLS, which must not be used from here.
+
+
+class _Timed(Request):
+    """A request that knows its limit."""
+
+    limit: _Limit
+
+
+class _Plain(HTTPConnection):
+    def __init__(self, host: str, limit: _Limit, **named: Any) -> None:
+        super().__init__(host, **named)
+        self._limit = limit
+
+    def connect(self) -> None:
+        super().connect()
+        self._limit.watch(self.sock)
+
+
+class _Secure(HTTPSConnection):
+    def __init__(self, host: str, limit: _Limit, **named: Any) -> None:
+        super().__init__(host, **named)
+        self._limit = limit
+
+    def connect(self) -> None:
+        super().connect()
+        self._limit.watch(self.sock)
+
+
+class _PlainHandler(HTTPHandler):
+    def http_open(self, req: Request) -> HTTPResponse:
+        assert isinstance(req, _Timed)
+        return self.do_open(partial(_Plain, limit=req.limit), req)
+
+
+class _SecureHandler(HTTPSHandler):
+    def __init__(self) -> None:
+        self._verifying = ssl.create_default_context()
+        super().__init__(context=self._verifying)
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        assert isinstance(req, _Timed)
+        return self.do_open(partial(_Secure, limit=req.limit, context=self._verifying), req)
+
+
+class _NoJudging(HTTPErrorProcessor):
+    """Every status is an answer: nothing is raised for it, and nothing is followed."""
+
+    def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
+        return response
+
+    https_response = http_response
+
+
+def _opener(url: SplitResult) -> OpenerDirector:
+    """The user's proxies are honoured, but for this machine: there the key would leave it in the clear."""
+    if url.scheme == "http":
+        return build_opener(_PlainHandler(), _NoJudging(), ProxyHandler({}))
+    return build_opener(_SecureHandler(), _NoJudging())
+
+
+def _checked_url(url: str, name: str) -> SplitResult:
+    """Refuse a base URL to which a key must not be sent."""
+    try:
+        parts = urlsplit(url)
+        fits = bool(parts.hostname) and parts.port != 0 and not (parts.username or parts.query or parts.fragment)
+    except ValueError:
+        fits = False
+    if not fits or not (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or ""))):
+        raise SetupError(
+            "url.not_safe",
+            f"The base URL of {name} is not one to send a key to: {url!r}.",
+            hint="It begins with https:// and has no user, query or fragment; http:// is for this machine only.",
+        )
+    return parts
+
+
+def _check_headers(headers: Mapping[str, str], name: str) -> None:
+    """Refuse here what the standard library would refuse with the key in its message."""
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        raise SetupError(
+            "auth.bad_key",
+            f"The key for {name} has characters that no key has.",
+            hint=f"Copy it again, without line breaks: gpurun auth set {name}.",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read(response: HTTPResponse) -> Answer:
+    """The whole answer; HTTPException when the body is cut or too large."""
+    data = response.read(BODY_LIMIT_BYTES + 1)
+    if len(data) > BODY_LIMIT_BYTES:
+        raise HTTPException(f"its body is larger than {BODY_LIMIT_BYTES} bytes")
+    if response.length:
+        raise HTTPException(f"its body ended {response.length} bytes too early")
+    headers = {key.lower(): value for key, value in response.headers.items()}
+    return Answer(response.status, headers, data.decode("utf-8", errors="replace"))
+
+
+def _pause_s(answer: Answer, attempt: int, wall: float) -> float:
+    """How long to wait after a 429: what the server asks for, at least a growing pause, and some chance on top."""
+    told = answer.headers.get("retry-after", "").strip()
+    until = _wall_of(told)
+    if told.isascii() and told.isdigit():
+        asked = float(told[:9])
+    elif until is not None:
+        asked = until - (_wall_of(answer.headers.get("date", "")) or wall)
+    else:
+        asked = 0.0
+    return max(asked, min(_LONGEST_PAUSE_S, 2.0 ** min(attempt, 10))) * random.uniform(1.0, 1.25)
+
+
+def _wall_of(date: str) -> float | None:
+    """The moment that an HTTP date names; None when it is not one."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,51 @@
+# When the time is over: at an absolute time, or so many seconds after the first start, whichever is sooner.
+# The seconds are counted by the kernel's uptime and kept on the disk, so that neither a clock that is wrong or set back
+# nor a restart makes them more. Whoever writes an earlier time into FOLDER/deadline shortens it; nothing lengthens it.
+
+# whole TEXT: the text if it is a number that a shell can count with, else nothing.
+whole() { case $1 in '' | *[!0-9]* | ?????????????*) ;; *) echo "$1" ;; esac; }
+
+# earlier A B: the smaller of two numbers, of which either may be missing.
+earlier() {
+    one=$(whole "$1") other=$(whole "$2")
+    if [ -n "$one" ] && [ "$one" -le "${other:-$one}" ]; then echo "$one"; else echo "$other"; fi
+}
+
+uptime_s() { read -r up_s _ </proc/uptime && echo "${up_s%%.*}" || date +%s; }
+
+# begin FOLDER DEADLINE LEASE_S: take up what an earlier start has left in the folder. No lease means: the deadline alone.
+begin() {
+    folder=$1 deadline=$(whole "$2") lease_s=$(whole "$3") spent_s=0 seen_s=$(uptime_s)
+    read -r boot </proc/sys/kernel/random/boot_id || boot=none
+    [ "${lease_s:-0}" -gt 0 ] || lease_s=
+    mkdir -p "$folder"
+    [ -f "$folder/spent" ] && read -r old_spent_s old_seen_s old_boot old_deadline <"$folder/spent" || return 0
+    spent_s=$(whole "$old_spent_s") deadline=$(earlier "$deadline" "$old_deadline")
+    spent_s=${spent_s:-0}
+    [ "$old_boot" != "$boot" ] || seen_s=$(earlier "$seen_s" "$old_seen_s")
+} 2>/dev/null
+
+# due: whether the time is over. What was told neither a deadline nor a lease has no time at all.
+due() {
+    now_s=$(uptime_s) wish=
+    [ ! -f "$folder/deadline" ] || read -r wish <"$folder/deadline"
+    deadline=$(earlier "$deadline" "$wish")
+    [ "$now_s" -le "$seen_s" ] || spent_s=$((spent_s + now_s - seen_s))
+    seen_s=$now_s
+    echo "$spent_s $seen_s $boot $deadline" >"$folder/spent.new" && mv -f "$folder/spent.new" "$folder/spent"
+    [ -n "$deadline$lease_s" ] || return 0
+    [ -z "$lease_s" ] || [ "$spent_s" -lt "$lease_s" ] || return 0
+    [ -n "$deadline" ] && [ "$(date +%s)" -ge "$deadline" ]
+} 2>/dev/null
+
+# wait_for_it: return when the time is over.
+wait_for_it() { until due; do sleep "${GPURUN_GUARD_TICK_S:-5}"; done; }
+
+# insist WAY...: try one way after the other, for ever. One that says it worked is given a pause; whoever still runs
+# after it was lied to, and tries the next.
+insist() {
+    while :; do
+        for way in "$@"; do $way && sleep "${GPURUN_GUARD_PAUSE_S:-30}"; done
+        sleep "${GPURUN_GUARD_PAUSE_S:-30}"
+    done
+}

@@ -1,0 +1,204 @@
+"""A box that you already have: a lab server, an AutoDL or Vast instance, a Lightning studio. No cloud is asked.
+
+Nobody can be asked to make or to end it, so an "instance" here is this home's own record of who uses which box until
+when: `instances/ssh/TOKEN.json`. Making the record is the create, removing it is the destroy; ending the processes on
+the box is the agent's work, and shutting the box down is the user's.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gpurun.core.clock import Clock
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import UsageError
+from gpurun.core.exclusive import exclusive
+from gpurun.core.model import Account, Address, Frozen, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
+from gpurun.core.money import Micros
+from gpurun.core.paths import Home, fsync_folder, make_private, write_atomic
+from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.ssh_login import Login, parse_host
+
+__all__ = ["Login", "SshBox", "SshProvider", "parse_host"]
+
+DIES_BY_ITSELF = "NO · yours to shut down"
+
+_TOKEN = re.compile(r"gr-[a-z0-9-]{1,60}")
+
+
+@dataclass(frozen=True)
+class SshBox:
+    """A box that the user named, what an hour of it costs them, and which GPUs they say it has."""
+
+    host: str
+    port: int
+    user: str
+    rate_micros_per_hour: Micros
+    need: GpuNeed
+
+    @property
+    def login(self) -> Login:
+        """Who logs in where."""
+        return Login(self.user, self.host, self.port)
+
+
+class _Use(Frozen):
+    """The record of a box in use."""
+
+    v: int = 1
+    run: str
+    token: str
+    type_id: str
+    user: str
+    host: str
+    port: int
+    region: str
+    created_wall: float
+    deadline_wall: float
+
+
+class SshProvider:
+    """The `ssh` provider: one run at a time on each box, reserved by a record in this home."""
+
+    name = "ssh"
+    traits = Traits(
+        settle_s=0.0,
+        poll_s=0.5,
+        death_reads=1,
+        death_spread_s=0.0,
+        teardown=Teardown.USER_OPERATED,
+        console_url="",
+    )
+
+    def __init__(self, home: Home, clock: Clock, box: SshBox | None = None) -> None:
+        self._folder = home.instances / "ssh"
+        self._clock = clock
+        self._box = box
+
+    def verify(self) -> Account:
+        """There is no key and no account: the boxes are the user's own."""
+        return Account(provider=self.name, identity=f"your own boxes, from {platform.node()}")
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        """The box that was named, at the user's own price; none without a box. What it really has the agent finds out.
+
+        The card is the smallest of the `known` rows that fit: a plan must not count on memory that may be missing.
+        """
+        if self._box is None:
+            return []
+        fitting = [row for row in known if need.memory_gb in (None, row.vram_gb)]
+        card = min(fitting, key=lambda row: row.vram_gb, default=None)
+        return [
+            Offer(
+                provider=self.name,
+                type_id=str(self._box.login),
+                gpu=card.gpu if card and need.count else need.name,
+                gpu_count=need.count,
+                vram_gb=(card.vram_gb if card else need.memory_gb or 0) if need.count else 0,
+                region=self._box.host,
+                rate_micros_per_hour=self._box.rate_micros_per_hour,
+                billing_unit_s=60,
+                boot_s=60,
+                price_source="yours",
+                dies_by_itself=DIES_BY_ITSELF,
+            )
+        ]
+
+    def create(self, order: Order) -> Instance:
+        """Reserve the box of the offer (its `type_id`) for the token; Rejected while another run has it."""
+        path = self._of(order.token)
+        try:
+            login = parse_host(order.offer.type_id)
+        except UsageError as error:
+            raise Rejected(error.what) from error
+        use = _Use(
+            run=order.run,
+            token=order.token,
+            type_id=order.offer.type_id,
+            user=login.user,
+            host=login.host,
+            port=login.port,
+            region=order.offer.region,
+            created_wall=self._clock.wall(),
+            deadline_wall=order.deadline_wall,
+        )
+        crashpoint("before ssh.create")
+        try:
+            make_private(self._folder)
+            with exclusive(self._folder / ".lock"):
+                if not path.exists():
+                    self._refuse_if_taken(use)
+                    write_atomic(path, use.to_json().encode())
+        except OSError as error:
+            raise Unknown(f"the record of the box cannot be written: {error.strerror}") from error
+        crashpoint("after ssh.create")
+        return self.read(order.token)
+
+    def find(self, token: str | None) -> list[Instance]:
+        """Every box in use by the records of this home, oldest first."""
+        tokens = [token] if token else self._tokens()
+        found = [self.read(one) for one in tokens]
+        return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
+
+    def read(self, instance_id: str) -> Instance:
+        """What the record says; UNKNOWN when it cannot be read, GONE when there is none."""
+        path = self._of(instance_id)
+        crashpoint("before ssh.read")
+        try:
+            use = _Use.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return self._without_record(instance_id, InstanceState.GONE, "")
+        except (OSError, ValidationError) as error:
+            said = f"its record is damaged: {type(error).__name__}"
+            return self._without_record(instance_id, InstanceState.UNKNOWN, said)
+        return Instance(
+            id=instance_id,
+            provider=self.name,
+            token=use.token,
+            run=use.run,
+            state=InstanceState.RUNNING,
+            address=Address(kind="ssh", host=use.host, port=use.port, user=use.user),
+            created_wall=use.created_wall,
+            deadline_wall=use.deadline_wall,
+            region=use.region,
+            type_id=use.type_id,
+        )
+
+    def destroy(self, instance_id: str) -> None:
+        """Give the box back by removing its record; harmless when there is none. The box itself goes on."""
+        path = self._of(instance_id)
+        crashpoint("before ssh.destroy")
+        path.unlink(missing_ok=True)
+        if self._folder.is_dir():
+            fsync_folder(self._folder)  # A record that comes back with a power cut would bar the box.
+        crashpoint("after ssh.destroy")
+
+    def _without_record(self, token: str, state: InstanceState, said: str) -> Instance:
+        return Instance(id=token, provider=self.name, token=token, run="", state=state, said=said)
+
+    def _refuse_if_taken(self, use: _Use) -> None:
+        """Two trainers on one box would fight for its memory, and the first to end would end both."""
+        for other in self.find(None):
+            at = other.address
+            if at is not None and (at.host, at.port) == (use.host, use.port):
+                raise Rejected(
+                    f"{use.host} port {use.port} is in use by the run {other.run} "
+                    f"(gpurun destroy {other.run} ends that; gpurun reap --provider ssh --destroy what it forgot)"
+                )
+
+    def _of(self, token: str) -> Path:
+        """The record of a token; a token of another shape is never turned into a path."""
+        if not _TOKEN.fullmatch(token):
+            raise Rejected(f"{token!r} is not the token of a box in use")
+        return self._folder / f"{token}.json"
+
+    def _tokens(self) -> list[str]:
+        if not self._folder.is_dir():
+            return []
+        return sorted(path.stem for path in self._folder.glob("gr-*.json") if _TOKEN.fullmatch(path.stem))

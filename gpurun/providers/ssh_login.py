@@ -1,0 +1,93 @@
+"""How a person names a box that they have: `user@host:port`, and what is said of everything else."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from gpurun.core.errors import UsageError
+
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
+_PASTED = re.compile(r"ssh\s+(?:-p\s*(?P<before>\d+)\s+)?(?P<login>[^\s-][^\s]*)(?:\s+-p\s*(?P<after>\d+))?\s*")
+_FORM = "Write user@host or user@host:port, for instance root@203.0.113.7:22022; IPv6 in brackets: root@[2001:db8::7]"
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who logs in where."""
+
+    user: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user}@{host}:{self.port}"
+
+
+def parse_host(text: str, *, name: str = "--host") -> Login:
+    """Read `user@host` or `user@host:port`; anything else is a UsageError that says what to write instead.
+
+    A password that somebody wrote into it is not repeated, and neither it nor the host is ever part of a command line.
+    """
+    pasted = _PASTED.fullmatch(text.strip())
+    login = (pasted["login"] if pasted else text.strip()).removeprefix("ssh://")
+    user, at, place = login.rpartition("@")
+    if ":" in user:
+        raise _malformed(f"{name} has a password in it.", "Leave the password out: gpurun logs in with a key.")
+    if pasted is not None:
+        port = pasted["before"] or pasted["after"]
+        meant = f"Write {name} {login}" + (f":{port}" if port else "")
+        raise _malformed(f"{name} takes the login alone, not an ssh command.", meant)
+    if not at:
+        hint = f"{_FORM}. Aliases of ~/.ssh/config are not read: `ssh -G NAME` shows what one stands for."
+        raise _malformed(f"{name} {text!r} does not say who logs in.", hint)
+    if not _USER.fullmatch(user):
+        raise _malformed(f"{name} {text!r}: {user!r} is not a user's name.", f"{_FORM}.")
+    host, port = _split(place, f"{name} {text!r}")
+    return Login(user, host, port)
+
+
+def _split(place: str, where: str) -> tuple[str, int]:
+    """Host and port; without a port it is 22."""
+    bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", place)
+    if bracketed is not None:
+        host, port = _ipv6(bracketed[1], where), bracketed[2]
+    else:
+        if place.count(":") > 1:
+            raise _malformed(f"{where}: an IPv6 address stands in brackets.", f"{_FORM}.")
+        name, colon, digits = place.partition(":")
+        host, port = _name(name, where), digits if colon else None
+    if port is None:
+        return host, 22
+    if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise _malformed(
+            f"{where}: {port!r} is not a port.", "A port is a number from 1 to 65535; without one it is 22."
+        )
+    return host, int(port)
+
+
+def _name(host: str, where: str) -> str:
+    """A host's name or IPv4 address, in lower case."""
+    if re.fullmatch(r"[\d.]+", host):
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError:
+            raise _malformed(f"{where}: {host!r} is not an address.", f"{_FORM}.") from None
+    if not _HOST_NAME.fullmatch(host):
+        what = f"{host!r} is not the name of a host" if host else "there is no host"
+        raise _malformed(f"{where}: {what}.", f"{_FORM}.")
+    return host.lower().rstrip(".")
+
+
+def _ipv6(text: str, where: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(text))
+    except ValueError:
+        raise _malformed(f"{where}: {text!r} is not an IPv6 address.", f"{_FORM}.") from None
+
+
+def _malformed(what: str, hint: str) -> UsageError:
+    return UsageError("host.malformed", what, hint=hint)
