@@ -1,0 +1,86 @@
+"""Whose credentials these are, and what they may not do that gpurun needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from gpurun.core.model import Account
+from gpurun.providers.aws.errors import NOT_ALLOWED, action_of, trouble
+from gpurun.providers.aws.image import PARAMETERS
+from gpurun.providers.aws.offers import PRICING_REGION
+from gpurun.providers.aws.wire import Refused, Wire
+from gpurun.providers.base import Rejected, Unknown
+
+_NO_INSTANCE, _NO_IMAGE = "i-00000000000000000", "ami-00000000000000000"
+# Dry runs: EC2 says whether it would, and does not. What it says first of a thing that is not there differs by action,
+# so that only a clear "not allowed" counts.
+_DRY: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("run_instances", {"ImageId": _NO_IMAGE, "InstanceType": "t3.micro", "MinCount": 1, "MaxCount": 1}),
+    ("terminate_instances", {"InstanceIds": [_NO_INSTANCE]}),
+    ("describe_instances", {}),
+    ("describe_security_groups", {}),
+    ("describe_volumes", {}),
+    ("describe_network_interfaces", {}),
+    ("describe_subnets", {}),
+    ("describe_instance_type_offerings", {}),
+    ("describe_spot_price_history", {}),
+    ("create_security_group", {"GroupName": "gpurun-dry-run", "Description": "gpurun"}),
+    ("delete_security_group", {"GroupId": "sg-00000000000000000"}),
+)
+
+
+def account_of(wire: Wire) -> Account:
+    """Who asks, what is missing, and how far the clocks are apart."""
+    told = whoami(wire)
+    missing = _missing(wire)
+    worry = wire.lasting()
+    return Account(
+        provider="aws",
+        identity=str(told.get("Arn") or told.get("Account")),
+        missing=(*missing, worry) if worry else missing,
+        clock_ahead_s=wire.clock_ahead_s,
+    )
+
+
+def whoami(wire: Wire) -> dict[str, Any]:
+    """Account, ARN and user id, as AWS knows them; SetupError when it does not."""
+    try:
+        return wire.call("sts", wire.region, "get_caller_identity")
+    except Refused as refused:
+        raise trouble(refused) from refused
+
+
+def may_launch(wire: Wire, region: str) -> bool:
+    """Whether anything could be started in a region; only a clear "not allowed" is a no."""
+    operation, asked = _DRY[0]
+    return not _denied(partial(wire.call, "ec2", region, operation, DryRun=True, **asked))
+
+
+def _missing(wire: Wire) -> tuple[str, ...]:
+    """The actions that are refused, by their IAM names; what gives no clear answer is not called missing."""
+    region = wire.region
+    asks: dict[str, Callable[[], object]] = {
+        operation: partial(wire.call, "ec2", region, operation, DryRun=True, **asked) for operation, asked in _DRY
+    }
+    asks["get_parameters_by_path"] = partial(
+        wire.call, "ssm", region, "get_parameters_by_path", Path=PARAMETERS, MaxResults=1
+    )
+    asks["get_products"] = partial(
+        wire.call, "pricing", PRICING_REGION, "get_products", ServiceCode="AmazonEC2", MaxResults=1
+    )
+    with ThreadPoolExecutor(max_workers=len(asks)) as pool:
+        denied = list(pool.map(_denied, asks.values()))
+    return tuple(action_of(operation) for operation, no in zip(asks, denied, strict=True) if no)
+
+
+def _denied(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except Refused as refused:
+        return refused.code in NOT_ALLOWED
+    except (Unknown, Rejected):
+        return False
+    return False

@@ -1,0 +1,63 @@
+"""Which machine image is booted: the one that was named, or the newest Deep Learning AMI that suits the trainer.
+
+A machine without a GPU boots the same image: it has torch, at the same place, and its driver does no harm there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpurun.providers.aws.wire import Wire
+from gpurun.providers.base import Rejected
+
+PARAMETERS = "/aws/service/deeplearning/ami/x86_64/"
+USER = "ubuntu"
+LEAST_TORCH = (2, 8)
+SYSTEMS = ("24.04", "22.04")
+WITHOUT_DRIVER = ("p2.", "p3.")
+"""Machine types whose cards the image's open kernel module does not drive."""
+
+_NAME = re.compile(
+    re.escape(PARAMETERS) + r"oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d\d\.\d\d)/latest/ami-id"
+)
+_ID = re.compile(r"ami-[0-9a-f]{8,32}")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in one region; `least_gb` is how large its first disk is made, so none can be smaller."""
+
+    id: str
+    root_device: str
+    least_gb: int
+
+
+def choose_image(wire: Wire, region: str, named: str) -> Image:
+    """The image to boot in a region; Rejected when there is none, or when the name is no AMI's."""
+    if named and not _ID.fullmatch(named):
+        raise Rejected(f"{named!r} is not the id of an AMI (--image ami-0123456789abcdef0)")
+    identifier = named or _newest(wire, region)
+    found = wire.call("ec2", region, "describe_images", ImageIds=[identifier]).get("Images") or []
+    if not found:
+        raise Rejected(f"there is no image {identifier} in {region}")
+    root = str(found[0].get("RootDeviceName") or "/dev/sda1")
+    disks = [disk.get("Ebs") or {} for disk in found[0].get("BlockDeviceMappings") or () if disk["DeviceName"] == root]
+    return Image(identifier, root, int(disks[0].get("VolumeSize") or 0) if disks else 0)
+
+
+def _newest(wire: Wire, region: str) -> str:
+    """The newest PyTorch, then the newest system that is known to suit; the list is AWS's own."""
+    best: tuple[tuple[int, int], str] | None = None
+    chosen = ""
+    for one in wire.pages("ssm", region, "get_parameters_by_path", "Parameters", Path=PARAMETERS, Recursive=True):
+        name = _NAME.fullmatch(str(one.get("Name")))
+        if name is None or name[3] not in SYSTEMS:
+            continue
+        rank = ((int(name[1]), int(name[2])), name[3])
+        if rank[0] >= LEAST_TORCH and (best is None or rank > best):
+            best, chosen = rank, str(one.get("Value"))
+    if not _ID.fullmatch(chosen):
+        least = ".".join(map(str, LEAST_TORCH))
+        raise Rejected(f"{region} lists no Deep Learning AMI with PyTorch {least} or newer; name one: --image ami-…")
+    return chosen

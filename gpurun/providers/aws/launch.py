@@ -1,0 +1,161 @@
+"""One instance, asked for once in each zone: which request is sent, and what its refusal means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from gpurun.core.clock import ticks
+from gpurun.core.model import Order
+from gpurun.core.money import Micros
+from gpurun.providers.aws.errors import refusal
+from gpurun.providers.aws.image import Image
+from gpurun.providers.aws.tags import client_token, marked
+from gpurun.providers.aws.wire import Refused, Told, Wire
+from gpurun.providers.base import NoCapacity, Rejected
+
+USER_DATA_LIMIT_BYTES = 16_384
+DISK_KIND = "gp3"
+# A group that was made a moment ago is not seen everywhere yet.
+_SETTLE_S, _SETTLE_POLL_S = 20.0, 2.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where a machine can be put: a VPC, and the subnet of each zone."""
+
+    vpc: str
+    subnets: dict[str, str]
+    chosen: bool
+    """Whether the user named the subnet, so that no other may be tried."""
+
+
+def network_of(wire: Wire, region: str, subnet: str | None) -> Network:
+    """The named subnet, or the default one of every zone; Rejected when there is none."""
+    asked: dict[str, Any] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+    if subnet:
+        asked = {"SubnetIds": [subnet]}
+    found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", **asked))
+    if not found:
+        make = f"aws ec2 create-default-vpc --region {region}"
+        raise Rejected(f"{region} has no default VPC; make one (`{make}`) or take another region")
+    vpc = str(found[0]["VpcId"])
+    zones = {str(one["AvailabilityZone"]): str(one["SubnetId"]) for one in found if one["VpcId"] == vpc}
+    return Network(vpc, zones, chosen=bool(subnet))
+
+
+def launch(wire: Wire, order: Order, image: Image, network: Network, group: str) -> Told:
+    """The instance as EC2 answers it.
+
+    First where EC2 likes, then in each zone. A doubt ends it: no other zone is asked while there may be an instance.
+    """
+    region, offer = order.offer.region, order.offer
+    refused = NoCapacity("no zone was asked")
+    for zone, subnet in _places(wire, order, network):
+        request = request_for(order, image, group, zone, subnet)
+        try:
+            answer = _run(wire, region, request)
+        except Refused as error:
+            judged = refusal(error, offer.type_id, region, spot=offer.spot)
+            if not isinstance(judged, NoCapacity):
+                raise judged from error
+            refused = NoCapacity(f"{offer.type_id} in {zone or region}: {judged}")
+            continue
+        return _the_one(answer)
+    raise refused
+
+
+def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) -> dict[str, Any]:
+    """The whole request; the same order gives the same bytes."""
+    if order.disk_gb and order.disk_gb < image.least_gb:
+        raise Rejected(
+            f"the image {image.id} needs a disk of {image.least_gb} GB, and {order.disk_gb} were planned and paid "
+            f"for; plan with --set hardware.disk_gb={image.least_gb}"
+        )
+    interface: dict[str, Any] = {
+        "DeviceIndex": 0,
+        "Groups": [group],
+        "AssociatePublicIpAddress": True,
+        "DeleteOnTermination": True,
+    }
+    disk = {"VolumeType": DISK_KIND, "DeleteOnTermination": True}
+    kinds = ["instance", "volume", "network-interface"]
+    request: dict[str, Any] = {
+        "ImageId": image.id,
+        "InstanceType": order.offer.type_id,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": client_token(order.token, zone),
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "UserData": _user_data(order),
+        "NetworkInterfaces": [{**interface, "SubnetId": subnet} if subnet else interface],
+        "BlockDeviceMappings": [
+            {"DeviceName": image.root_device, "Ebs": {**disk, "VolumeSize": order.disk_gb or image.least_gb}}
+        ],
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
+    }
+    if order.offer.spot:
+        request["InstanceMarketOptions"] = _spot(order.offer.rate_micros_per_hour)
+        kinds.append("spot-instances-request")
+    return {**request, "TagSpecifications": marked(order, *kinds)}
+
+
+def _places(wire: Wire, order: Order, network: Network) -> Iterator[tuple[str, str]]:
+    """Zone and subnet of each launch; the zones that sell the type are looked up only once they are needed."""
+    if network.chosen:
+        yield from network.subnets.items()
+        return
+    yield "", ""
+    selling = zones_selling(wire, order.offer.region, [order.offer.type_id])
+    yield from (
+        (zone, network.subnets[zone]) for zone in sorted(selling[order.offer.type_id]) if zone in network.subnets
+    )
+
+
+def zones_selling(wire: Wire, region: str, types: list[str]) -> dict[str, list[str]]:
+    """In which zones of a region each machine type is offered; an empty list where it is not."""
+    zones: dict[str, list[str]] = {one: [] for one in types}
+    wanted = [{"Name": "instance-type", "Values": types}]
+    for told in wire.pages(
+        "ec2", region, "describe_instance_type_offerings", "InstanceTypeOfferings",
+        LocationType="availability-zone", Filters=wanted,
+    ):  # fmt: skip
+        zones.get(str(told.get("InstanceType")), []).append(str(told.get("Location")))
+    return zones
+
+
+def _run(wire: Wire, region: str, request: dict[str, Any]) -> Told:
+    """Send a launch; again, with the same key, while EC2 does not see the new firewall group yet."""
+    for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
+        try:
+            return wire.call("ec2", region, "run_instances", once=True, **request)
+        except Refused as refused:
+            if refused.code != "InvalidGroup.NotFound" or elapsed >= _SETTLE_S:
+                raise
+    raise Rejected(f"{region} does not see the firewall group that was made for this")
+
+
+def _the_one(answer: Told) -> Told:
+    found: list[Told] = answer.get("Instances") or [{}]
+    return found[0]
+
+
+def _user_data(order: Order) -> str:
+    """What arms the machine's own timer and its host key; without it nothing may be launched."""
+    from gpurun.providers import guard
+
+    if order.keys is None:
+        raise Rejected("an instance needs the run's keys before it boots")
+    text: str = guard.aws_user_data(deadline_wall=order.deadline_wall, lease_s=order.lease_s, keys=order.keys)
+    if len(text.encode()) > USER_DATA_LIMIT_BYTES:
+        raise Rejected(f"the machine's user data is larger than {USER_DATA_LIMIT_BYTES} bytes")
+    return text
+
+
+def _spot(rate: Micros) -> dict[str, Any]:
+    """Bid no more than was agreed to: above that AWS takes the machine away instead of billing more."""
+    options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    price = format(Decimal(rate).scaleb(-6), "f")
+    return {"MarketType": "spot", "SpotOptions": {**options, "MaxPrice": price}}

@@ -1,0 +1,127 @@
+"""What EC2 has on sale for a need: where it is offered, and the price that AWS tells today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from gpurun.core.errors import SetupError
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.money import Micros, usd
+from gpurun.providers.aws.image import WITHOUT_DRIVER
+from gpurun.providers.aws.launch import zones_selling
+from gpurun.providers.aws.wire import Refused, Told, Wire
+from gpurun.providers.base import Rejected, Unknown
+
+PRICING_REGION = "us-east-1"
+"""Pricing is a service of a few regions, about all of them."""
+_HOUR = "Hrs"
+_FIELDS = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
+
+
+def offers_for_need(wire: Wire, need: GpuNeed, known: Sequence[Offer], *, spot: bool) -> list[Offer]:
+    """The known machine types with so many GPUs, in the chosen region or else in each row's own, at today's price."""
+    rows = [row for row in known if row.gpu_count == need.count and not row.type_id.startswith(WITHOUT_DRIVER)]
+    by_region: dict[str, list[Offer]] = {}
+    for row in rows:
+        by_region.setdefault(wire.chosen_region or row.region, []).append(row)
+    found = []
+    for region, here in by_region.items():
+        zones = zones_selling(wire, region, [row.type_id for row in here])
+        sold = [row for row in here if zones[row.type_id]]
+        found += list(_on_spot(wire, region, sold) if spot else _on_demand(wire, region, sold))
+    return found
+
+
+def _on_demand(wire: Wire, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
+    """By the Pricing API; else by the catalogue, for the region that its price is of."""
+    for row in rows:
+        try:
+            price = _listed_price(wire, region, row.type_id)
+        except (Refused, Unknown, Rejected, SetupError) as error:
+            if row.region != region:
+                raise Unknown(f"the price of {row.type_id} in {region} cannot be read: {error}") from error
+            dated = row.price_source.partition(" (")[0]
+            yield row.model_copy(update={"price_source": f"{dated} (Pricing API: {_in_short(error)})"})
+            continue
+        if price is not None:
+            yield row.model_copy(
+                update={"region": region, "rate_micros_per_hour": price, "price_source": "Pricing API"}
+            )
+
+
+def _on_spot(wire: Wire, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
+    """By the newest spot price of the cheapest zone, which then is the most that is bid."""
+    if not rows:
+        return
+    lowest: dict[str, Micros] = {}
+    for told in wire.pages(
+        "ec2",
+        region,
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        InstanceTypes=[row.type_id for row in rows],
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=datetime.fromtimestamp(wire.clock.wall(), UTC),
+    ):
+        price = _dollars(told.get("SpotPrice"))
+        kind = str(told.get("InstanceType"))
+        if price is not None and (kind not in lowest or price < lowest[kind]):
+            lowest[kind] = price
+    for row in rows:
+        if row.type_id in lowest:
+            yield row.model_copy(
+                update={
+                    "region": region,
+                    "rate_micros_per_hour": lowest[row.type_id],
+                    "price_source": "spot price history",
+                    "spot": True,
+                }
+            )
+
+
+def _listed_price(wire: Wire, region: str, type_id: str) -> Micros | None:
+    """The dearest on-demand price that is listed; None when it is not sold so. An unreadable list is Unknown."""
+    wanted = {**_FIELDS, "instanceType": type_id, "regionCode": region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    asked: dict[str, Any] = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": filters}
+    products = list(wire.pages("pricing", PRICING_REGION, "get_products", "PriceList", **asked))
+    prices: list[Micros] = []
+    for text in products:
+        try:
+            prices.extend(_prices_in(json.loads(text)))
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+            raise Unknown("its answer cannot be read") from error
+    return max(prices, default=None)
+
+
+def _prices_in(product: Told) -> Iterator[Micros]:
+    """Every hourly on-demand price of one product; capacity blocks are another kind of sale."""
+    if product["product"]["attributes"].get("marketoption", "OnDemand") != "OnDemand":
+        return
+    for term in product["terms"].get("OnDemand", {}).values():
+        for dimension in term["priceDimensions"].values():
+            price = _dollars(dimension["pricePerUnit"].get("USD"))
+            if dimension.get("unit", _HOUR) == _HOUR and price is not None:
+                yield price
+
+
+def _dollars(told: object) -> Micros | None:
+    """A price as AWS writes it, a string; None for what is none, which includes zero."""
+    try:
+        amount = Decimal(str(told))
+    except InvalidOperation:
+        return None
+    return usd(amount) if amount.is_finite() and 0 < amount < 1_000_000 else None
+
+
+def _in_short(error: Exception) -> str:
+    return error.code if isinstance(error, Refused | SetupError) else "no clear answer"

@@ -1,0 +1,178 @@
+"""The six verbs on EC2, and what a rental leaves beside its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TypeVar
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
+from gpurun.providers.aws.account import account_of, may_launch
+from gpurun.providers.aws.errors import NOT_ALLOWED, preparing, trouble
+from gpurun.providers.aws.image import Image, choose_image
+from gpurun.providers.aws.launch import launch, network_of
+from gpurun.providers.aws.offers import offers_for_need
+from gpurun.providers.aws.reading import NOT_THERE, instance_of, instances_in, place_of, read_instance
+from gpurun.providers.aws.schedule import arm_schedule
+from gpurun.providers.aws.side import leftovers_in, make_group, public_address, remove_leftover
+from gpurun.providers.aws.wire import Refused, Wire, everywhere
+from gpurun.providers.base import Traits, Unknown
+
+T = TypeVar("T")
+
+
+class AwsProvider:
+    """EC2 in the region that is named here, or in the SDK's own; what exists is looked for in every region.
+
+    `subnet` takes the place of the default VPC's; `my_address` tells the address that the firewall lets in.
+    """
+
+    name = "aws"
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        region: str | None = None,
+        spot: bool = False,
+        subnet: str | None = None,
+        my_address: Callable[[], str] | None = None,
+    ) -> None:
+        self._wire = Wire(clock, region)
+        self._spot = spot
+        self._subnet = subnet
+        self._my_address = my_address or partial(public_address, clock)
+        self._images: dict[tuple[str, str], Image] = {}
+        self._homes: dict[str, str] = {}  # The region of each token: a token is sent to one region only.
+        self._closed: set[str] = set()
+
+    @cached_property
+    def traits(self) -> Traits:
+        """EC2 shows a new instance within seconds, and lists the dead as such for about an hour."""
+        region = self._wire.region
+        return Traits(
+            settle_s=120.0,
+            poll_s=5.0,
+            death_reads=3,
+            death_spread_s=30.0,
+            teardown=Teardown.DESTROYED,
+            console_url=f"https://{region}.console.aws.amazon.com/ec2/home?region={region}#Instances:tag-key=gpurun:run",
+        )
+
+    def verify(self) -> Account:
+        """Ask who this is, and by dry runs what it may not do; credentials that may end too early are among that."""
+        return account_of(self._wire)
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        """The known types that are offered in the region, on demand or (with `spot`) on spot, never both."""
+        try:
+            return offers_for_need(self._wire, need, known, spot=self._spot)
+        except Refused as refused:
+            raise trouble(refused) from refused
+
+    def create(self, order: Order) -> Instance:
+        """Make the firewall group, send the launch, and set the outside schedule if the account has its role.
+
+        The launch carries the token as its idempotency key. The second call for an order gives what the first made.
+        """
+        region = order.offer.region
+        self._homes[order.token] = region
+        try:
+            for one in instances_in(self._wire, region, order.token):
+                if one.state is not InstanceState.GONE:
+                    return one
+            image = self._image(region, order.image)
+            network = network_of(self._wire, region, self._subnet)
+            group = make_group(self._wire, order, network.vpc, self._my_address)
+        except Refused as refused:
+            raise preparing(refused) from refused
+        made = instance_of(region, launch(self._wire, order, image, network, group))
+        arm_schedule(self._wire, order, made.id.rpartition("/")[2])
+        return made
+
+    def find(self, token: str | None) -> list[Instance]:
+        """All that bears the token, the terminated of the last hour too, as long as EC2 lists them."""
+        answers = self._everywhere(token, lambda region: instances_in(self._wire, region, token))
+        found = [one for here in answers for one in here]
+        if token and found:
+            self._homes[token] = found[0].region
+        return sorted(found, key=lambda one: (one.created_wall or 0.0, one.id))
+
+    def read(self, instance_id: str) -> Instance:
+        """One instance; its id names the region, so nobody else is asked."""
+        try:
+            return read_instance(self._wire, instance_id)
+        except Refused as refused:
+            raise trouble(refused) from refused
+
+    def destroy(self, instance_id: str) -> None:
+        """Terminate it; a one-time spot request ends with its instance."""
+        region, identifier = place_of(instance_id)
+        try:
+            self._wire.call("ec2", region, "terminate_instances", InstanceIds=[identifier])
+        except Refused as refused:
+            if refused.code not in NOT_THERE:
+                raise trouble(refused) from refused
+
+    def leftovers(self, token: str | None) -> list[Leftover]:
+        """Firewall groups, volumes and network cards that no machine holds, and schedules."""
+        answers = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
+        return [one for here in answers for one in here]
+
+    def remove(self, leftover: Leftover) -> None:
+        """Ask for the removal of one; Unknown while something still needs it."""
+        remove_leftover(self._wire, leftover)
+
+    def _image(self, region: str, named: str) -> Image:
+        """The image of a region, chosen once: the same order must be the same request."""
+        if (region, named) not in self._images:
+            self._images[region, named] = choose_image(self._wire, region, named)
+        return self._images[region, named]
+
+    @cached_property
+    def _regions(self) -> list[str]:
+        """Every region that the account has switched on."""
+        try:
+            told = self._wire.call("ec2", self._wire.region, "describe_regions").get("Regions") or []
+        except Refused as refused:
+            raise trouble(refused) from refused
+        names = [str(one["RegionName"]) for one in told]
+        if not names:
+            raise Unknown("AWS names no region")
+        return names
+
+    def _everywhere(self, token: str | None, look: Callable[[str], list[T]]) -> list[list[T]]:
+        """What each region answers: the token's own, where that is known; else all that are switched on.
+
+        A region that does not answer makes the whole Unknown, unless what was looked for was found elsewhere, or
+        nothing can be there: these credentials may neither look into it nor launch in it.
+        """
+        home = self._homes.get(token or "")
+        told, silent = everywhere([home] if home else self._regions, look)
+        if token and any(told.values()):
+            return list(told.values())
+        doubtful = {region: error for region, error in silent.items() if home or not self._is_closed(region, error)}
+        if doubtful:
+            raise _unseen(doubtful, all_of_them=not told)
+        return list(told.values())
+
+    def _is_closed(self, region: str, error: Exception) -> bool:
+        """Whether an organisation's policy shuts a region; the chosen one is never taken for that."""
+        if region in self._closed:
+            return True
+        denied = isinstance(error, Refused) and error.code in NOT_ALLOWED
+        if denied and region != self._wire.region and not may_launch(self._wire, region):
+            self._closed.add(region)
+        return region in self._closed
+
+
+def _unseen(silent: dict[str, Exception], *, all_of_them: bool) -> SetupError | Unknown:
+    """Why no answer can be given; where nobody answered for one reason, that reason is about the key."""
+    first = next(iter(silent.values()))
+    judged = trouble(first) if isinstance(first, Refused) else first
+    if all_of_them and isinstance(judged, SetupError):
+        return judged
+    reasons = "; ".join(f"{region}: {error}" for region, error in sorted(silent.items()))
+    return Unknown(f"AWS did not let itself be looked at everywhere ({reasons})")

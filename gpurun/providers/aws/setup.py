@@ -1,0 +1,114 @@
+"""What an account needs once: the role of the outside schedules, and the policy of whoever uses gpurun."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.core.errors import SetupError
+from gpurun.providers.aws.account import whoami
+from gpurun.providers.aws.errors import NOT_ALLOWED, trouble
+from gpurun.providers.aws.schedule import ROLE, role_arn
+from gpurun.providers.aws.wire import Refused, Wire
+
+POLICY = "gpurun-terminate"
+_EC2 = (
+    "RunInstances CreateTags TerminateInstances DescribeInstances DescribeRegions DescribeInstanceTypeOfferings "
+    "DescribeImages DescribeSubnets DescribeSpotPriceHistory DescribeSecurityGroups CreateSecurityGroup "
+    "AuthorizeSecurityGroupIngress DeleteSecurityGroup DescribeVolumes DeleteVolume DescribeNetworkInterfaces "
+    "DeleteNetworkInterface"
+)
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """The role as it is to be: who may take it, and what it may do. `arn` is None while there is none."""
+
+    account: str
+    partition: str
+    arn: str | None
+    trust: dict[str, Any]
+    policy: dict[str, Any]
+
+
+def plan_role(wire: Wire) -> RolePlan:
+    """The role for this account, and whether there is one by its name; it changes nothing."""
+    told = whoami(wire)
+    account, partition = str(told["Account"]), str(told["Arn"]).split(":")[1]
+    trust = {
+        "Effect": "Allow",
+        "Principal": {"Service": "scheduler.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+        # Nobody else's schedule may borrow it.
+        "Condition": {"StringEquals": {"aws:SourceAccount": account}},
+    }
+    policy = {
+        "Effect": "Allow",
+        "Action": "ec2:TerminateInstances",
+        "Resource": f"arn:{partition}:ec2:*:{account}:instance/*",
+        # Only what gpurun made.
+        "Condition": {"Null": {"aws:ResourceTag/gpurun:run": "false"}},
+    }
+    try:
+        arn = role_arn(wire, wire.region)
+    except Refused as refused:
+        raise _by_hand(refused, _document(trust), _document(policy)) from refused
+    return RolePlan(account, partition, arn, _document(trust), _document(policy))
+
+
+def make_role(wire: Wire, plan: RolePlan) -> str:
+    """Make the role, or bring the one that is there to what it should be; its ARN.
+
+    Not being allowed to is a SetupError that says what somebody else has to type.
+    """
+    trust, policy, region = json.dumps(plan.trust), json.dumps(plan.policy), wire.region
+    about = "Lets EventBridge Scheduler end the instances that gpurun rented, at their deadline."
+    try:
+        if plan.arn is None:
+            made = wire.call(
+                "iam", region, "create_role", RoleName=ROLE, AssumeRolePolicyDocument=trust, Description=about
+            )
+            arn = str(made["Role"]["Arn"])
+        else:
+            arn = plan.arn
+            wire.call("iam", region, "update_assume_role_policy", RoleName=ROLE, PolicyDocument=trust)
+        wire.call("iam", region, "put_role_policy", RoleName=ROLE, PolicyName=POLICY, PolicyDocument=policy)
+    except Refused as refused:
+        raise _by_hand(refused, plan.trust, plan.policy) from refused
+    return arn
+
+
+def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
+    """The same by hand, for whoever may."""
+    return [
+        f"aws iam create-role --role-name {ROLE} --assume-role-policy-document '{json.dumps(trust)}'",
+        f"aws iam put-role-policy --role-name {ROLE} --policy-name {POLICY} --policy-document '{json.dumps(policy)}'",
+    ]
+
+
+def user_policy(plan: RolePlan) -> dict[str, Any]:
+    """The least that the credentials of a gpurun user must be allowed."""
+    actions = [f"ec2:{name}" for name in _EC2.split()]
+    actions += ["ssm:GetParametersByPath", "pricing:GetProducts", "sts:GetCallerIdentity", "iam:GetRole"]
+    actions += [f"scheduler:{name}" for name in ("CreateSchedule", "DeleteSchedule", "ListSchedules")]
+    allowed = {"Effect": "Allow", "Action": actions, "Resource": "*"}
+    role = f"arn:{plan.partition}:iam::{plan.account}:role/{ROLE}"
+    passed = {"Effect": "Allow", "Action": "iam:PassRole", "Resource": role}
+    # The first spot instance of an account makes this one.
+    service = {"StringLike": {"iam:AWSServiceName": "spot.amazonaws.com"}}
+    spot = {"Effect": "Allow", "Action": "iam:CreateServiceLinkedRole", "Resource": "*", "Condition": service}
+    return {"Version": "2012-10-17", "Statement": [allowed, passed, spot]}
+
+
+def _document(statement: dict[str, Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": [statement]}
+
+
+def _by_hand(refused: Refused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
+    """What to tell somebody who may not make roles."""
+    if refused.code not in NOT_ALLOWED:
+        return trouble(refused)
+    what = f"These AWS credentials may not make the role {ROLE} ({refused})."
+    hint = "Give this to somebody who may, then run it again:\n" + "\n".join(commands(trust, policy))
+    return SetupError("aws.role_not_allowed", what, hint=hint)

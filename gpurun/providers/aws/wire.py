@@ -1,0 +1,235 @@
+"""The way to AWS: the only room that touches boto3, and the only one that decides what is asked twice.
+
+The SDK's own repeating is off. It would repeat a launch for which there is no capacity, and a launch whose answer was
+lost; and it would sleep where nobody counts.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from gpurun import __version__
+from gpurun.core.clock import Clock, utc
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import SetupError
+from gpurun.providers.base import Rejected, Unknown
+
+Told = dict[str, Any]
+"""An answer as boto3 gives it."""
+
+T = TypeVar("T")
+FALLBACK_REGION = "us-east-1"
+CONNECT_S, READ_S = 5, 30
+PATIENCE_S = 60.0
+_LOST_TRIES = 3
+_MOST_PAGES = 1_000
+_AT_ONCE = 20
+_READING = ("describe_", "get_", "list_", "dry_")
+_TOO_FAST = frozenset(
+    {"RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException",
+     "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded", "EC2ThrottledException", "SlowDown"}
+)  # fmt: skip
+_NO_WAY = (
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "NoRegionError",
+    "InvalidRegionError", "InvalidConfigError", "ConfigParseError", "ConfigNotFound", "InfiniteLoopConfigError",
+    "TokenRetrievalError", "NoAuthTokenError", "SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
+    "PendingAuthorizationExpiredError", "LoginError", "UnknownCredentialError", "RefreshWithMFAUnsupportedError",
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """AWS answered with an error; what that means is for whoever asked to judge."""
+
+    def __init__(self, operation: str, code: str, words: str, status: int) -> None:
+        super().__init__(f"{code}: {words}")
+        self.operation = operation
+        self.code = code
+        self.status = status
+
+
+class Wire:
+    """One set of credentials, as the SDK finds them, and a client for each service and region."""
+
+    clock_ahead_s: float | None = None
+    """How far this machine's clock is ahead of AWS's, by the last Date header; None before there was one."""
+
+    def __init__(self, clock: Clock, region: str | None = None) -> None:
+        self.clock = clock
+        self._given = region
+        self._session: Any = None
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def chosen_region(self) -> str | None:
+        """The region that was named, here or in the SDK's own configuration; None when nobody named one."""
+        return self._given or self._opened().region_name
+
+    @property
+    def region(self) -> str:
+        """Where questions are asked that are about no region."""
+        return self.chosen_region or FALLBACK_REGION
+
+    def call(self, service: str, region: str, operation: str, *, once: bool = False, **asked: Any) -> Told:
+        """Ask, and return the answer; Refused when AWS says no, Unknown when it says nothing clear.
+
+        "Not so fast" is waited out. A lost answer or a server's error is asked for again, but not with `once`: there
+        the first has to be judged, since what was asked for may have been done.
+        """
+        started, lost = self.clock.monotonic(), 0
+        for attempt in range(1_000):
+            try:
+                return self._send(service, region, operation, asked)
+            except Refused as refused:
+                too_fast = refused.code in _TOO_FAST
+                if not too_fast and (once or refused.status < 500):
+                    raise
+                lost += 0 if too_fast else 1
+                trouble = Unknown(f"AWS {region} gave no clear answer to {operation}: {refused}")
+            except Unknown as unknown:
+                if once:
+                    raise
+                lost, trouble = lost + 1, unknown
+            pause_s = min(20.0, 0.5 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+            if lost >= _LOST_TRIES or self.clock.monotonic() - started + pause_s > PATIENCE_S:
+                raise trouble
+            self.clock.sleep(pause_s)
+        raise Unknown(f"AWS {region} takes no more requests for now")
+
+    def pages(self, service: str, region: str, operation: str, key: str, **asked: Any) -> Iterator[Any]:
+        """Every item of a listing, over all its pages; Unknown when it does not end."""
+        more: Told = {}
+        for _ in range(_MOST_PAGES):
+            answer = self.call(service, region, operation, **asked, **more)
+            yield from answer.get(key) or ()
+            token = answer.get("NextToken")
+            if not token:
+                return
+            if more.get("NextToken") == token:
+                break
+            more = {"NextToken": token}
+        raise Unknown(f"AWS {region} does not come to an end of {operation}")
+
+    def is_near(self, service: str, region: str) -> bool:
+        """Whether the endpoint is on this machine, which only an emulator's is."""
+        host = urlsplit(self._client(service, region).meta.endpoint_url).hostname or ""
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    def serves(self, service: str, region: str) -> bool:
+        """Whether a service is known to be in a region, as far as the SDK knows."""
+        return region in self._opened().get_available_regions(service)
+
+    def lasting(self) -> str:
+        """Empty when the credentials renew themselves or never end; else what is to be feared, in words."""
+        try:
+            found = self._opened().get_credentials()
+            token = found.get_frozen_credentials().token if found else None
+        except Exception as error:
+            raise _told(error, "credentials", self.region) from error
+        if found is None or not token or found.method not in ("env", "shared-credentials-file", "config-file"):
+            return ""
+        ends = getattr(found, "_expiry_time", None)
+        when = f"end at {utc(ends.timestamp())}" if isinstance(ends, datetime) else "are temporary"
+        return f"credentials that outlast the run (these {when}; without them only the machine's own timer ends it)"
+
+    def _send(self, service: str, region: str, operation: str, asked: Told) -> Told:
+        """One exchange; everything that the SDK may raise becomes one of four things."""
+        client = self._client(service, region)
+        changes = not operation.startswith(_READING) and not asked.get("DryRun")
+        if changes:
+            crashpoint(f"before aws.{operation}")
+        sent_wall = self.clock.wall()
+        try:
+            answer: Told = getattr(client, operation)(**asked)
+        except Exception as error:
+            raise _told(error, operation, region) from error
+        if changes:
+            crashpoint(f"after aws.{operation}")
+        self._compare_clocks(answer, (sent_wall + self.clock.wall()) / 2)
+        return answer
+
+    def _compare_clocks(self, answer: Told, wall: float) -> None:
+        """Remember the skew; a Date header names whole seconds, so half a second more is meant."""
+        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        try:
+            self.clock_ahead_s = round(wall - parsedate_to_datetime(date).timestamp() - 0.5, 1)
+        except (ValueError, TypeError, OverflowError):
+            return
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._session is None:
+                import boto3  # type: ignore[import-untyped]
+
+                try:
+                    self._session = boto3.session.Session()
+                except Exception as error:
+                    raise _told(error, "opening", self._given or "") from error
+            return self._session
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:  # Making one is not safe for threads; using one is.
+            client = self._clients.get((service, region))
+            if client is None:
+                from botocore.config import Config  # type: ignore[import-untyped]
+
+                config = Config(
+                    connect_timeout=CONNECT_S,
+                    read_timeout=READ_S,
+                    retries={"mode": "standard", "total_max_attempts": 1},
+                    user_agent_extra=f"gpurun/{__version__}",
+                )
+                try:
+                    client = self._opened().client(service, region_name=region, config=config)
+                except Exception as error:
+                    raise _told(error, service, region) from error
+                self._clients[service, region] = client
+            return client
+
+
+def everywhere(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
+    """Look at several regions at the same time: what each answered, and the trouble of those that did not."""
+
+    def one(region: str) -> T | Exception:
+        try:
+            return look(region)
+        except (Unknown, Refused, SetupError) as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(regions)))) as pool:
+        answers = dict(zip(regions, pool.map(one, regions), strict=True))
+    told = {region: answer for region, answer in answers.items() if not isinstance(answer, Exception)}
+    return told, {region: answer for region, answer in answers.items() if isinstance(answer, Exception)}
+
+
+def _told(error: Exception, operation: str, region: str) -> Exception:
+    """What went wrong, in gpurun's terms: AWS refused, there is no way to ask, or nothing is known."""
+    from botocore.exceptions import (  # type: ignore[import-untyped]
+        ClientError,
+        ParamValidationError,
+    )
+
+    if isinstance(error, Unknown | Refused | SetupError | Rejected):
+        return error
+    if isinstance(error, ClientError):
+        told = error.response.get("Error", {})
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+        words = str(told.get("Message") or "").partition("Encoded authorization failure message")[0]
+        return Refused(operation, str(told.get("Code") or "?"), " ".join(words.split())[:500], status)
+    if isinstance(error, ParamValidationError):
+        return Rejected(f"{operation} was not sent: the SDK does not take it")
+    if {cls.__name__ for cls in type(error).__mro__} & set(_NO_WAY):
+        hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; then `gpurun doctor`."
+        return SetupError("auth.aws", f"The AWS SDK finds no usable credentials: {error}.", hint=hint)
+    return Unknown(f"AWS {region} gave no answer to {operation}: {error or type(error).__name__}")

@@ -1,0 +1,7 @@
+"""Lambda Cloud: instances over REST v1, which has no idempotency key, no launch time and no timer of its own."""
+
+from __future__ import annotations
+
+from gpurun.providers.lambdalabs.provider import LambdaProvider, Pace
+
+__all__ = ["LambdaProvider", "Pace"]

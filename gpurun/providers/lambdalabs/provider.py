@@ -1,0 +1,206 @@
+"""The six verbs on Lambda, the key that a rental leaves, and the timer that has to be handed over.
+
+A launch has no idempotency key: an instance is known by its tags and its name. Nothing at Lambda ends a machine by
+itself, and one that powers itself off is billed on: only a call to the API ends it, from here or from the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.core.clock import Clock, utc
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
+from gpurun.core.secrets import Secret
+from gpurun.providers._http import Answer, Http
+from gpurun.providers.base import Hand, Rejected, Traits, Unknown
+from gpurun.providers.lambdalabs import ssh_keys
+from gpurun.providers.lambdalabs.answers import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
+from gpurun.providers.lambdalabs.instances import body_of, checked_id, instance_of, is_id, launched
+
+_BILLING_UNIT_S = 60
+_TRAITS = Traits(
+    settle_s=120.0,
+    poll_s=10.0,
+    death_reads=3,
+    death_spread_s=30.0,
+    teardown=Teardown.DESTROYED,
+    console_url="https://cloud.lambda.ai/instances",
+)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What Lambda bears: so many seconds between two requests, and between two launches; it answers 429 to more.
+
+    A launch is waited for long, since its answer is worth it; a terminate shortly, since it is known to hang.
+    """
+
+    request_s: float = 1.1
+    launch_s: float = 12.0
+    launch_limit_s: float = 60.0
+    terminate_limit_s: float = 15.0
+
+
+class LambdaProvider:
+    """Lambda under one key; `guard_key` is put on each machine, so that it can end itself."""
+
+    name = "lambda"
+
+    def __init__(
+        self,
+        key: Secret,
+        clock: Clock,
+        *,
+        base_url: str = "https://cloud.lambda.ai/api/v1",
+        guard_key: Secret | None = None,
+        traits: Traits = _TRAITS,
+        pace: Pace = Pace(),
+    ) -> None:
+        self.traits = traits
+        self._clock = clock
+        self._base_url = base_url.rstrip("/")
+        self._guard_key = guard_key
+        self._pace = pace
+        self._launched_mono = float("-inf")
+        headers = {"Authorization": f"Bearer {key.reveal()}"}
+        self._http = Http(self._base_url, headers=headers, clock=clock, name="lambda", least_gap_s=pace.request_s)
+
+    def verify(self) -> Account:
+        """Read the list of instances, by which all is found again. Lambda tells no name of the account."""
+        self._instances()
+        return Account(provider=self.name, identity="Lambda account", clock_ahead_s=self._http.clock_ahead_s)
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        """The known types at their price of now, once for each region that has one left."""
+        types = data_of(self._http.request("GET", "/instance-types"), dict)
+        stamp = utc(self._clock.wall())
+        now = {
+            "billing_unit_s": _BILLING_UNIT_S,
+            "price_source": f"live {stamp[:10]} {stamp[11:16]} UTC",
+            "dies_by_itself": "yes · key on the box" if self._guard_key else "NO · laptop only",
+        }
+        found = []
+        for row in {one.type_id: one for one in known if one.gpu_count == need.count}.values():
+            entry = part(types, row.type_id)
+            kind = part(entry, "instance_type")
+            rate = hourly(kind.get("price_cents_per_hour"))
+            told = (kind.get("name"), part(kind, "specs").get("gpus"))
+            if rate is None or told != (row.type_id, row.gpu_count):
+                continue  # Sold no more, or not what it was: an instance of it would be refused when it is read back.
+            for region in _regions(entry.get("regions_with_capacity_available")):
+                found.append(row.model_copy(update={**now, "region": region, "rate_micros_per_hour": rate}))
+        return found
+
+    def create(self, order: Order) -> Instance:
+        """Register the run's key, then launch. What is told is the id alone: the rate is for `read` to tell.
+
+        No second call is made for more, since whatever happened to it would put the id at risk.
+        """
+        from gpurun.providers.guard import lambda_user_data
+
+        if order.keys is None:
+            raise Rejected("Lambda launches nothing without an SSH key")
+        body = body_of(order, lambda_user_data(keys=order.keys))
+        key_name = ssh_keys.register(self._http, order, order.keys.client_public)
+        answer = self._launch({**body, "ssh_key_names": [key_name]})
+        if not is_success(answer):
+            told = refusal(answer)
+            if not isinstance(told, Unknown):
+                self._forget_key(order.token)
+            raise told
+        return launched(order, _launched_id(answer))
+
+    def find(self, token: str | None) -> list[Instance]:
+        """Every instance that bears the token by its tags or its name, the terminated too as long as they are listed.
+
+        Lambda tells no time of launch, so instead of the oldest the lowest id comes first: any order will do where
+        everybody who looks at two of one token takes the same one for the first.
+        """
+        ours = [one for one in self._instances() if one.token and token in (None, one.token)]
+        return sorted(ours, key=lambda one: one.id)
+
+    def read(self, instance_id: str) -> Instance:
+        """One instance; GONE only when Lambda says that it is terminated, or by its code that there is none."""
+        answer = self._http.request("GET", f"/instances/{checked_id(instance_id)}")
+        if answer.status == 404 and code_of(answer) == NOT_THERE:
+            return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
+        read = instance_of(data_of(answer, dict))
+        if read.id != instance_id:
+            raise Unknown(f"Lambda told of {read.id} when it was asked about {instance_id}")
+        return read
+
+    def destroy(self, instance_id: str) -> None:
+        """Terminate it. An answer that does not come soon is Unknown: asking again harms nobody."""
+        answer = self._http.request(
+            "POST",
+            "/instance-operations/terminate",
+            body={"instance_ids": [checked_id(instance_id)]},
+            timeout_s=self._pace.terminate_limit_s,
+        )
+        if not is_success(answer) and code_of(answer) != NOT_THERE:
+            raise trouble(answer)
+
+    def leftovers(self, token: str | None) -> list[Leftover]:
+        """The SSH keys of rentals; each says in its comment when it is no longer needed."""
+        return ssh_keys.left(self._http, token)
+
+    def remove(self, leftover: Leftover) -> None:
+        """Ask for the removal of a key; Unknown while a machine still holds on to it."""
+        ssh_keys.remove(self._http, leftover)
+
+    def hand(self, instance: Instance) -> Hand | None:
+        """The loop that ends the machine from within, with the guard key; None without one.
+
+        Unknown when the instance tells no deadline: a timer without one would be none.
+        """
+        from gpurun.providers.guard import lambda_hand
+
+        if self._guard_key is None:
+            return None
+        if instance.deadline_wall is None:
+            raise Unknown(f"{instance.id} does not tell its deadline, so its timer cannot be set")
+        script = lambda_hand(
+            base_url=self._base_url,
+            instance_id=checked_id(instance.id),
+            deadline_wall=instance.deadline_wall,
+            lease_s=max(1, int(instance.deadline_wall - self._clock.wall())),
+        )
+        return Hand(script=script, secret=self._guard_key, words="a loop on the machine, with the guard key")
+
+    def _instances(self) -> list[Instance]:
+        """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""
+        return [instance_of(one) for one in data_of(self._http.request("GET", "/instances"), list)]
+
+    def _launch(self, body: dict[str, Any]) -> Answer:
+        """Send a launch, so long after the one before that Lambda takes it."""
+        self._clock.sleep(self._pace.launch_s - (self._clock.monotonic() - self._launched_mono))
+        path = "/instance-operations/launch"
+        try:
+            return self._http.request("POST", path, body=body, timeout_s=self._pace.launch_limit_s)
+        finally:
+            self._launched_mono = self._clock.monotonic()
+
+    def _forget_key(self, token: str) -> None:
+        """Remove the key of a launch that certainly made nothing; one that stays is a leftover, and found as that."""
+        with suppress(Unknown, Rejected, SetupError):
+            for one in self.leftovers(token):
+                self.remove(one)
+
+
+def _launched_id(answer: Answer) -> str:
+    """The id that a launch gave. Where it gave more than one, the others bear the same token and are found by it."""
+    ids = data_of(answer, dict).get("instance_ids")
+    if not isinstance(ids, list) or not ids or not is_id(ids[0]):
+        raise Unknown("Lambda launched something, and does not say what")
+    return str(ids[0])
+
+
+def _regions(told: object) -> Iterator[str]:
+    """The names of the regions in a list."""
+    for region in told if isinstance(told, list) else ():
+        if isinstance(region, dict) and isinstance(region.get("name"), str):
+            yield region["name"]

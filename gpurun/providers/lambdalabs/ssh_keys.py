@@ -1,0 +1,97 @@
+"""The one SSH key that every launch needs: registered before it under its token, removed when the machine is gone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpurun.core.model import Leftover, Order
+from gpurun.providers._http import Http
+from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.lambdalabs.answers import (
+    NO_SUCH_PATH,
+    NOT_THERE,
+    code_of,
+    data_of,
+    is_success,
+    refusal,
+    trouble,
+    words_of,
+)
+from gpurun.providers.lambdalabs.instances import checked_id, is_id, run_of, wall_of
+
+KIND = "ssh_key"
+_IN_USE = ("ssh-keys/key-in-use", "global/conflict")
+_COMMENT = re.compile(r"gpurun-deadline=(\S+)")
+
+
+def register(http: Http, order: Order, public_key: str) -> str:
+    """Have a public key registered for an order; the name that it has there.
+
+    That is the order's token or, where an earlier try of the same run left the same key, that one's: nobody says that
+    Lambda takes a key twice. Rejected when another key has the name. A lost answer loses nothing, for a key is free.
+    """
+    plain, listed = _without_comment(public_key), _listed(http, refusing=True)
+    same = [_name(one) for one in listed if _without_comment(str(one.get("public_key"))) == plain]
+    if order.token in same:
+        return order.token
+    if any(_name(one) == order.token for one in listed):
+        raise Rejected(f"another SSH key is registered at Lambda as {order.token}")
+    earlier = sorted(name for name in same if run_of(name) == order.run)
+    if earlier:
+        return earlier[0]
+    # A key cannot be tagged; its comment says when it is no longer needed.
+    body = {"name": order.token, "public_key": f"{plain} gpurun-deadline={int(order.deadline_wall)}"}
+    answer = http.request("POST", "/ssh-keys", body=body)
+    if not is_success(answer):
+        raise refusal(answer)
+    return order.token
+
+
+def left(http: Http, token: str | None) -> list[Leftover]:
+    """The keys that bear the token (None: all that are gpurun's), of living machines too."""
+    return [_leftover(one) for one in _listed(http) if run_of(_name(one)) and token in (None, _name(one))]
+
+
+def remove(http: Http, leftover: Leftover) -> None:
+    """Ask for the end of a key; Unknown while a machine still holds on to it."""
+    if leftover.kind != KIND:
+        raise Rejected(f"gpurun makes no {leftover.kind} at Lambda")
+    answer = http.request("DELETE", f"/ssh-keys/{checked_id(leftover.id)}")
+    if is_success(answer) or code_of(answer) in (NOT_THERE, NO_SUCH_PATH):
+        return
+    if code_of(answer) in _IN_USE:
+        raise Unknown(f"the SSH key {leftover.id} is still in use ({words_of(answer)})")
+    raise trouble(answer)
+
+
+def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
+    """Every key of the account; `refusing` tells a clear refusal in the words of a create."""
+    answer = http.request("GET", "/ssh-keys")
+    if refusing and not is_success(answer):
+        raise refusal(answer)
+    listed = data_of(answer, list)
+    if not all(isinstance(one, dict) and is_id(one.get("id")) for one in listed):
+        raise Unknown("Lambda told of an SSH key without an id")
+    return list(listed)
+
+
+def _leftover(key: dict[str, Any]) -> Leftover:
+    name = _name(key)
+    deadline = _COMMENT.search(str(key.get("public_key")))
+    return Leftover(
+        provider="lambda",
+        kind=KIND,
+        id=key["id"],
+        run=run_of(name) or "",
+        token=name,
+        deadline_wall=wall_of(deadline[1]) if deadline else None,
+    )
+
+
+def _name(key: dict[str, Any]) -> str:
+    return str(key.get("name"))
+
+
+def _without_comment(public_key: str) -> str:
+    return " ".join(public_key.split()[:2])

@@ -1,0 +1,99 @@
+"""What RunPod's answers mean: which certainly made nothing, which leave a doubt, which are about the key."""
+
+from __future__ import annotations
+
+import re
+from decimal import Context as Precision
+from decimal import Decimal
+
+from gpurun.core.errors import SetupError
+from gpurun.core.money import Micros, usd
+from gpurun.providers._http import Answer
+from gpurun.providers.base import NoCapacity, Rejected, Unknown
+
+_SOLD_OUT = ("no longer any instances", "does not have the resources", "no instances available")
+_NO_FUNDS = ("balance", "at least $", "funds")
+_KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_]{40,}")
+_MOST_DIGITS = 7
+_NOISE_USD = Decimal("0.000001")
+
+
+def words_of(answer: Answer) -> str:
+    """The reason that an error gives, on one line of moderate length."""
+    told = answer.json
+    if not isinstance(told, dict):
+        return f"HTTP {answer.status} without a reason"
+    listed = told.get("errors")
+    parts = [told.get("detail") or told.get("title"), *(listed if isinstance(listed, list) else [])]
+    said = plain(" · ".join(str(part) for part in parts if part))
+    return f"HTTP {answer.status}: {said}" if said else f"HTTP {answer.status} without a reason"
+
+
+def plain(said: str) -> str:
+    """A server's words on one line of moderate length; a key that it repeats from the request is left out."""
+    return _KEY_LIKE.sub("•••", " ".join(said.split()))[:500]
+
+
+def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
+    """What an answer to a create that is not a pod says about whether there is one."""
+    words = words_of(answer)
+    if answer.status in (400, 403) and is_sold_out(words):
+        return NoCapacity(words)
+    match answer.status:
+        case 401 | 403:
+            return Rejected(f"the key may not create pods ({words}); give one that may: gpurun auth set runpod")
+        case 402:
+            return Rejected(f"the account's balance does not pay for an hour of this ({words}); add credit to it")
+        case 410:
+            return Rejected(f"this way of asking is retired ({words}); upgrade gpurun")
+        case 400 | 404 | 405 | 406 | 413 | 415 | 422:
+            return Rejected(words)
+    return Unknown(words)
+
+
+def refusal_in_words(words: str) -> NoCapacity | Rejected | Unknown:
+    """The same for GraphQL, which has no status: only what certainly made nothing is called so."""
+    if is_sold_out(words):
+        return NoCapacity(words)
+    if any(sign in words.lower() for sign in _NO_FUNDS):
+        return Rejected(f"the account's balance does not pay for this ({words}); add credit to it")
+    if any(sign in words for sign in ("Syntax Error", "Cannot query", "is not defined by type", "was not provided")):
+        return Rejected(words)
+    return Unknown(words)
+
+
+def is_sold_out(words: str) -> bool:
+    """Whether a refusal is about capacity; there is no code for that, only sentences."""
+    return any(sign in words.lower() for sign in _SOLD_OUT)
+
+
+def trouble(answer: Answer) -> SetupError | Unknown:
+    """What an unexpected answer to anything but a create is."""
+    words = words_of(answer)
+    if answer.status in (401, 403):
+        hint = "Give a key with full access to pods: gpurun auth set runpod."
+        return SetupError("auth.refused", f"RunPod refuses the key ({words}).", hint=hint)
+    if answer.status == 410:
+        return SetupError("provider.retired", f"RunPod retired this way of asking ({words}).", hint="Upgrade gpurun.")
+    return Unknown(f"RunPod gave no clear answer ({words})")
+
+
+def money(told: object) -> Micros | None:
+    """An amount of dollars as RunPod writes it, rounded up; None when it is none.
+
+    Its figures pass through floats (14.320000000000002): what differs from seven digits by less than a micro-dollar is
+    such noise, not a price rise.
+    """
+    if isinstance(told, bool) or not isinstance(told, int | Decimal):
+        return None
+    amount = Decimal(told)
+    if not amount.is_finite() or amount.adjusted() > _MOST_DIGITS:
+        return None
+    plain = Precision(prec=7).plus(amount)
+    return usd(plain if abs(plain - amount) < _NOISE_USD else amount)
+
+
+def rate(told: object) -> Micros | None:
+    """An hourly rate; None when there is none, which is also what a zero says: a pod that does not run, a free GPU."""
+    amount = money(told)
+    return amount if amount is not None and amount > 0 else None

@@ -1,0 +1,91 @@
+"""What RunPod's catalogue has for a need: the known rows at their price of now, in both of its clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpurun.core.clock import utc
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.money import Micros, times
+from gpurun.providers._http import Http
+from gpurun.providers.base import Unknown
+from gpurun.providers.runpod.answers import rate, trouble
+from gpurun.providers.runpod.pods import IMAGE_CUDA, flavour_of
+
+CLOUDS = ("secure", "community")
+_AVAILABLE = {"include": "AVAILABILITY", "product": "POD"}
+
+
+def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: float) -> list[Offer]:
+    """The GPUs of the known rows in the number that is needed, for each cloud that has them."""
+    found = []
+    for cloud in CLOUDS if known else ():
+        query = {**_AVAILABLE, "count": str(need.count), "cloud": cloud.upper(), "minCudaVersion": IMAGE_CUDA}
+        for kind in _entries(http, "gpus", query):
+            row = _row(known, str(kind.get("id")), need.count, cloud)
+            price = _price(kind, cloud, need.count)
+            if row is not None and price is not None:
+                found.append(_offer(row, need.count, times(price, need.count), cloud, now_wall))
+    return found
+
+
+def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float) -> list[Offer]:
+    """The CPU pods of the known rows; the secure cloud alone has them."""
+    found = []
+    for row in {one.type_id: one for one in known}.values():
+        flavour, vcpus = flavour_of(row.type_id)
+        for kind in _entries(http, "cpus", {**_AVAILABLE, "vcpuCount": str(vcpus)}):
+            price = rate(_part(kind, "price").get("securePerVcpu"))
+            if kind.get("id") == flavour and price is not None and _number(_part(kind, "vcpu").get("max")) >= vcpus:
+                found.append(_offer(row, 0, times(price, vcpus), "secure", now_wall))
+    return found
+
+
+def _entries(http: Http, what: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    """The entries of a catalogue that are not sold out; what is not told is not held against it."""
+    answer = http.request("GET", f"/v2/catalog/{what}", query=query)
+    if answer.status != 200:
+        raise trouble(answer)
+    listed = answer.json.get(what) if isinstance(answer.json, dict) else None
+    if not isinstance(listed, list):
+        raise Unknown(f"RunPod's catalogue of {what} cannot be read")
+    yield from (one for one in listed if isinstance(one, dict) and one.get("availability") != "NONE")
+
+
+def _row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
+    """The row that is nearest to a GPU in this number and cloud: what it says of the card and of booting holds."""
+    rows = [row for row in known if row.type_id == type_id]
+    return max(rows, key=lambda row: (row.gpu_count == count, row.tier == cloud, row.gpu_count), default=None)
+
+
+def _price(kind: Mapping[str, Any], cloud: str, count: int) -> Micros | None:
+    """The price of one such GPU in a cloud; None where that does not have it, or not so many in one machine."""
+    if kind.get(cloud) is not True or _number(_part(kind, "maxCount").get(cloud)) < count:
+        return None
+    return rate(_part(kind, "price").get(cloud))
+
+
+def _offer(row: Offer, count: int, whole: Micros, cloud: str, now_wall: float) -> Offer:
+    stamp = utc(now_wall)
+    return row.model_copy(
+        update={
+            "gpu_count": count,
+            "region": "any",
+            "rate_micros_per_hour": whole,
+            "billing_unit_s": 1,
+            "price_source": f"live {stamp[:10]} {stamp[11:16]} UTC",
+            "dies_by_itself": "yes · pod key",
+            "tier": cloud,
+            "spot": False,
+        }
+    )
+
+
+def _part(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = entry.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _number(told: object) -> int:
+    return told if isinstance(told, int) else 0

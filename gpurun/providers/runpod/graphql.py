@@ -1,0 +1,104 @@
+"""The few questions that only RunPod's GraphQL answers, put through its SDK in a process of its own.
+
+The SDK has no limit on time, takes a second to load and reads its address from the environment. In a child it is ended
+when its time is over, so nothing that was given up is sent later; and the key goes through a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.request import getproxies
+
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import SetupError
+from gpurun.core.secrets import Secret, child_environment
+from gpurun.providers.base import Unknown
+from gpurun.providers.runpod.answers import plain
+
+LIMIT_S = 60
+_ANSWER_LIMIT_BYTES = 4_000_000
+
+
+class Refused(Exception):
+    """GraphQL answered with an error; the message is RunPod's own."""
+
+
+def is_installed() -> bool:
+    """Whether the SDK is there; it is an extra."""
+    return find_spec("runpod") is not None
+
+
+def require_sdk() -> None:
+    """SetupError when the SDK is not installed."""
+    if not is_installed():
+        raise SetupError(
+            "runpod.no_sdk",
+            "Spot pods and the balance need RunPod's own package, which is not installed.",
+            hint="pip install 'gpurun[runpod]'",
+        )
+
+
+def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) -> dict[str, Any]:
+    """The `data` of one GraphQL document.
+
+    Raises Refused for an error that RunPod tells, SetupError for a key or a package that does not do, and Unknown when
+    there is no whole answer within the limit: a mutation may have been done.
+    """
+    require_sdk()
+    crashpoint("before runpod graphql")
+    told = json.dumps({"key": key.reveal(), "document": document, "limit_s": limit_s}).encode()
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-m", "gpurun.providers.runpod.sdk"],
+            input=told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(base_url),
+            timeout=limit_s + 1,
+            cwd="/",
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unknown(f"RunPod's GraphQL gave no answer: {type(error).__name__}") from None
+    crashpoint("after runpod graphql")
+    return _data(child.stdout)
+
+
+def text(value: str) -> str:
+    """A GraphQL string literal; its escapes are those of JSON."""
+    return json.dumps(value)
+
+
+def _data(answer: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(answer[:_ANSWER_LIMIT_BYTES], parse_float=Decimal)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Unknown("RunPod's GraphQL gave no whole answer")
+    words = plain(str(told.get("words") or ""))
+    match told.get("refused"):
+        case "key":
+            hint = "Give a key with full access: gpurun auth set runpod."
+            raise SetupError("auth.refused", "RunPod's GraphQL refuses the key.", hint=hint)
+        case "query":
+            raise Refused(words)
+        case "unclear":
+            raise Unknown(f"RunPod's GraphQL gave no whole answer: {words}")
+    if not isinstance(told.get("data"), dict):
+        raise Unknown("RunPod's GraphQL gave an answer without data")
+    return dict(told["data"])
+
+
+def _environment(base_url: str) -> dict[str, str]:
+    """Where the SDK is to ask, through which proxies, and without anybody's .netrc in the place of the key."""
+    proxies = {f"{scheme.upper()}_PROXY": url for scheme, url in getproxies().items() if scheme in ("https", "no")}
+    here = {"RUNPOD_API_BASE_URL": base_url, "NETRC": os.devnull, "PYTHONPATH": str(Path(__file__).parents[3])}
+    return child_environment({**proxies, **here})

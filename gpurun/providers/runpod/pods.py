@@ -1,0 +1,148 @@
+"""A pod as RunPod tells it, and an order as RunPod wants it."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+from datetime import UTC, datetime
+from typing import Any
+
+from gpurun.core.model import Address, Instance, InstanceState, Order
+from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.runpod.answers import rate
+
+IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+"""The official image that is used where the user names none; it starts sshd and keeps a host key that is there."""
+IMAGE_CUDA = "12.8"
+"""The CUDA version that this image needs of its host: on an older one its container never starts."""
+START = "/start.sh"
+BODY_LIMIT_BYTES = 102_400
+DISK_GB = 20
+
+_TOKEN = re.compile(r"gr-([a-z0-9-]+)-[0-9a-f]{8}")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_STATES = {
+    "PROVISIONING": InstanceState.PENDING,
+    "STARTING": InstanceState.PENDING,
+    "RUNNING": InstanceState.RUNNING,
+    "EXITED": InstanceState.STOPPED,
+    "ERROR": InstanceState.STOPPED,
+    "TERMINATED": InstanceState.GONE,
+}
+
+
+def checked_id(identifier: str) -> str:
+    """The id of a pod; one of another shape is never made part of a URL."""
+    if not _ID.fullmatch(identifier):
+        raise Rejected(f"{identifier!r} is not the id of a pod")
+    return identifier
+
+
+def instance_of(pod: Any) -> Instance:
+    """A pod of any age as an instance; Unknown when it has no id, since it may be any."""
+    if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not _ID.fullmatch(pod["id"]):
+        raise Unknown("RunPod told of a pod without an id")
+    env = _dict(pod.get("env"))
+    named = _TOKEN.fullmatch(str(env.get("GPURUN_TOKEN"))) or _TOKEN.fullmatch(str(pod.get("name")))
+    gpu, cpu = _dict(pod.get("gpu")), _dict(pod.get("cpu"))
+    said = str(pod.get("status") or "")
+    count = gpu.get("count")
+    return Instance(
+        id=pod["id"],
+        provider="runpod",
+        token=named[0] if named else "",
+        run=str(env.get("GPURUN_RUN") or named[1]) if named else "",
+        state=_STATES.get(said, InstanceState.UNKNOWN),
+        address=_address(pod),
+        gpu_count=count if isinstance(count, int) else 0,
+        rate_micros_per_hour=rate(pod.get("cost")),
+        created_wall=_wall(pod.get("createdAt")),
+        deadline_wall=_deadline(env.get("GPURUN_DEADLINE")),
+        region=str(pod.get("dataCenterId") or ""),
+        type_id=str(gpu.get("id") or "") or (f"{cpu.get('id')}-{cpu.get('vcpuCount')}" if cpu else ""),
+        said=said,
+    )
+
+
+def environment(order: Order, api_url: str) -> dict[str, str]:
+    """What the pod is told: whose it is, when it ends, who may log in, and which host key it shows.
+
+    The host key is made for this run alone; it can be read by whoever has the account's key, who owns the pod anyway.
+    """
+    told = {
+        "GPURUN_RUN": order.run,
+        "GPURUN_TOKEN": order.token,
+        "GPURUN_DEADLINE": str(int(order.deadline_wall)),
+        "GPURUN_LEASE_S": str(order.lease_s),
+        "GPURUN_API_URL": api_url,
+    }
+    if order.keys is None:
+        return told
+    private = order.keys.host_private.get_secret_value()
+    host_key = base64.b64encode(private.encode()).decode()
+    return {**told, "PUBLIC_KEY": order.keys.client_public, "GPURUN_HOST_KEY_B64": host_key}
+
+
+def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[str, Any]:
+    """The body of a create; `as_args` is the older way to say what runs first."""
+    offer = order.offer
+    body: dict[str, Any] = {
+        "name": order.token,
+        "image": order.image or IMAGE,
+        "cloud": (offer.tier or "secure").upper(),
+        "disk": order.disk_gb or DISK_GB,
+        "ports": ["22/tcp"],
+        "env": environment(order, api_url),
+    }
+    if offer.gpu_count:
+        body["gpu"] = {"id": offer.type_id, "count": offer.gpu_count}
+        if not order.image:
+            body["gpu"]["minCudaVersion"] = IMAGE_CUDA
+    else:
+        flavour, vcpus = flavour_of(offer.type_id)
+        body["cpu"] = {"id": flavour, "vcpuCount": vcpus}
+    if offer.region not in ("", "any"):
+        body["dataCenterIds"] = [offer.region]
+    if as_args:
+        return {**body, "args": arguments_of(guard)}
+    return {**body, "entrypoint": ["/bin/sh", "-c", guard], "cmd": [START]}
+
+
+def arguments_of(guard: str) -> str:
+    """The guard and what it hands over to, as one line that is split like a shell's."""
+    return shlex.join(["bash", "-c", guard, START])
+
+
+def flavour_of(type_id: str) -> tuple[str, int]:
+    """`cpu3c-4` is four vCPUs of flavour cpu3c."""
+    flavour, _, vcpus = type_id.rpartition("-")
+    if not flavour or not (vcpus.isascii() and vcpus.isdigit()):
+        raise Rejected(f"{type_id!r} is not a CPU flavour with a number of vCPUs")
+    return flavour, int(vcpus)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _address(pod: dict[str, Any]) -> Address | None:
+    """The direct way to the pod's sshd; the proxy carries no files and no host key of ours."""
+    direct = _dict(_dict(pod.get("ssh")).get("direct"))
+    host, port = direct.get("host"), direct.get("port")
+    if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 65536:
+        return None
+    return Address(kind="ssh", host=host, port=port, user=str(direct.get("username") or "root"))
+
+
+def _deadline(told: Any) -> float | None:
+    text = str(told or "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 13 else None
+
+
+def _wall(told: Any) -> float | None:
+    try:
+        moment = datetime.fromisoformat(str(told))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,207 @@
+"""The six verbs on RunPod.
+
+RunPod has no idempotency key and no timer of its own that works: a pod is known by its name and by what its environment
+says, and it ends itself through the guard that is the first thing to run in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Account, Charge, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
+from gpurun.core.money import Micros, total
+from gpurun.core.secrets import Secret
+from gpurun.providers._http import Answer, Http
+from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.runpod import graphql
+from gpurun.providers.runpod.answers import money, refusal, trouble, words_of
+from gpurun.providers.runpod.catalogue import cpu_offers, gpu_offers
+from gpurun.providers.runpod.pods import BODY_LIMIT_BYTES, body_of, checked_id, instance_of
+from gpurun.providers.runpod.spot import create_spot, spot_offers
+
+_MOST_PAGES = 200
+_CREATE_LIMIT_S = 60.0
+_SETTLED_AFTER = timedelta(hours=1)
+_TRAITS = Traits(
+    settle_s=120.0,
+    poll_s=5.0,
+    death_reads=3,
+    death_spread_s=30.0,
+    teardown=Teardown.DESTROYED,
+    console_url="https://console.runpod.io/pods",
+)
+
+
+class RunPodProvider:
+    """RunPod under one key; `base_url` is an origin, and `spot` adds spot pods to what is offered."""
+
+    name = "runpod"
+
+    def __init__(
+        self,
+        key: Secret,
+        clock: Clock,
+        *,
+        base_url: str = "https://api.runpod.io",
+        spot: bool = False,
+        traits: Traits = _TRAITS,
+    ) -> None:
+        self.traits = traits
+        self._key = key
+        self._clock = clock
+        self._base_url = base_url.rstrip("/")
+        self._spot = spot
+        headers = {"Authorization": f"Bearer {key.reveal()}"}
+        self._http = Http(self._base_url, headers=headers, clock=clock, name="runpod")
+
+    def verify(self) -> Account:
+        """Read the list of pods, and ask for the end of a pod that there is none of: only a full key may do both."""
+        list(self._pods())
+        probe = self._http.request("DELETE", "/v2/pods/gpurun-none")
+        missing = ("write access to pods",) if probe.status in (401, 403) else ()
+        identity, balance = self._whose()
+        ahead = self._http.clock_ahead_s
+        return Account(
+            provider=self.name, identity=identity, missing=missing, balance_micros=balance, clock_ahead_s=ahead
+        )
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        """The known rows at their live price, in both clouds; with `spot` the same again at the lowest bid."""
+        now = self._clock.wall()
+        if not need.count:
+            return cpu_offers(self._http, known, now)
+        found = gpu_offers(self._http, need, known, now)
+        return found + (spot_offers(found, self._key, self._base_url) if self._spot else [])
+
+    def create(self, order: Order) -> Instance:
+        """Ask for a pod whose first process is the guard; a spot offer is bid for instead."""
+        from gpurun.providers.guard import runpod_wrapper
+
+        guard = runpod_wrapper()
+        if order.offer.spot:
+            return create_spot(order, self._key, self._base_url, guard)
+        answer = self._post(body_of(order, self._base_url, guard, as_args=False))
+        if answer.status == 422 and any(field in words_of(answer) for field in ("entrypoint", "cmd")):
+            # Certainly not made, for the exec form is newer than the spec: the older form says the same.
+            answer = self._post(body_of(order, self._base_url, guard, as_args=True))
+            if answer.status == 422 and "args" in words_of(answer):
+                raise Rejected(f"RunPod takes no start command, so nothing would end the pod ({words_of(answer)})")
+        if answer.status not in (200, 201, 202):
+            raise refusal(answer)
+        return instance_of(answer.json)
+
+    def find(self, token: str | None) -> list[Instance]:
+        """Every pod that bears the token by its environment or, where that is not told, by its name."""
+        found = {one.id: one for one in map(instance_of, self._pods())}
+        ours = [one for one in found.values() if one.token and token in (None, one.token)]
+        return sorted(ours, key=lambda one: (one.created_wall or 0.0, one.id))
+
+    def read(self, instance_id: str) -> Instance:
+        """One pod; an answer of 404 is GONE, which proves nothing without the list."""
+        answer = self._http.request("GET", f"/v2/pods/{checked_id(instance_id)}")
+        if answer.status == 404:
+            return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
+        if answer.status != 200:
+            raise trouble(answer)
+        read = instance_of(answer.json)
+        if read.id != instance_id:
+            raise Unknown(f"RunPod told of {read.id} when it was asked about {instance_id}")
+        return read
+
+    def destroy(self, instance_id: str) -> None:
+        """Ask for the end of a pod, never for a stop: a stopped pod's disk is billed."""
+        path = f"/v2/pods/{checked_id(instance_id)}"
+        answer = self._http.request("DELETE", path)
+        if answer.status == 409:
+            answer = self._http.request("POST", f"{path}/action", body={"action": "terminate"})
+        if answer.status not in (200, 202, 204, 404):
+            raise trouble(answer)
+
+    def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
+        """What was billed by the hour; settled once the last hour has been over for one more."""
+        begin, end = _hour(from_wall), _hour(to_wall) + timedelta(hours=1)
+        window = {"startTime": _stamp(begin), "endTime": _stamp(end), "bucketSize": "hour"}
+        answer = self._http.request("GET", "/v2/billing/pods", query={"podId": checked_id(instance_id), **window})
+        if answer.status != 200:
+            raise trouble(answer)
+        records = answer.json.get("records") if isinstance(answer.json, dict) else None
+        if not isinstance(records, list):
+            raise Unknown("RunPod's billing cannot be read")
+        amounts = [
+            _amount(record) for record in records if isinstance(record, dict) and record.get("podId") == instance_id
+        ]
+        if not amounts:
+            return None
+        settled = datetime.fromtimestamp(self._their_wall(), UTC) - end > _SETTLED_AFTER
+        return Charge(provider=self.name, instance_id=instance_id, micros=total(*amounts), settled=settled)
+
+    def _post(self, body: dict[str, Any]) -> Answer:
+        if len(json.dumps(body).encode()) > BODY_LIMIT_BYTES:
+            raise Rejected(f"the order is larger than the {BODY_LIMIT_BYTES} bytes that RunPod takes")
+        return self._http.request("POST", "/v2/pods", body=body, timeout_s=_CREATE_LIMIT_S)
+
+    def _pods(self) -> Iterator[Any]:
+        """Every pod of the account; Unknown when the list does not come whole, since an absence must be one."""
+        query: dict[str, str] = {}
+        for _ in range(_MOST_PAGES):
+            answer = self._http.request("GET", "/v2/pods", query=query)
+            if answer.status != 200:
+                raise trouble(answer)
+            page = answer.json
+            if not isinstance(page, dict) or not isinstance(page.get("pods"), list):
+                raise Unknown("RunPod's list of pods cannot be read")
+            yield from page["pods"]
+            cursor, more = _next(page)
+            if not more:
+                return
+            if not cursor or cursor == query.get("cursor"):
+                break
+            query = {"cursor": cursor}
+        raise Unknown("RunPod's list of pods goes on, and its next page cannot be had")
+
+    def _whose(self) -> tuple[str, Micros | None]:
+        """The account's name and what is left on it, where GraphQL tells; neither is worth an error."""
+        if graphql.is_installed():
+            try:
+                told = graphql.ask("query{myself{id email clientBalance}}", self._key, self._base_url)
+                me = told["myself"]
+                return str(me.get("email") or me.get("id") or "RunPod account"), money(me.get("clientBalance"))
+            except (Unknown, SetupError, graphql.Refused, KeyError, AttributeError):
+                return "RunPod account", None
+        return "RunPod account", None
+
+    def _their_wall(self) -> float:
+        """The time by RunPod's clock."""
+        return self._clock.wall() - (self._http.clock_ahead_s or 0.0)
+
+
+def _next(page: Mapping[str, Any]) -> tuple[str, bool]:
+    """The cursor of the next page, and whether there is one; a page without either is the last."""
+    parts = [page, *(page[name] for name in ("pagination", "pageInfo", "meta") if isinstance(page.get(name), dict))]
+    for part in parts:
+        for name in ("nextCursor", "next_cursor", "cursor", "endCursor"):
+            if part.get(name) and part.get("hasNextPage", part.get("hasMore", True)):
+                return str(part[name]), True
+        if part.get("hasMore") or part.get("hasNextPage"):
+            return "", True
+    return "", False
+
+
+def _amount(record: Mapping[str, Any]) -> Micros:
+    amount = money(record.get("totalAmount"))
+    if amount is None:
+        raise Unknown("RunPod's billing has a record without an amount")
+    return amount
+
+
+def _hour(wall: float) -> datetime:
+    return datetime.fromtimestamp(wall, UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,104 @@
+"""Spot pods: the lowest bid that is taken now, and a create that bids it. Only GraphQL has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Instance, InstanceState, Offer, Order
+from gpurun.core.money import Micros, times
+from gpurun.core.secrets import Secret
+from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.runpod.answers import rate, refusal_in_words
+from gpurun.providers.runpod.graphql import Refused, ask, text
+from gpurun.providers.runpod.pods import DISK_GB, IMAGE, arguments_of, environment, instance_of
+
+
+@dataclass(frozen=True)
+class _Bid:
+    """A bid for one GPU-hour: as RunPod writes it, to be sent back, and in micros."""
+
+    text: str
+    micros: Micros
+
+
+def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Offer]:
+    """For each of these offers the same as a spot pod at the lowest bid, where one is taken now."""
+    bids = _lowest_bids(offers, key, base_url) if offers else []
+    return [
+        offer.model_copy(update={"spot": True, "rate_micros_per_hour": times(bid.micros, offer.gpu_count)})
+        for offer, bid in zip(offers, bids, strict=True)
+        if bid is not None
+    ]
+
+
+def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instance:
+    """Bid the lowest price of now for a pod; never more than was agreed to.
+
+    The answer tells little: what the pod really is and costs is read later. Raises as `create` does.
+    """
+    try:
+        (bid,) = _lowest_bids([order.offer], key, base_url)
+    except (SetupError, Unknown) as error:  # Nothing was asked for yet.
+        raise Rejected(f"the lowest bid cannot be read: {error}") from error
+    if bid is None or times(bid.micros, order.offer.gpu_count) > order.offer.rate_micros_per_hour:
+        raise NoCapacity("no spot pod is to be had at the price that was agreed to")
+    try:
+        told = ask(_rent(order, bid.text, base_url, guard), key, base_url)
+    except Refused as error:
+        raise refusal_in_words(str(error)) from error
+    except SetupError as error:
+        raise Rejected(f"{error.what} {error.hint}") from error
+    pod = told.get("podRentInterruptable")
+    if not isinstance(pod, dict):
+        raise Unknown("RunPod's GraphQL told of no pod and of no error")
+    born = instance_of({**pod, "cost": pod.get("costPerHr")})
+    deadline_wall = float(int(order.deadline_wall))
+    return born.model_copy(update={"state": InstanceState.PENDING, "deadline_wall": deadline_wall})
+
+
+def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_Bid | None]:
+    """The lowest bid for one GPU of each offer, in one question; None where none is taken."""
+    asked = " ".join(
+        f"o{number}:gpuTypes(input:{{id:{text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
+        f"secureCloud:{'true' if offer.tier == 'secure' else 'false'}}}){{stockStatus minimumBidPrice}}}}"
+        for number, offer in enumerate(offers)
+    )
+    try:
+        told = ask(f"query{{{asked}}}", key, base_url)
+        return [_bid(told[f"o{number}"]) for number in range(len(offers))]
+    except (Refused, KeyError, TypeError, IndexError) as error:
+        raise Unknown(f"RunPod's GraphQL told no lowest bid: {error}") from error
+
+
+def _bid(kinds: Any) -> _Bid | None:
+    price = kinds[0]["lowestPrice"] if kinds else None
+    if not price or not price["stockStatus"]:
+        return None
+    micros = rate(price["minimumBidPrice"])
+    return None if micros is None else _Bid(f"{price['minimumBidPrice']:f}", micros)
+
+
+def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
+    """The mutation; every string in it is escaped, numbers are our own."""
+    offer = order.offer
+    env = [f"{{key:{text(name)},value:{text(value)}}}" for name, value in environment(order, base_url).items()]
+    fields = {
+        "name": text(order.token),
+        "imageName": text(order.image or IMAGE),
+        "gpuTypeId": text(offer.type_id),
+        "gpuCount": str(offer.gpu_count),
+        "bidPerGpu": bid,
+        "cloudType": (offer.tier or "secure").upper(),
+        "containerDiskInGb": str(order.disk_gb or DISK_GB),
+        "volumeInGb": "0",
+        "ports": text("22/tcp"),
+        "dockerArgs": text(arguments_of(guard)),
+        "env": f"[{','.join(env)}]",
+    }
+    if offer.region not in ("", "any"):
+        fields["dataCenterId"] = text(offer.region)
+    asked = ",".join(f"{name}:{value}" for name, value in fields.items())
+    return f"mutation{{podRentInterruptable(input:{{{asked}}}){{id name costPerHr imageName machineId desiredStatus}}}}"

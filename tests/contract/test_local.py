@@ -1,0 +1,76 @@
+"""What only the `local` provider can promise: it is made of processes that can be looked at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.model import InstanceState
+from gpurun.core.paths import Home
+from gpurun.providers.base import Provider, Rejected
+from gpurun.providers.processes import MARK, kill_all, processes_of
+from gpurun.providers.registry import open_provider
+from tests.contract.orders import order, wait_for
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Iterator[Provider]:
+    made = open_provider("local", Home(tmp_path), CLOCK)
+    yield made
+    for instance in made.find(None):
+        kill_all(instance.token)
+
+
+def test_the_deadline_ends_it_without_anybody(provider: Provider) -> None:
+    created = provider.create(order(provider, lease_s=1.0))
+    worker = marked_process(created.token)
+    for _ in ticks(CLOCK, 0.05, 10):
+        if worker.poll() is not None and provider.read(created.id).state is not InstanceState.RUNNING:
+            return
+    raise AssertionError("the instance outlived its deadline")
+
+
+def marked_process(token: str) -> subprocess.Popen[bytes]:
+    """A process of the instance in a session of its own that ignores every polite signal, as a stuck trainer might."""
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    return subprocess.Popen([sys.executable, "-c", program], env={**os.environ, MARK: token}, start_new_session=True)
+
+
+def test_local_destroy_kills_processes_that_left_the_session(provider: Provider) -> None:
+    created = provider.create(order(provider))
+    workers = [marked_process(created.token) for _ in range(3)]
+    provider.destroy(created.id)
+    assert [worker.wait(5) for worker in workers] == [-signal.SIGKILL] * 3
+    assert processes_of(created.token) == []
+
+
+def test_local_instance_whose_guard_died_is_not_called_running(provider: Provider) -> None:
+    created = provider.create(order(provider))
+    kill_all(created.token)
+    wait_for(provider, created, InstanceState.STOPPED)
+    assert [one.id for one in provider.find(None)] == [created.id]
+
+
+def test_local_never_turns_a_strange_id_into_a_path(provider: Provider) -> None:
+    for strange in ("../../etc", "gr-../x", "", "gr-a/b"):
+        with pytest.raises(Rejected):
+            provider.destroy(strange)
+
+
+def test_local_makes_one_instance_of_the_same_token_asked_twice(provider: Provider) -> None:
+    first, second = provider.create(order(provider)), provider.create(order(provider))
+    assert first.id == second.id
+    assert len(provider.find(order(provider).token)) == 1
+
+
+def test_local_calls_gone_what_was_never_made(provider: Provider) -> None:
+    assert provider.read("gr-never-00000000").state is InstanceState.GONE

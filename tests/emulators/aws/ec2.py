@@ -1,0 +1,275 @@
+"""What EC2 does and moto does not."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from decimal import ROUND_CEILING, Decimal
+from fnmatch import fnmatchcase
+from xml.sax.saxutils import escape
+
+from gpurun.providers.aws.errors import quota_in_words
+from tests.emulators.aws.calls import AwsError, Call, Reply, ec2_reply
+from tests.emulators.aws.rules import Rules
+from tests.emulators.aws.world import ACCOUNT, Launched, World
+
+PassOn = Callable[[Call], Reply]
+Answer = Callable[[Call, World, Rules, PassOn, bool], Reply]
+ANSWERS: dict[str, Answer] = {}
+USER_DATA_LIMIT_BYTES = 16_384
+_TOKEN_LIMIT = 64
+_QUOTA = re.compile(r"\((L-[0-9A-F]{8})\)")
+
+
+def answers(action: str) -> Callable[[Answer], Answer]:
+    """The function answers this action."""
+
+    def keep(function: Answer) -> Answer:
+        ANSWERS[action] = function
+        return function
+
+    return keep
+
+
+@answers("RunInstances")
+def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """Once for a client token; refused where there is no quota, no capacity or no such thing."""
+    token, form = call.form.get("ClientToken", ""), call.form
+    if len(token) > _TOKEN_LIMIT or not token.isascii():
+        raise AwsError("InvalidParameterValue", "ClientToken is not at most 64 ASCII characters")
+    digest = hashlib.sha256(json.dumps(sorted(form.items())).encode()).hexdigest()
+    remembered = _tokens(world).get((call.region, token))
+    if remembered:
+        if remembered[0] != digest:
+            words = "The request uses the same client token as a previous, but non-identical request"
+            raise AwsError("IdempotentParameterMismatch", words)
+        return remembered[1]
+    type_id, spot = form["InstanceType"], form.get("InstanceMarketOptions.MarketType") == "spot"
+    user_data = base64.b64decode(form.get("UserData", "")).decode()
+    _check_form(call, rules, len(user_data.encode()))
+    zone = _zone(call, world)
+    _check_quota(call, world, rules, type_id, spot=spot)
+    if not rules.has_capacity(type_id, zone):
+        words = f"We currently do not have sufficient {type_id} capacity in the Availability Zone ({zone})."
+        raise AwsError("InsufficientInstanceCapacity", words, 500)
+    rate = _rate_micros(call, rules, type_id, zone, spot=spot)
+    reply = pass_on(call)
+    if reply.status != 200:
+        return reply
+    found = re.search(rb"<instanceId>(i-[0-9a-f]+)</instanceId>", reply.body)
+    assert found, reply.body
+    one = Launched(
+        id=found[1].decode(),
+        region=call.region,
+        zone=zone,
+        type_id=type_id,
+        token=token,
+        shutdown=form.get("InstanceInitiatedShutdownBehavior", "stop"),
+        user_data=user_data,
+        gpu_count=_gpus(type_id),
+        launched=world.clock.wall(),
+    )
+    world.add(one, rate)
+    _tag_cards(world, one, call)
+    # moto gives every instance a public address at once, and one of somebody else's.
+    reply = Reply(200, re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL))
+    _tokens(world)[call.region, token] = (digest, reply)
+    return reply
+
+
+@answers("DescribeInstances")
+def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """With the filter for client tokens, and blind for what is too new."""
+    here = [one for one in world.instances.values() if one.region == call.region]
+    named, filters = call.texts("InstanceId"), call.filters()
+    hidden = {one.id for one in here if world.hidden(one)}
+    if hidden & set(named):
+        raise AwsError("InvalidInstanceID.NotFound", f"The instance IDs {sorted(hidden)} do not exist")
+    if not named and (hidden or "client-token" in filters):
+        wanted = filters.pop("client-token", ["*"])
+        shown = [
+            one.id for one in here if one.id not in hidden and any(fnmatchcase(one.token, glob) for glob in wanted)
+        ]
+        if not shown:
+            return ec2_reply("DescribeInstances", "<reservationSet/>")
+        call.set_filters({**filters, "instance-id": shown})
+    return pass_on(call)
+
+
+@answers("TerminateInstances")
+def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """It takes its time; what is not there, or not visible yet, is an error for the whole request."""
+    told = ""
+    named = [world.instances.get(one) for one in call.texts("InstanceId")]
+    for one, identifier in zip(named, call.texts("InstanceId"), strict=True):
+        if one is None or one.region != call.region or world.hidden(one):
+            raise AwsError("InvalidInstanceID.NotFound", f"The instance ID '{identifier}' does not exist")
+    for one in named:
+        assert one is not None
+        before = one.state
+        if not lie:
+            world.end(one.id)
+        states = "".join(
+            f"<{name}><code>0</code><name>{state}</name></{name}>"
+            for name, state in (("currentState", "shutting-down"), ("previousState", before))
+        )
+        told += f"<item><instanceId>{one.id}</instanceId>{states}</item>"
+    return ec2_reply("TerminateInstances", f"<instancesSet>{told}</instancesSet>")
+
+
+@answers("DeleteSecurityGroup")
+def delete_security_group(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """Not while a network card of a machine that is not gone has it."""
+    for one in world.alive:
+        for card in world._inner(one).nics.values() if one.region == call.region else ():
+            if call.form.get("GroupId") in {group.id for group in card.group_set}:
+                words = f"resource {call.form['GroupId']} has a dependent object"
+                raise AwsError("DependencyViolation", words)
+    return Reply(200, b"<DeleteSecurityGroupResponse/>") if lie else pass_on(call)
+
+
+@answers("DescribeRegions")
+def describe_regions(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    items = "".join(
+        f"<item><regionName>{name}</regionName><optInStatus>opt-in-not-required</optInStatus></item>"
+        for name in rules.regions
+    )
+    return ec2_reply("DescribeRegions", f"<regionInfo>{items}</regionInfo>")
+
+
+@answers("DescribeSubnets")
+def describe_subnets(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    if rules.no_default_vpc and "default-for-az" in call.filters():
+        return ec2_reply("DescribeSubnets", "<subnetSet/>")
+    return pass_on(call)
+
+
+@answers("DescribeImages")
+def describe_images(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """The images that AWS itself publishes."""
+    items = ""
+    for identifier in call.texts("ImageId"):
+        if not rules.knows_image(identifier, call.region):
+            raise AwsError("InvalidAMIID.NotFound", f"The image id '[{identifier}]' does not exist")
+        disk = f"<ebs><volumeSize>{rules.image_gb}</volumeSize><volumeType>gp3</volumeType></ebs>"
+        disks = f"<item><deviceName>/dev/sda1</deviceName>{disk}</item>"
+        items += f"<item><imageId>{identifier}</imageId><imageState>available</imageState>"
+        items += f"<rootDeviceName>/dev/sda1</rootDeviceName><blockDeviceMapping>{disks}</blockDeviceMapping></item>"
+    return ec2_reply("DescribeImages", f"<imagesSet>{items}</imagesSet>")
+
+
+@answers("DescribeSpotPriceHistory")
+def describe_spot_price_history(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    items = ""
+    for type_id in call.texts("InstanceType"):
+        for zone in (f"{call.region}{letter}" for letter in "abc"):
+            price = rules.spot(type_id, zone)
+            if price is not None:
+                items += f"<item><instanceType>{type_id}</instanceType><spotPrice>{price}</spotPrice>"
+                items += f"<availabilityZone>{zone}</availabilityZone></item>"
+    return ec2_reply("DescribeSpotPriceHistory", f"<spotPriceHistorySet>{items}</spotPriceHistorySet>")
+
+
+@answers("GetConsoleOutput")
+def get_console_output(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    one = world.instances.get(call.form["InstanceId"])
+    if one is None:
+        raise AwsError("InvalidInstanceID.NotFound", "The instance does not exist")
+    text = base64.b64encode((one.guest.log if one.guest else "").encode()).decode()
+    return ec2_reply("GetConsoleOutput", f"<instanceId>{one.id}</instanceId><output>{escape(text)}</output>")
+
+
+def _tokens(world: World) -> dict[tuple[str, str], tuple[str, Reply]]:
+    """What was answered to each client token, in its region."""
+    remembered: dict[tuple[str, str], tuple[str, Reply]] = world.__dict__.setdefault("client_tokens", {})
+    return remembered
+
+
+def _check_form(call: Call, rules: Rules, user_data_bytes: int) -> None:
+    form = call.form
+    if not rules.knows_image(form["ImageId"], call.region):
+        raise AwsError("InvalidAMIID.NotFound", f"The image id '[{form['ImageId']}]' does not exist")
+    if user_data_bytes > USER_DATA_LIMIT_BYTES:
+        raise AwsError("InvalidParameterValue", "User data is limited to 16384 bytes")
+    size = form.get("BlockDeviceMapping.1.Ebs.VolumeSize")
+    if size is not None and int(size) < rules.image_gb:
+        words = f"Volume of size {size}GB is smaller than snapshot, expect size >= {rules.image_gb}GB"
+        raise AwsError("InvalidBlockDeviceMapping", words)
+    if _gpus(form["InstanceType"]) is None:
+        raise AwsError("InvalidParameterValue", f"Invalid value '{form['InstanceType']}' for InstanceType.")
+
+
+def _zone(call: Call, world: World) -> str:
+    """The zone of the subnet that was named; the first of the region where EC2 chooses."""
+    subnet = call.form.get("NetworkInterface.1.SubnetId") or call.form.get("SubnetId")
+    if not subnet:
+        return f"{call.region}a"
+    return str(world._backend(call.region).get_subnet(subnet).availability_zone)
+
+
+def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: bool) -> None:
+    """vCPUs of one family, of everything that is not gone."""
+
+    def code_of(one: str) -> str:
+        found = _QUOTA.search(quota_in_words(one, call.region, spot=spot))
+        assert found
+        return found[1]
+
+    code = code_of(type_id)
+    used = sum(_vcpus(one.type_id) for one in world.alive if one.region == call.region and code_of(one.type_id) == code)
+    if used + _vcpus(type_id) > rules.quotas[code]:
+        if spot:
+            raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+        words = f"You have requested more vCPU capacity than your current vCPU limit of {rules.quotas[code]} allows"
+        raise AwsError("VcpuLimitExceeded", words)
+
+
+def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: bool) -> int:
+    """What an hour is billed: the price of today, or the spot price, which must be within the bid."""
+    price = rules.spot(type_id, zone) if spot else rules.usd(type_id, call.region)
+    if price is None:
+        raise AwsError("Unsupported", f"Your requested instance type ({type_id}) is not supported in {zone}.")
+    bid = call.form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+    if spot and bid is not None and Decimal(bid) < Decimal(price):
+        raise AwsError("SpotMaxPriceTooLow", f"Your Spot request price of {bid} is lower than the minimum {price}.")
+    return int((Decimal(price) * 1_000_000).to_integral_value(ROUND_CEILING))
+
+
+def _tag_cards(world: World, one: Launched, call: Call) -> None:
+    """moto leaves out the tags that are asked for the network card."""
+    for key, value in call.form.items():
+        found = re.fullmatch(r"TagSpecification\.(\d+)\.ResourceType", key)
+        if not found or value != "network-interface":
+            continue
+        prefix = f"TagSpecification.{found[1]}.Tag."
+        for name, tag in call.form.items():
+            if name.startswith(prefix) and name.endswith(".Key"):
+                told = call.form[name.removesuffix(".Key") + ".Value"]
+                for card in world._inner(one).nics.values():
+                    card.add_tag(tag, told)
+
+
+def _facts(type_id: str) -> dict[str, object]:
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    facts: dict[str, object] = INSTANCE_TYPES.get(type_id, {})
+    return facts
+
+
+def _vcpus(type_id: str) -> int:
+    told = _facts(type_id).get("VCpuInfo")
+    return int(told["DefaultVCpus"]) if isinstance(told, dict) else 0
+
+
+def _gpus(type_id: str) -> int | None:
+    """How many GPUs a type has; None for what is no type."""
+    if not _facts(type_id):
+        return None
+    told = _facts(type_id).get("GpuInfo")
+    return sum(int(gpu["Count"]) for gpu in told["Gpus"]) if isinstance(told, dict) else 0
+
+
+__all__ = ["ACCOUNT", "ANSWERS"]

@@ -1,0 +1,174 @@
+"""The door in front of moto: who may come in, what goes wrong, what is answered here and what is passed on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from gpurun.core.clock import Clock, SystemClock
+from tests.emulators.aws import ec2, services
+from tests.emulators.aws.calls import AwsError, Call, Fault, Reply, error_reply, read_call
+from tests.emulators.aws.guest import Boot, FakeGuest
+from tests.emulators.aws.rules import Rules
+from tests.emulators.aws.world import World
+
+# moto would read thousands of images that nobody here boots.
+os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+KEY, SECRET = "AKIAEMULATED000EXAMPLE", "emulated-secret-access-key-0123456789"
+_one_at_a_time = threading.Lock()  # moto's state is the process's.
+
+
+class AwsEmulator:
+    """One account on one loopback address, until `stop`. `world` is the truth, `calls` what was asked.
+
+    `rules` says what there is and what is allowed; `environment` points the SDK here.
+    """
+
+    def __init__(self, *, clock: Clock | None = None, boot: Boot = FakeGuest, tick_s: float | None = 0.05) -> None:
+        self.world = World(clock or SystemClock(), boot)
+        self.rules = Rules()
+        self.calls: list[tuple[str, str]] = []
+        self.launches: list[dict[str, str]] = []
+        self._faults: dict[str, list[Fault | None]] = defaultdict(list)
+        self._ended = threading.Event()
+        self._tick_s = tick_s
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the SDK has to be told."""
+        host, port = self._server.server_address[:2]
+        return {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def start(self) -> AwsEmulator:
+        from moto.moto_api._internal import moto_api_backend
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+        if not _one_at_a_time.acquire(timeout=60):
+            raise RuntimeError("another emulator of AWS runs in this process")
+        moto_api_backend.reset()
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._door, threaded=True, request_handler=_Quiet)
+        self._threads = [threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)]
+        if self._tick_s is not None:
+            self._threads.append(threading.Thread(target=self._tick, daemon=True))
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        for thread in self._threads:
+            thread.join()
+        self.world.close()
+        _one_at_a_time.release()
+
+    def __enter__(self) -> AwsEmulator:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def fail(self, action: str, *faults: Fault | None) -> None:
+        """The next requests for an action go wrong in these ways, one each; None lets one pass."""
+        self._faults[action] += faults
+
+    def count(self, action: str, region: str | None = None) -> int:
+        return sum(1 for name, place in self.calls if name == action and region in (None, place))
+
+    def _tick(self) -> None:
+        """Time passes for instances that nobody asks about."""
+        while not self._ended.wait(self._tick_s):
+            with self.world.lock:
+                self.world.tick()
+
+    def _door(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        call = read_call(environ)
+        with self.world.lock:
+            fault = self._next_fault(call)
+            if fault is Fault.DROP_REQUEST:
+                return _cut(environ)
+            try:
+                reply = self._answer(call, fault)
+            except AwsError as error:
+                reply = error_reply(call, error)
+        if fault is Fault.DROP_ANSWER:
+            return _cut(environ)
+        if fault is Fault.NOT_JSON:
+            reply = Reply(200, b"<html>a proxy wants you to log in</html>", "text/html")
+        if fault is Fault.ERROR_AFTER:
+            reply = error_reply(call, AwsError("InternalError", "An internal error has occurred", 500))
+        headers = [("Content-Type", reply.kind), ("Content-Length", str(len(reply.body)))]
+        start_response(f"{reply.status} -", headers)
+        return [reply.body]
+
+    def _next_fault(self, call: Call) -> Fault | None:
+        waiting = self._faults[call.action]
+        return waiting.pop(0) if waiting and "DryRun" not in call.form else None
+
+    def _answer(self, call: Call, fault: Fault | None) -> Reply:
+        """One request that has come in, with moto's clockwork brought up to date before and after."""
+        self.calls.append((call.action, call.region))
+        _refuse(fault)
+        self.rules.check(call, KEY)
+        if call.form.get("DryRun", "").lower() == "true":
+            raise AwsError("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+        self.world.tick()
+        if call.action == "RunInstances":
+            self.launches.append(call.form)
+        own = ec2.ANSWERS.get(call.action) if call.service == "ec2" else services.ANSWERS.get(call.action)
+        lie = fault is Fault.LIE
+        reply = own(call, self.world, self.rules, self._pass_on, lie) if own else self._pass_on(call)
+        self.world.tick()
+        return reply
+
+    def _pass_on(self, call: Call) -> Reply:
+        """What moto answers."""
+        told: dict[str, Any] = {}
+
+        def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            told.update(status=int(status.split()[0]), headers=dict(headers))
+
+        body = b"".join(self._moto(call.environ, start_response))
+        kind = {name.lower(): value for name, value in told["headers"].items()}.get("content-type", "text/xml")
+        return Reply(told["status"], body, kind)
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, *args: Any) -> None:
+        """Nothing is said of a request."""
+
+
+def _cut(environ: dict[str, Any]) -> list[bytes]:
+    """The connection ends without an answer."""
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError
+
+
+def _refuse(fault: Fault | None) -> None:
+    """The faults that end a request before anything was done."""
+    if fault is Fault.THROTTLED:
+        raise AwsError("RequestLimitExceeded", "Request limit exceeded.", 503)
+    if fault is Fault.ERROR:
+        raise AwsError("InternalError", "An internal error has occurred", 500)
+    if fault is Fault.EXPIRED:
+        raise AwsError("ExpiredToken", "The security token included in the request is expired")
+    if fault is Fault.UNSEEN_GROUP:
+        raise AwsError("InvalidGroup.NotFound", "The security group does not exist")
+    if fault is Fault.NO_CAPACITY:
+        words = "We currently do not have sufficient capacity in the Availability Zone you requested."
+        raise AwsError("InsufficientInstanceCapacity", words, 500)

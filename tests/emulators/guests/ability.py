@@ -1,0 +1,42 @@
+"""What kind of guest this machine can run, found out by trying."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+_SYSTEM_FOLDERS = ":/usr/local/sbin:/usr/sbin:/sbin"
+_TOOLS = ("ssh-keygen", "setsid", "awk")
+
+
+def sshd() -> str:
+    """The path of sshd, which wants to be started by it; empty if there is none."""
+    return shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + _SYSTEM_FOLDERS) or ""
+
+
+@cache
+def missing() -> str:
+    """Why no guest can be booted here, as a reason to skip a test; empty when one can."""
+    if sys.platform != "linux":
+        return "emulated machines need Linux"
+    if not sshd():
+        return "sshd is not installed (apt-get install openssh-server)"
+    absent = [tool for tool in _TOOLS if not shutil.which(tool)]
+    return f"not installed: {', '.join(absent)}" if absent else ""
+
+
+@cache
+def whole() -> str:
+    """Why guests are plain processes here and no machines of their own; empty when they are machines."""
+    if missing():
+        return missing()
+    if os.geteuid() != 0:
+        return "only root can make namespaces for a whole machine"
+    command = [sys.executable, "-m", "tests.emulators.guests.room", "--try"]
+    tried = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    last_line = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return f"this machine lets nobody make namespaces: {last_line}" if tried.returncode else ""

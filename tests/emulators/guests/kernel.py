@@ -1,0 +1,52 @@
+"""The few system calls that Python 3.11 has no name for. Linux only; each raises OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PIDS = 0x00020000, 0x04000000, 0x08000000, 0x20000000
+READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_DETACH = 2
+_SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+
+
+def _call(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Leave these namespaces of the parent for new ones."""
+    _call("unshare", flags)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Mount a file system; `kind` and `data` as mount(8) has them after -t and -o."""
+    texts = [text.encode() or None for text in (source, target, kind, data)]
+    _call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+
+
+def bind(source: str, target: str, *, read_only: bool = False) -> None:
+    """Show a file or folder in a second place too."""
+    mount(source, target, flags=BIND)
+    if read_only:
+        mount("", target, flags=BIND | REMOUNT | READ_ONLY)
+
+
+def unmount(target: str) -> None:
+    """Take a mount away, in use or not."""
+    _call("umount2", target.encode(), _DETACH)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the thread that made it ends."""
+    _call("prctl", _SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _call("prctl", _SET_CHILD_SUBREAPER, 1, 0, 0, 0)

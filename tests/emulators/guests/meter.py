@@ -1,0 +1,97 @@
+"""The billing oracle: what a provider would bill, kept apart from everything that gpurun believes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+_HOUR_S = 3600
+
+
+@dataclass
+class _Stretch:
+    """A machine's time at one rate. `stopped_wall` is None while it is billed."""
+
+    started_wall: Fraction
+    micros_per_hour: int
+    stopped_wall: Fraction | None = None
+
+
+@dataclass
+class _Account:
+    """One machine's stretches, and how its provider rounds: up to `unit_s`, never less than `least_s`."""
+
+    unit_s: int
+    least_s: int
+    stretches: list[_Stretch]
+
+    @property
+    def running(self) -> bool:
+        return self.stretches[-1].stopped_wall is None
+
+    def micros(self, now: Fraction) -> int:
+        """The bill so far, rounded up to the unit and then to the micro-dollar; the last rate pays for the rounding."""
+        lengths = [max(Fraction(0), (s.stopped_wall or now) - s.started_wall) for s in self.stretches]
+        used_s = sum(lengths, Fraction(0))
+        billed_s = max(Fraction(ceil(used_s / self.unit_s) * self.unit_s), Fraction(self.least_s))
+        lengths[-1] += billed_s - used_s
+        costs = (length * s.micros_per_hour for length, s in zip(lengths, self.stretches, strict=True))
+        return ceil(sum(costs, Fraction(0)) / _HOUR_S)
+
+
+class Meter:
+    """Counts what every machine costs, in integer micro-dollars. May be asked from any thread.
+
+    Each start after a stop is a new bill with its own rounding and minimum, as clouds have it. `clock_wall` tells
+    seconds; times are kept exactly, so that nothing is lost to floating point.
+    """
+
+    def __init__(self, clock_wall: Callable[[], float]) -> None:
+        self._clock_wall = clock_wall
+        self._lock = threading.Lock()
+        self._accounts: dict[str, list[_Account]] = {}
+
+    def start(self, id: str, micros_per_hour: int, unit_s: int = 1, least_s: int = 0) -> None:
+        """Begin to bill a machine. ValueError if it is billed already: an emulator must know its own machines."""
+        with self._lock:
+            if self._is_running(id):
+                raise ValueError(f"{id} is billed already")
+            account = _Account(unit_s, least_s, [_Stretch(self._now(), micros_per_hour)])
+            self._accounts.setdefault(id, []).append(account)
+
+    def stop(self, id: str) -> None:
+        """End the billing of a machine; nothing happens if it is not billed."""
+        with self._lock:
+            if self._is_running(id):
+                self._accounts[id][-1].stretches[-1].stopped_wall = self._now()
+
+    def set_rate(self, id: str, micros_per_hour: int) -> None:
+        """From now on a machine that is billed costs something else. KeyError if it is not billed."""
+        with self._lock:
+            if not self._is_running(id):
+                raise KeyError(id)
+            account, now = self._accounts[id][-1], self._now()
+            account.stretches[-1].stopped_wall = now
+            account.stretches.append(_Stretch(now, micros_per_hour))
+
+    def total_micros(self, id: str | None = None) -> int:
+        """What one machine has cost until now, or all of them. A machine that was never billed has cost nothing."""
+        with self._lock:
+            now = self._now()
+            chosen = self._accounts.values() if id is None else [self._accounts.get(id, [])]
+            return sum(account.micros(now) for accounts in chosen for account in accounts)
+
+    @property
+    def running(self) -> list[str]:
+        """The machines that are billed now, in the order in which they were first started."""
+        with self._lock:
+            return [id for id in self._accounts if self._is_running(id)]
+
+    def _is_running(self, id: str) -> bool:
+        return id in self._accounts and self._accounts[id][-1].running
+
+    def _now(self) -> Fraction:
+        return Fraction(self._clock_wall())

@@ -1,0 +1,82 @@
+"""What runs behind an instance: a machine, real or only claimed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine is booted with. `on_poweroff` is to be called when its own operating system ends it."""
+
+    id: str
+    hostname: str
+    authorized_key: str
+    user_data: str
+    card: str
+    gpus: int
+    memory_mib: int
+    on_poweroff: Callable[[], None]
+
+
+class Guest(Protocol):
+    """A booted machine with an address; its sshd may come later."""
+
+    @property
+    def host(self) -> str: ...
+
+    def kill(self) -> None: ...
+
+
+Boot = Callable[[Machine], Guest]
+
+
+class FakeGuest:
+    """A machine that is nothing but an address; a test may let its operating system power it off."""
+
+    def __init__(self, machine: Machine) -> None:
+        number = next(_numbers)
+        self.machine = machine
+        self.host = f"127.88.{number // 250 % 250}.{number % 250 + 1}"
+        self.alive = True
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def poweroff(self) -> None:
+        self.alive = False
+        self.machine.on_poweroff()
+
+
+def real_guest(folder: Path, *, sshd_delay_s: float = 0.0, python_path: Sequence[Path] = ()) -> Boot:
+    """Machines with a real sshd that apply their user-data; their consoles lie under the folder.
+
+    With `sshd_delay_s` the instance is active for so long before anybody answers there. RuntimeError where machines
+    have no address of their own: Lambda tells no port.
+    """
+    from tests.emulators.guests import FakeGpu, Faults, whole
+    from tests.emulators.guests import Guest as RealGuest
+
+    def boot(machine: Machine) -> Guest:
+        if whole():
+            raise RuntimeError(whole())
+        return RealGuest.boot(
+            user="ubuntu",
+            folder=folder / machine.id,
+            authorized_keys=[machine.authorized_key],
+            user_data=machine.user_data,
+            gpus=[FakeGpu(name=machine.card, memory_mib=machine.memory_mib)] * machine.gpus,
+            on_poweroff=machine.on_poweroff,
+            on_halt=machine.on_poweroff,
+            faults=Faults(sshd_delay_s=sshd_delay_s),
+            strict=True,
+            python_path=python_path,
+        )
+
+    return boot

@@ -1,0 +1,93 @@
+"""One emulated instance: what was asked for, and what it was at every moment of its life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.emulators.lambda_cloud.catalog import Kind, region_json
+from tests.emulators.lambda_cloud.guest import Guest, Machine
+
+_UP = ("active", "unhealthy")
+_OPTIONAL = ("name", "ip", "private_ip", "hostname", "jupyter_token", "jupyter_url")
+
+
+@dataclass
+class Instance:
+    """An instance and its history. What it is made of is fixed at its launch, its price too."""
+
+    id: str
+    body: dict[str, Any]
+    kind: Kind
+    cents: int
+    public_key: str
+    launched: float
+    history: list[tuple[float, str]] = field(default_factory=list)
+    guest: Guest | None = None
+    host: str = ""
+    tags: list[dict[str, str]] = field(default_factory=list)
+    powered_off: bool = False
+
+    @property
+    def status(self) -> str:
+        """What it is by the last change; `gone` once it has left the list."""
+        return self.history[-1][1]
+
+    @property
+    def since(self) -> float:
+        return self.history[-1][0]
+
+    def status_at(self, wall: float) -> str:
+        """What it was at a moment; before its launch it was `gone` too."""
+        return next((status for begun, status in reversed(self.history) if begun <= wall), "gone")
+
+    def become(self, status: str, wall: float) -> None:
+        self.history.append((wall, status))
+
+    def machine(self) -> Machine:
+        def power_off() -> None:
+            self.powered_off = True  # Only noted here, since this may be any thread.
+
+        return Machine(
+            id=self.id,
+            hostname=self.body.get("hostname", self.id),
+            authorized_key=self.public_key,
+            user_data=self.body.get("user_data", ""),
+            card=self.kind.card,
+            gpus=self.kind.gpus,
+            memory_mib=self.kind.memory_mib,
+            on_poweroff=power_off,
+        )
+
+    def as_json(self, status: str, *, nulls: bool) -> dict[str, Any]:
+        """How it is told, seen in this status; what is not known yet is absent, or null where `nulls` says so."""
+        told: dict[str, Any] = {
+            "id": self.id,
+            "status": status,
+            "ssh_key_names": self.body["ssh_key_names"],
+            "file_system_names": [],
+            "region": region_json(self.body["region_name"]),
+            "instance_type": {**self.kind.as_json(), "price_cents_per_hour": self.cents},
+            "actions": _actions(status),
+            "tags": self.tags,
+            "firewall_rulesets": [],
+        }
+        if "name" in self.body:
+            told["name"] = self.body["name"]
+        if self.host and status in _UP:
+            token = f"jupyter{self.id}"
+            told |= {"ip": self.host, "private_ip": "10.0.2.100", "hostname": self.body.get("hostname", self.host)}
+            told |= {
+                "jupyter_token": token,
+                "jupyter_url": f"https://jupyter-{self.id}.lambdaspaces.com/?token={token}",
+            }
+        return {**(dict.fromkeys(_OPTIONAL) if nulls else {}), **told}
+
+
+def _actions(status: str) -> dict[str, Any]:
+    code = {"booting": "vm-has-not-launched", "terminating": "vm-is-terminating", "terminated": "vm-is-terminating"}
+    free: dict[str, Any] = {"available": True}
+    blocked = {"available": False, "reason_code": code.get(status, ""), "reason_description": f"It is {status}."}
+    names = ("migrate", "rebuild", "restart", "cold_reboot")
+    terminate = blocked if code.get(status) == "vm-is-terminating" else free
+    return {**dict.fromkeys(names, blocked if status in code else free), "terminate": terminate}

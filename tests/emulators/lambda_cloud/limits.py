@@ -1,0 +1,24 @@
+"""The two rate limits: one request a second, and one launch in twelve seconds; both can be scaled or switched off."""
+
+from __future__ import annotations
+
+from gpurun.core.clock import Clock
+
+
+class Limits:
+    """What was taken last. A request that is refused takes nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.gap_s, self.launch_gap_s = 1.0, 12.0
+        self._clock = clock
+        self._request = self._launch = float("-inf")
+
+    def takes(self, route: str) -> bool:
+        """Whether a request may pass now."""
+        now = self._clock.monotonic()
+        if now - self._request < self.gap_s or (route == "launch" and now - self._launch < self.launch_gap_s):
+            return False
+        self._request = now
+        if route == "launch":
+            self._launch = now
+        return True

@@ -1,0 +1,184 @@
+"""The application behind the wire: every route, the keys, and the switches that a test turns."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from datetime import datetime
+from typing import Any
+
+from gpurun.core.clock import Clock, SystemClock
+from tests.emulators.runpod import contract, graphql
+from tests.emulators.runpod.guest import Boot, FakeGuest
+from tests.emulators.runpod.pod import stamp
+from tests.emulators.runpod.problems import Problem
+from tests.emulators.runpod.server import Fault, Server
+from tests.emulators.runpod.world import World
+
+FULL_KEY = "rpa_test_full_0123456789"
+READ_KEY = "rpa_test_read_0123456789"
+_WRITES = {"create", "delete", "action"}
+
+
+class RunPodEmulator:
+    """One account on one loopback address, until `stop`. `world` is the truth, `requests` what was asked."""
+
+    def __init__(self, *, clock: Clock | None = None, boot: Boot = FakeGuest, tick_s: float | None = 0.05) -> None:
+        self.world = World(clock or SystemClock(), boot)
+        self.faults: dict[str, list[Fault | None]] = defaultdict(list)
+        self.requests: list[tuple[str, str, Any]] = []
+        self.violations: list[str] = []
+        self.refused_fields: frozenset[str] = frozenset()
+        self.page_size: int | None = None
+        self.retry_after = "1"
+        self._tick_s = tick_s
+        self._ended = threading.Event()
+        self._server = Server(self)
+        self._threads = [
+            threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        ]
+        if tick_s is not None:
+            self._threads.append(threading.Thread(target=self._tick, daemon=True))
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def start(self) -> RunPodEmulator:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        for thread in self._threads:
+            thread.join()
+        self.world.close()
+
+    def __enter__(self) -> RunPodEmulator:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def fail(self, route: str, *faults: Fault | None) -> None:
+        """The next requests of a route go wrong in these ways, one each; None lets one pass."""
+        self.faults[route] += faults
+
+    def count(self, route: str) -> int:
+        return sum(1 for _, name, _ in self.requests if name == route)
+
+    def bodies(self, route: str) -> list[Any]:
+        return [body for _, name, body in self.requests if name == route]
+
+    def _tick(self) -> None:
+        """Time passes for pods that nobody asks about."""
+        while not self._ended.wait(self._tick_s):
+            self.world.tick()
+
+    def answer(self, route: str, identifier: str, query: dict[str, str], body: Any, own: str | None) -> tuple[int, Any]:
+        """One request that reached the application: a status and a body."""
+        with self.world.lock:
+            match route:
+                case "create":
+                    return 201, self._checked("Pod", self._create(body))
+                case "list":
+                    return 200, self._page(query)
+                case "read":
+                    return 200, self._checked("Pod", self._told(identifier))
+                case "delete":
+                    self.world.delete(identifier)
+                    return 204, None
+                case "action":
+                    return self._act(identifier, body)
+                case "gpus" | "cpus":
+                    return 200, self._catalog(route, query)
+                case "billing":
+                    return 200, self._checked("ListPodBillingResponse", self._bill(query))
+            return 200, self._graphql(body, own)
+
+    def _create(self, body: Any) -> Any:
+        errors = contract.body_errors(body, self.refused_fields)
+        if errors:
+            raise Problem(422, "Request validation failed.", errors)
+        if ("gpu" in body) == ("cpu" in body):
+            raise Problem(400, "exactly one of gpu or cpu must be set")
+        if not body.get("image") and not body.get("templateId"):
+            raise Problem(422, "Request validation failed.", ["$: image is required unless templateId is set"])
+        if len(body.get("env", {})) > 50:
+            raise Problem(400, "at most 50 environment variables")
+        return self.world.create(body).as_json(self.world.clock.wall())
+
+    def _told(self, identifier: str) -> Any:
+        return self.world.read(identifier).as_json(self.world.clock.wall())
+
+    def _page(self, query: dict[str, str]) -> Any:
+        now = self.world.clock.wall()
+        pods = [pod.as_json(now) for pod in self.world.listed()]
+        self._checked("ListPodsResponse", {"pods": pods})
+        if self.page_size is None:
+            return {"pods": pods}
+        begin = int(query.get("cursor", "0"))
+        end = begin + self.page_size
+        return {"pods": pods[begin:end], "nextCursor": str(end) if end < len(pods) else None}
+
+    def _act(self, identifier: str, body: Any) -> tuple[int, Any]:
+        if contract.against("PodActionRequest", body) or not isinstance(body, dict) or "action" not in body:
+            raise Problem(422, "Request validation failed.", ["$.action: not an action"])
+        pod = self.world.act(identifier, body["action"])
+        if body["action"] == "terminate":
+            return 204, None
+        return 200, self._checked("Pod", pod.as_json(self.world.clock.wall()))
+
+    def _catalog(self, route: str, query: dict[str, str]) -> Any:
+        asks = query.get("include") == "AVAILABILITY"
+        if asks != ("product" in query):
+            raise Problem(400, "include=AVAILABILITY and product go together")
+        if route == "cpus":
+            cpus = [kind.as_json(with_stock=asks) for kind in self.world.cpus.values()]
+            return self._checked("ListCpuTypesResponse", {"cpus": cpus})
+        cloud, count = query.get("cloud", "SECURE").lower(), int(query.get("count", "1"))
+        gpus = [kind.as_json(cloud, count, with_stock=asks) for kind in self.world.gpus.values()]
+        return self._checked("ListGpuTypesResponse", {"gpus": gpus})
+
+    def _bill(self, query: dict[str, str]) -> Any:
+        now = self.world.clock.wall()
+        since = _wall(query["startTime"]) if "startTime" in query else now - 30 * 86_400
+        until = _wall(query["endTime"]) if "endTime" in query else now
+        records = self.world.billing(query.get("podId"), since, until)
+        names = ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
+        asked = {"startTime": stamp(since), "endTime": stamp(until), "bucketSize": query.get("bucketSize", "day")}
+        totals = {name: sum(record[name] for record in records) for name in names}
+        pods = len({record["podId"] for record in records})
+        metadata = {"query": asked, "recordCount": len(records), "uniquePodCount": pods, "totals": totals}
+        return {"records": records, "metadata": metadata}
+
+    def _graphql(self, body: Any, own: str | None) -> Any:
+        try:
+            return {"data": graphql.execute(str(body.get("query", "")), self.world, own)}
+        except graphql.QueryError as error:
+            return {"errors": [{"message": str(error), "extensions": {"code": "BAD_USER_INPUT"}}]}
+
+    def _checked(self, schema: str, value: Any) -> Any:
+        """An answer that the document would not allow is a fault of this emulator."""
+        self.violations += [f"answer {schema}: {error}" for error in contract.against(schema, value)]
+        return value
+
+    def check_key(self, route: str, identifier: str, key: str) -> str | None:
+        """Whose key it is: None for the account's own, else the one pod that it may end."""
+        if key == FULL_KEY or (key == READ_KEY and route not in _WRITES):
+            return None
+        if key == READ_KEY:
+            raise Problem(403, "access denied")
+        own = next((pod.id for pod in self.world.pods.values() if pod.key == key and pod.status != "TERMINATED"), None)
+        if own is None:
+            raise Problem(401, "missing bearer token" if not key else "invalid bearer token")
+        if route != "graphql" and not (route in ("delete", "action") and identifier == own):
+            raise Problem(403, "access denied")
+        return own
+
+
+def _wall(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,199 @@
+"""As much of RunPod's GraphQL as gpurun and its guard use: a real parser, four fields, real errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from tests.emulators.runpod.problems import Problem
+from tests.emulators.runpod.world import World
+
+_TOKEN = re.compile(r'\s*(?:,\s*)*("(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?|[A-Za-z_]\w*|[{}()\[\]:])')
+
+
+class QueryError(Exception):
+    """What stands in errors[0].message."""
+
+
+@dataclass
+class Field:
+    name: str
+    alias: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    fields: list[Field] = field(default_factory=list)
+
+
+class Parser:
+    """A document of one operation without variables or fragments."""
+
+    def __init__(self, document: str) -> None:
+        self.tokens: list[str] = []
+        at = 0
+        document = document.rstrip().rstrip(",")
+        while at < len(document):
+            match = _TOKEN.match(document, at)
+            if match is None:
+                raise QueryError(f"Syntax Error: Unexpected character at {at}.")
+            self.tokens.append(match[1])
+            at = match.end()
+        self.at = 0
+
+    def operation(self) -> tuple[str, list[Field]]:
+        kind = "query" if self._peek() == "{" else self._next()
+        if kind not in ("query", "mutation"):
+            raise QueryError(f'Syntax Error: Unexpected Name "{kind}".')
+        if self._peek() != "{":
+            self._next()
+        found = self.selection()
+        if self.at != len(self.tokens):
+            raise QueryError("Syntax Error: Expected <EOF>.")
+        return kind, found
+
+    def selection(self) -> list[Field]:
+        self._expect("{")
+        found = []
+        while self._peek() != "}":
+            alias = name = self._next()
+            if self._peek() == ":":
+                self._next()
+                name = self._next()
+            arguments = self._pairs("(", ")") if self._peek() == "(" else {}
+            found.append(Field(name, alias, arguments, self.selection() if self._peek() == "{" else []))
+        self._expect("}")
+        return found
+
+    def value(self) -> Any:
+        token = self._peek()
+        if token == "{":
+            return self._pairs("{", "}")
+        if token == "[":
+            self._next()
+            items = []
+            while self._peek() != "]":
+                items.append(self.value())
+            self._expect("]")
+            return items
+        self._next()
+        if token.startswith('"'):
+            return json.loads(token)
+        return {"true": True, "false": False, "null": None}.get(token, token if token[0].isalpha() else Decimal(token))
+
+    def _pairs(self, begin: str, end: str) -> dict[str, Any]:
+        self._expect(begin)
+        found = {}
+        while self._peek() != end:
+            name = self._next()
+            self._expect(":")
+            found[name] = self.value()
+        self._expect(end)
+        return found
+
+    def _peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def _next(self) -> str:
+        token = self._peek()
+        if not token:
+            raise QueryError("Syntax Error: Unexpected <EOF>.")
+        self.at += 1
+        return token
+
+    def _expect(self, token: str) -> None:
+        if self._next() != token:
+            raise QueryError(f'Syntax Error: Expected "{token}".')
+
+
+def execute(document: str, world: World, own_pod: str | None) -> dict[str, Any]:
+    """The data of a document; a pod-scoped key (`own_pod`) may end its own pod and read nothing."""
+    kind, fields = Parser(document).operation()
+    known = {"query": {"myself": _myself, "gpuTypes": _gpu_types}, "mutation": {"podRentInterruptable": _rent}}
+    data: dict[str, Any] = {}
+    for one in fields:
+        if kind == "mutation" and one.name == "podTerminate":
+            data[one.alias] = _terminate(one.arguments["input"]["podId"], world, own_pod)
+            continue
+        if own_pod is not None:
+            raise QueryError("You do not have permission to perform this action.")
+        resolver = known[kind].get(one.name)
+        if resolver is None:
+            raise QueryError(f'Cannot query field "{one.name}" on type "{kind.title()}".')
+        data[one.alias] = _chosen(resolver(world, one.arguments), one.fields)
+    return data
+
+
+def _chosen(value: Any, fields: list[Field]) -> Any:
+    """Of a value only the fields that were asked for."""
+    if isinstance(value, list):
+        return [_chosen(item, fields) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for one in fields:
+        if one.name not in value:
+            raise QueryError(f'Cannot query field "{one.name}" on type "Object".')
+        told = value[one.name]
+        found[one.alias] = _chosen(told(one.arguments) if callable(told) else told, one.fields)
+    return found
+
+
+def _myself(world: World, arguments: dict[str, Any]) -> Any:
+    return {
+        "id": "user_1", "email": "you@example.com", "clientBalance": float(world.balance),
+        "currentSpendPerHr": float(sum(pod.rate for pod in world.alive)), "spendLimit": 80,
+    }  # fmt: skip
+
+
+def _gpu_types(world: World, arguments: dict[str, Any]) -> Any:
+    wanted = arguments.get("input", {}).get("id")
+
+    def entry(kind: Any) -> dict[str, Any]:
+        def lowest(asked: dict[str, Any]) -> Any:
+            told = asked.get("input", {})
+            cloud = "secure" if told.get("secureCloud") else "community"
+            level = kind.level(cloud, int(told.get("gpuCount", 1)))
+            return {
+                "stockStatus": None if level == "NONE" else level.title(),
+                "minimumBidPrice": None if level == "NONE" else float(kind.bid[cloud]),
+                "uninterruptablePrice": float(kind.price[cloud]),
+            }
+
+        return {"id": kind.id, "displayName": kind.name, "memoryInGb": kind.memory, "lowestPrice": lowest}
+
+    return [entry(kind) for kind in world.gpus.values() if wanted in (None, kind.id)]
+
+
+def _rent(world: World, arguments: dict[str, Any]) -> Any:
+    told = arguments["input"]
+    known = {
+        "name", "imageName", "gpuTypeId", "gpuCount", "bidPerGpu", "cloudType", "containerDiskInGb", "volumeInGb",
+        "ports", "dockerArgs", "env", "dataCenterId", "startSsh",
+    }  # fmt: skip
+    for name in set(told) - known:
+        raise QueryError(f'Field "{name}" is not defined by type "PodRentInterruptableInput".')
+    body = {
+        "name": told["name"], "image": told["imageName"], "cloud": told["cloudType"], "ports": told["ports"].split(","),
+        "gpu": {"id": told["gpuTypeId"], "count": int(told["gpuCount"])}, "disk": int(told["containerDiskInGb"]),
+        "args": told.get("dockerArgs", ""), "env": {pair["key"]: pair["value"] for pair in told.get("env", [])},
+    }  # fmt: skip
+    if told.get("dataCenterId"):
+        body["dataCenterIds"] = [told["dataCenterId"]]
+    try:
+        pod = world.create(body, bid=told["bidPerGpu"])
+    except Problem as problem:
+        raise QueryError(problem.detail) from problem
+    return {
+        "id": pod.id, "name": body["name"], "imageName": body["image"], "costPerHr": float(pod.rate),
+        "machineId": "m1", "desiredStatus": "RUNNING", "env": body["env"],
+    }  # fmt: skip
+
+
+def _terminate(identifier: str, world: World, own_pod: str | None) -> None:
+    if own_pod not in (None, identifier):
+        raise QueryError("You do not have permission to perform this action.")
+    try:
+        world.delete(identifier)
+    except Problem as problem:
+        raise QueryError(problem.detail) from problem

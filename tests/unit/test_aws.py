@@ -1,0 +1,809 @@
+"""AWS: one instance at most for a token, found in any region, ended by its own hand; and every refusal understood.
+
+The emulator's meter is the oracle: what AWS would bill, whatever gpurun believes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import boto3
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gpurun.cli.verbs import aws as verbs_of_aws
+from gpurun.core.clock import Clock, SystemClock, VirtualClock, ticks
+from gpurun.core.errors import SetupError
+from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order
+from gpurun.machine.ssh_keys import make_keys
+from gpurun.planning.catalog import rows_for
+from gpurun.providers.aws import AwsProvider, side
+from gpurun.providers.aws.errors import NO_QUOTA, quota_in_words, refusal
+from gpurun.providers.aws.schedule import ROLE
+from gpurun.providers.aws.setup import make_role, plan_role
+from gpurun.providers.aws.wire import Refused, Wire
+from gpurun.providers.base import LeavesThings, NoCapacity, Rejected, Unknown
+from tests.contract.orders import KEYS
+from tests.emulators import guests
+from tests.emulators.aws import AwsEmulator, FakeGuest, Fault, Machine, real_guest
+
+TOKEN = "gr-fox-41-0a1b2c3d"
+LEASE_S = 3600
+P4D = GpuNeed(count=8, name="A100", memory_gb=40)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def cloud(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsEmulator]:
+    with AwsEmulator(clock=clock, tick_s=None) as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator
+
+
+@pytest.fixture
+def aws(cloud: AwsEmulator, clock: VirtualClock) -> AwsProvider:
+    return AwsProvider(clock)
+
+
+def offer_of(need: GpuNeed = P4D, region: str = "us-east-1", *, spot: bool = False) -> Offer:
+    row = next(row for row in rows_for(need, "aws") if row.gpu_count == need.count)
+    return row.model_copy(update={"region": region, "spot": spot})
+
+
+def order_of(clock: Clock, token: str = TOKEN, *, offer: Offer | None = None, disk_gb: int = 100) -> Order:
+    return Order(
+        run="fox-41",
+        token=token,
+        attempt=1,
+        offer=offer or offer_of(),
+        deadline_wall=clock.wall() + LEASE_S,
+        lease_s=LEASE_S,
+        keys=KEYS,
+        disk_gb=disk_gb,
+    )
+
+
+def billed(cloud: AwsEmulator) -> list[str]:
+    cloud.world.tick()
+    return cloud.world.meter.running
+
+
+# A launch whose outcome is not known.
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP_ANSWER, Fault.ERROR_AFTER, Fault.NOT_JSON])
+def test_a_launch_whose_answer_is_lost_is_sent_once_and_found_by_its_token(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, fault: Fault
+) -> None:
+    cloud.fail("RunInstances", fault)
+    with pytest.raises(Unknown):
+        aws.create(order_of(clock))
+    assert cloud.count("RunInstances") == len(billed(cloud)) == 1
+    (found,) = AwsProvider(clock).find(TOKEN)
+    assert (found.token, found.run, found.deadline_wall) == (TOKEN, "fox-41", clock.wall() + LEASE_S)
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP_REQUEST, Fault.ERROR])
+def test_a_launch_that_never_arrived_is_just_as_unknown(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, fault: Fault
+) -> None:
+    cloud.fail("RunInstances", fault)
+    with pytest.raises(Unknown):
+        aws.create(order_of(clock))
+    assert (billed(cloud), aws.find(TOKEN)) == ([], [])
+
+
+def test_a_doubt_in_one_zone_keeps_the_others_from_being_asked(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.fail("RunInstances", Fault.NO_CAPACITY, Fault.DROP_ANSWER)
+    with pytest.raises(Unknown):
+        aws.create(order_of(clock))
+    assert cloud.count("RunInstances") == 2
+    assert [one.token for one in aws.find(TOKEN)] == [TOKEN]
+    assert len(billed(cloud)) == 1
+
+
+def test_the_same_order_again_gives_the_same_instance_even_while_it_is_invisible(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.world.hidden_s = 30
+    asked = order_of(clock)
+    first = aws.create(asked)
+    assert aws.find(TOKEN) == []
+    assert AwsProvider(clock).create(asked).id == first.id
+    assert len(billed(cloud)) == 1
+
+
+def test_another_request_under_a_used_token_leaves_a_doubt_not_a_second_instance(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.world.hidden_s = 30
+    aws.create(order_of(clock))
+    with pytest.raises(Unknown, match="IdempotentParameterMismatch"):
+        AwsProvider(clock).create(order_of(clock, disk_gb=200))
+    assert len(billed(cloud)) == 1
+
+
+def test_an_instance_whose_tags_were_taken_off_is_still_found_by_how_it_was_launched(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock))
+    names = ("gpurun:run", "gpurun:token", "gpurun:deadline", "Name")
+    boto3.client("ec2").delete_tags(Resources=[made.id.rpartition("/")[2]], Tags=[{"Key": name} for name in names])
+    for token in (TOKEN, None):
+        assert [(one.id, one.token, one.run) for one in AwsProvider(clock).find(token)] == [(made.id, TOKEN, "fox-41")]
+
+
+def test_a_group_that_is_not_seen_yet_is_waited_for_with_the_same_request(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.fail("AuthorizeSecurityGroupIngress", *[Fault.UNSEEN_GROUP] * 2)
+    cloud.fail("RunInstances", *[Fault.UNSEEN_GROUP] * 3)
+    aws.create(order_of(clock))
+    assert (cloud.count("RunInstances"), len(billed(cloud))) == (4, 1)
+    cloud.fail("RunInstances", *[Fault.UNSEEN_GROUP] * 99)
+    with pytest.raises(Rejected, match="InvalidGroup"):
+        aws.create(order_of(clock, "gr-fox-41-99999999"))
+
+
+# No capacity, no quota, no permission.
+
+
+def test_where_one_zone_is_sold_out_the_next_is_asked_with_a_token_of_its_own(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.sold_out = {"p4d.24xlarge@us-east-1a"}
+    made = aws.create(order_of(clock))
+    tokens = [form["ClientToken"] for form in cloud.launches]
+    assert tokens == [TOKEN, f"{TOKEN}.a", f"{TOKEN}.b"]
+    assert [one.id for one in aws.find(TOKEN)] == [made.id]
+    assert made.token == TOKEN
+
+
+def test_sold_out_everywhere_is_no_capacity_and_each_zone_was_asked_once(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.sold_out = {"p4d.24xlarge"}
+    with pytest.raises(NoCapacity, match="InsufficientInstanceCapacity"):
+        aws.create(order_of(clock))
+    tokens = [form["ClientToken"] for form in cloud.launches]
+    assert len(tokens) == len(set(tokens)) > 2
+    assert billed(cloud) == []
+
+
+def test_a_quota_of_nothing_is_named_with_where_to_raise_it(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.quotas["L-417A185B"] = 0
+    with pytest.raises(Rejected) as refused:
+        aws.create(order_of(clock))
+    words = str(refused.value)
+    assert "Running On-Demand P instances" in words
+    assert "us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B" in words
+    assert (cloud.count("RunInstances"), billed(cloud)) == (1, [])
+
+
+def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.denied = {"ec2:RunInstances"}
+    with pytest.raises(Rejected, match="may not call ec2:RunInstances") as refused:
+        aws.create(order_of(clock))
+    assert "xxx" not in str(refused.value)
+
+
+def test_an_expired_session_is_said_to_be_that(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    cloud.fail("RunInstances", Fault.EXPIRED)
+    with pytest.raises(Rejected, match="ExpiredToken"):
+        aws.create(order_of(clock))
+    cloud.fail("DescribeInstances", Fault.EXPIRED)
+    with pytest.raises(SetupError, match="ExpiredToken"):
+        aws.read("us-east-1/i-0123456789abcdef0")
+
+
+def test_too_many_requests_are_waited_out_on_gpuruns_own_clock(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.fail("RunInstances", *[Fault.THROTTLED] * 4)
+    before = clock.monotonic()
+    assert aws.create(order_of(clock)).token == TOKEN
+    assert cloud.count("RunInstances") == 5
+    assert clock.monotonic() - before > 1.0
+    assert len(billed(cloud)) == 1
+
+
+def test_a_launch_that_is_held_off_for_ever_is_unknown(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.fail("RunInstances", *[Fault.THROTTLED] * 100)
+    with pytest.raises(Unknown):
+        aws.create(order_of(clock))
+
+
+@pytest.mark.parametrize("code", ["SomethingNew", "IdempotentParameterMismatch", "InternalError", "Unavailable", "?"])
+def test_a_refusal_that_nobody_knows_leaves_the_doubt(code: str) -> None:
+    for status in (400, 500, 200):
+        assert isinstance(refusal(Refused("run_instances", code, "", status), "p5.4xlarge", "r", spot=False), Unknown)
+
+
+def test_every_family_has_its_quota() -> None:
+    assert "L-417A185B" in quota_in_words("p5.48xlarge", "us-east-1", spot=False)
+    assert "L-DB2E81BA" in quota_in_words("g6e.xlarge", "us-east-1", spot=False)
+    assert "L-1216C47A" in quota_in_words("c7i.xlarge", "us-east-1", spot=False)
+    assert "L-C4BD4855" in quota_in_words("p5en.48xlarge", "us-east-1", spot=True)
+    assert {"VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"} <= NO_QUOTA
+
+
+# What is asked for.
+
+
+def test_the_launch_says_all_that_money_hangs_on(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    aws.create(order_of(clock))
+    (form,) = cloud.launches
+    assert form["ClientToken"] == TOKEN
+    assert (form["MinCount"], form["MaxCount"]) == ("1", "1")
+    assert form["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert form["MetadataOptions.HttpTokens"] == "required"
+    assert form["MetadataOptions.HttpPutResponseHopLimit"] == "1"
+    assert form["NetworkInterface.1.AssociatePublicIpAddress"] == "true"
+    disk = {key.rpartition(".")[2]: value for key, value in form.items() if key.startswith("BlockDeviceMapping.1.Ebs")}
+    assert disk == {"VolumeSize": "100", "VolumeType": "gp3", "DeleteOnTermination": "true"}
+    tagged = {form[f"TagSpecification.{n}.ResourceType"] for n in (1, 2, 3)}
+    assert tagged == {"instance", "volume", "network-interface"}
+    tags = {form[f"TagSpecification.1.Tag.{n}.Key"]: form[f"TagSpecification.1.Tag.{n}.Value"] for n in (1, 2, 3, 4)}
+    deadline = str(int(clock.wall()) + LEASE_S)
+    assert tags == {"gpurun:run": "fox-41", "gpurun:token": TOKEN, "gpurun:deadline": deadline, "Name": TOKEN}
+
+
+def test_the_newest_image_that_suits_is_taken(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    aws.create(order_of(clock))
+    wanted = cloud.rules.image_of("oss-nvidia-driver-gpu-pytorch-2.10-ubuntu-24.04", "us-east-1")
+    assert cloud.launches[0]["ImageId"] == wanted
+
+
+def test_a_region_without_an_image_and_a_name_that_is_no_image_are_refused_before_the_launch(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.images = ["oss-nvidia-driver-gpu-pytorch-2.7-ubuntu-22.04"]
+    with pytest.raises(Rejected, match=r"PyTorch 2\.8"):
+        aws.create(order_of(clock))
+    with pytest.raises(Rejected, match="--image"):
+        aws.create(order_of(clock).model_copy(update={"image": "ubuntu:24.04"}))
+    assert cloud.launches == []
+
+
+def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    """The image needs more than was planned: a larger disk would be billed outside the cap."""
+    with pytest.raises(Rejected, match=r"hardware\.disk_gb=45"):
+        aws.create(order_of(clock, disk_gb=20))
+    assert cloud.launches == []
+
+
+def test_without_a_default_vpc_it_is_said_how_to_make_one(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.no_default_vpc = True
+    with pytest.raises(Rejected, match="create-default-vpc"):
+        aws.create(order_of(clock))
+
+
+def test_a_named_subnet_is_the_only_one_that_is_tried(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    subnet = boto3.client("ec2").describe_subnets()["Subnets"][1]
+    cloud.rules.sold_out = {f"p4d.24xlarge@{subnet['AvailabilityZone']}"}
+    with pytest.raises(NoCapacity):
+        AwsProvider(clock, subnet=subnet["SubnetId"]).create(order_of(clock))
+    assert [form["NetworkInterface.1.SubnetId"] for form in cloud.launches] == [subnet["SubnetId"]]
+
+
+def test_the_firewall_lets_in_this_machine_alone(
+    cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wire, "is_near", lambda *_: False)
+    AwsProvider(clock, my_address=lambda: "203.0.113.7").create(order_of(clock))
+    (group,) = boto3.client("ec2").describe_security_groups(GroupNames=[TOKEN])["SecurityGroups"]
+    (rule,) = group["IpPermissions"]
+    assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
+    assert [one["CidrIp"] for one in rule["IpRanges"]] == ["203.0.113.7/32"]
+
+
+@pytest.mark.parametrize("answer", ["203.0.113.7\n", "<html>log in</html>", "203.0.113.7/0", ""])
+def test_the_own_address_is_an_address_or_there_is_no_machine(
+    answer: str, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Says(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Says) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setattr(side, "ADDRESS_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        if answer.strip() == "203.0.113.7":
+            assert side.public_address(clock) == "203.0.113.7"
+        else:
+            with pytest.raises(Rejected, match="public address"):
+                side.public_address(clock)
+
+
+# What exists, in every region.
+
+
+def test_what_was_made_in_another_region_is_found_without_being_told_where(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock, offer=offer_of(region="us-west-2")))
+    stranger = AwsProvider(clock, region="eu-west-1")
+    for token in (TOKEN, None):
+        assert [one.id for one in stranger.find(token)] == [made.id]
+    assert made.id.startswith("us-west-2/i-")
+    assert stranger.read(made.id).region == "us-west-2"
+    stranger.destroy(made.id)
+    assert stranger.read(made.id).state is InstanceState.GONE
+    assert billed(cloud) == []
+
+
+def test_whoever_sent_a_token_somewhere_looks_for_it_there_alone(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    aws.create(order_of(clock))
+    cloud.calls.clear()
+    aws.find(TOKEN)
+    assert {region for _, region in cloud.calls} == {"us-east-1"}
+
+
+def test_a_region_that_cannot_be_looked_into_is_named_and_never_counts_as_empty(
+    aws: AwsProvider, cloud: AwsEmulator
+) -> None:
+    cloud.rules.denied = {"ec2:DescribeInstances@eu-west-1"}
+    for token in (TOKEN, None):
+        with pytest.raises(Unknown, match="eu-west-1"):
+            aws.find(token)
+
+
+def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    cloud.fail("DescribeInstances", *[Fault.DROP_ANSWER] * 100)
+    with pytest.raises(Unknown, match="us-west-2"):
+        aws.find(None)
+
+
+def test_a_region_that_an_organisation_shuts_for_looking_and_launching_holds_nothing_up(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    shut = ("ec2:DescribeInstances", "ec2:RunInstances")
+    cloud.rules.denied = {f"{action}@eu-west-1" for action in shut}
+    assert aws.find(None) == []
+    cloud.rules.denied = {f"{action}@us-east-1" for action in shut}
+    with pytest.raises(Unknown, match="us-east-1"):
+        AwsProvider(clock).find(None)
+
+
+def test_the_region_that_a_token_was_sent_to_must_answer_even_when_it_is_shut_now(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock, offer=offer_of(region="us-west-2")))
+    cloud.rules.denied = {"ec2:DescribeInstances@us-west-2", "ec2:RunInstances@us-west-2"}
+    for look in (lambda: aws.find(TOKEN), lambda: aws.read(made.id), lambda: AwsProvider(clock).read(made.id)):
+        with pytest.raises(SetupError, match="ec2:DescribeInstances"):
+            look()
+    assert billed(cloud)
+
+
+def test_what_was_found_needs_no_answer_from_the_other_regions(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock))
+    cloud.rules.denied = {"ec2:DescribeInstances@eu-west-1"}
+    assert [one.id for one in AwsProvider(clock).find(TOKEN)] == [made.id]
+
+
+def test_a_copy_that_somebody_made_of_an_instance_bears_its_tags_and_is_found(
+    aws: AwsProvider, cloud: AwsEmulator
+) -> None:
+    image = cloud.rules.image_of("base-oss-nvidia-driver-gpu-ubuntu-24.04", "us-east-1")
+    marked = [{"ResourceType": "instance", "Tags": [{"Key": "gpurun:token", "Value": TOKEN}]}]
+    boto3.client("ec2").run_instances(
+        ImageId=image, InstanceType="c7i.xlarge", MinCount=1, MaxCount=1, TagSpecifications=marked
+    )
+    for token in (TOKEN, None):
+        assert [(one.token, one.run) for one in aws.find(token)] == [(TOKEN, "fox-41")]
+
+
+def test_somebody_elses_instances_are_not_gpuruns(aws: AwsProvider, cloud: AwsEmulator) -> None:
+    image = cloud.rules.image_of("base-oss-nvidia-driver-gpu-ubuntu-24.04", "us-east-1")
+    ec2 = boto3.client("ec2")
+    for token in ("gr-", "terraform-1", "gr-fox-41-0a1b2c3"):
+        ec2.run_instances(ImageId=image, InstanceType="c7i.xlarge", MinCount=1, MaxCount=1, ClientToken=token)
+    assert aws.find(None) == []
+
+
+def test_one_is_pending_then_reachable_then_ending_then_gone_at_a_time_that_aws_tells(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.world.pending_s, cloud.world.dying_s = 20, 30
+    made = aws.create(order_of(clock))
+    assert (made.state, made.address) == (InstanceState.PENDING, None)
+    born = clock.wall()
+    clock.sleep(25)
+    seen = aws.read(made.id)
+    assert (seen.state, seen.type_id, seen.created_wall) == (InstanceState.RUNNING, "p4d.24xlarge", born)
+    assert seen.address is not None
+    assert (seen.address.user, seen.address.port) == ("ubuntu", 22)
+    aws.destroy(made.id)
+    assert aws.read(made.id).state is InstanceState.STOPPING
+    assert billed(cloud)
+    clock.sleep(30)
+    gone = aws.read(made.id)
+    assert (gone.state, gone.address, gone.ended_wall) == (InstanceState.GONE, None, clock.wall())
+    assert billed(cloud) == []
+    clock.sleep(4000)
+    assert (aws.read(made.id).state, aws.find(TOKEN)) == (InstanceState.GONE, [])
+
+
+def test_destroy_may_be_asked_again_and_is_believed_by_nobody(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock))
+    cloud.fail("TerminateInstances", Fault.LIE)
+    aws.destroy(made.id)
+    assert aws.read(made.id).state is InstanceState.RUNNING
+    for _ in range(3):
+        aws.destroy(made.id)
+    assert (aws.read(made.id).state, billed(cloud)) == (InstanceState.GONE, [])
+    aws.destroy("us-east-1/i-00000000000000000")
+
+
+@pytest.mark.parametrize("strange", ["", "i-0123456789abcdef0", "us-east-1/../x", "us-east-1/vol-0123456789abcdef0"])
+def test_what_is_no_instance_is_neither_read_nor_ended(aws: AwsProvider, strange: str) -> None:
+    for verb in (aws.read, aws.destroy):
+        with pytest.raises(Rejected):
+            verb(strange)
+
+
+def test_a_machine_that_aws_took_away_says_so(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    need = P4D
+    aws = AwsProvider(clock, spot=True)
+    (offer,) = aws.offers(need, rows_for(need, "aws"))
+    made = aws.create(order_of(clock, offer=offer))
+    cloud.world.interrupt(made.id.rpartition("/")[2])
+    assert "spot interruption" in aws.read(made.id).said
+
+
+# The hands that hold the knife.
+
+
+def test_the_machine_ends_itself_at_its_deadline_and_costs_no_more_than_its_lease(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    offer = offer_of()
+    made = aws.create(order_of(clock, offer=offer))
+    clock.sleep(LEASE_S - 1)
+    assert aws.read(made.id).state is InstanceState.RUNNING
+    clock.sleep(1)
+    assert aws.read(made.id).state is InstanceState.GONE
+    assert cloud.world.meter.total_micros() <= offer.rate_micros_per_hour
+
+
+def test_a_machine_that_only_stopped_is_not_gone_its_disk_is_billed(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    """Somebody changed what its power-off means."""
+    made = aws.create(order_of(clock))
+    (inside,) = cloud.world.alive
+    inside.shutdown = "stop"
+    clock.sleep(LEASE_S)
+    assert [one.state for one in (aws.read(made.id), *aws.find(None))] == [InstanceState.STOPPED] * 2
+    aws.destroy(made.id)
+    assert (aws.read(made.id).state, cloud.world.alive) == (InstanceState.GONE, [])
+
+
+def test_a_machine_that_hangs_is_ended_from_outside_where_the_account_was_set_up(
+    cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.world.boot = lambda machine: FakeGuest(machine, hung=True)
+    wire = Wire(clock)
+    make_role(wire, plan_role(wire))
+    aws = AwsProvider(clock)
+    made = aws.create(order_of(clock))
+    clock.sleep(LEASE_S + 60)
+    assert aws.read(made.id).state is InstanceState.GONE
+    assert cloud.world.fired == [TOKEN]
+    assert [one.kind for one in aws.leftovers(TOKEN)] == ["security group"]
+
+
+def test_no_role_or_no_permission_for_a_schedule_loses_no_instance(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert aws.create(order_of(clock)).token == TOKEN
+    assert cloud.count("CreateSchedule") == 0
+    wire = Wire(clock)
+    make_role(wire, plan_role(wire))
+    cloud.rules.denied = {"scheduler:CreateSchedule", "scheduler:ListSchedules"}
+    other = "gr-fox-41-99999999"
+    assert aws.create(order_of(clock, other)).token == other
+    assert "its own timer does" in caplog.text
+    assert [one.kind for one in aws.leftovers(other)] == ["security group"]
+
+
+def test_a_schedule_that_is_no_longer_needed_can_be_taken_away(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    wire = Wire(clock)
+    make_role(wire, plan_role(wire))
+    aws.create(order_of(clock))
+    (schedule,) = [one for one in aws.leftovers(None) if one.kind == "schedule"]
+    assert (schedule.token, schedule.run, schedule.billed) == (TOKEN, "fox-41", False)
+    for _ in range(2):
+        aws.remove(schedule)
+    assert [one.kind for one in aws.leftovers(TOKEN)] == ["security group"]
+
+
+# What is left beside the machine.
+
+
+def test_a_launch_that_died_after_its_firewall_group_leaves_a_group_that_is_found(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.fail("RunInstances", Fault.DROP_REQUEST)
+    with pytest.raises(Unknown):
+        aws.create(order_of(clock))
+    stranger = AwsProvider(clock, region="eu-west-1")
+    assert isinstance(stranger, LeavesThings)
+    (group,) = stranger.leftovers(TOKEN)
+    assert (group.kind, group.region, group.deadline_wall) == ("security group", "us-east-1", clock.wall() + LEASE_S)
+    for _ in range(2):
+        stranger.remove(group)
+    assert stranger.leftovers(None) == []
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP_ANSWER, Fault.ERROR_AFTER])
+def test_a_group_whose_making_was_not_answered_is_made_once(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, fault: Fault
+) -> None:
+    cloud.fail("CreateSecurityGroup", fault)
+    aws.create(order_of(clock))
+    assert len(aws.leftovers(TOKEN)) == 1
+
+
+def test_a_group_is_not_gone_while_its_machine_lives(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    made = aws.create(order_of(clock))
+    (group,) = aws.leftovers(TOKEN)
+    with pytest.raises(Unknown, match="still in use"):
+        aws.remove(group)
+    aws.destroy(made.id)
+    aws.remove(group)
+    assert aws.leftovers(TOKEN) == []
+
+
+def test_a_disk_that_outlived_its_machine_is_told_as_billed_and_removed(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    tags = [{"Key": key, "Value": value} for key, value in (("gpurun:token", TOKEN), ("gpurun:run", "fox-41"))]
+    marked = [{"ResourceType": "volume", "Tags": tags}]
+    boto3.client("ec2", "us-west-2").create_volume(AvailabilityZone="us-west-2a", Size=100, TagSpecifications=marked)
+    (disk,) = aws.leftovers(TOKEN)
+    assert (disk.kind, disk.billed, disk.region) == ("volume", True, "us-west-2")
+    aws.remove(disk)
+    assert aws.leftovers(None) == []
+
+
+# Prices.
+
+
+def test_the_price_is_the_one_that_aws_lists_today(aws: AwsProvider, cloud: AwsEmulator) -> None:
+    cloud.rules.prices_usd["p4d.24xlarge"] = "22.0000000001"
+    (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
+    assert (offer.rate_micros_per_hour, offer.price_source) == (22_000_001, "Pricing API")
+    assert (offer.spot, offer.region, offer.dies_by_itself) == (False, "us-east-1", "yes · power-off ends it")
+
+
+def test_without_the_permission_the_catalogues_price_is_taken_and_said_to_be_that(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.denied = {"pricing:GetProducts"}
+    (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
+    assert offer.price_source.startswith("catalogue 20")
+    assert offer.price_source.endswith("(Pricing API: AccessDeniedException)")
+    with pytest.raises(Unknown, match="eu-west-1"):  # The catalogue's price is another region's.
+        AwsProvider(clock, region="eu-west-1").offers(P4D, rows_for(P4D, "aws"))
+
+
+def test_a_spot_offer_is_the_cheapest_zones_and_no_more_is_bid_than_was_agreed_to(
+    cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    for zone, price in (("us-east-1a", "9.5"), ("us-east-1b", "7.123456"), ("us-east-1c", "8")):
+        cloud.rules.spot_usd[f"p4d.24xlarge@{zone}"] = price
+    aws = AwsProvider(clock, spot=True)
+    (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
+    assert (offer.spot, offer.rate_micros_per_hour) == (True, 7_123_456)
+    made = aws.create(order_of(clock, offer=offer))
+    assert {form["InstanceMarketOptions.SpotOptions.MaxPrice"] for form in cloud.launches} == {"7.123456"}
+    assert [one.zone for one in cloud.world.alive] == ["us-east-1b"]
+    cloud.rules.spot_usd["p4d.24xlarge@us-east-1b"] = "7.2"
+    with pytest.raises(NoCapacity, match="SpotMaxPriceTooLow"):
+        aws.create(order_of(clock, "gr-fox-41-99999999", offer=offer))
+    aws.destroy(made.id)
+    assert billed(cloud) == []
+
+
+def test_what_is_not_sold_or_has_no_driver_is_not_offered(aws: AwsProvider, cloud: AwsEmulator) -> None:
+    one_a100 = GpuNeed(count=1, name="A100")
+    assert aws.offers(one_a100, rows_for(one_a100, "aws")) == []
+    v100 = GpuNeed(count=1, name="V100")
+    assert rows_for(v100, "aws")
+    assert aws.offers(v100, rows_for(v100, "aws")) == []
+    cloud.rules.not_sold = {"p4d.24xlarge"}
+    assert aws.offers(P4D, rows_for(P4D, "aws")) == []
+
+
+# Whose account it is.
+
+
+def test_verify_tells_who_and_what_is_missing(aws: AwsProvider, cloud: AwsEmulator) -> None:
+    cloud.rules.denied = {"ec2:TerminateInstances", "ssm:GetParametersByPath", "ec2:DescribeInstances@eu-west-1"}
+    account = aws.verify()
+    assert account.identity.startswith("arn:aws:")
+    assert account.missing == ("ec2:TerminateInstances", "ssm:GetParametersByPath")
+    assert account.clock_ahead_s is not None
+    assert (cloud.launches, billed(cloud)) == ([], [])
+
+
+def test_credentials_that_end_are_told(
+    cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
+    (worry,) = AwsProvider(clock).verify().missing
+    assert "are temporary" in worry
+
+
+def test_a_key_that_aws_does_not_take_is_about_the_setup(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.valid_key = False
+    for ask in (aws.verify, lambda: aws.find(None), lambda: aws.find(TOKEN), lambda: aws.leftovers(None)):
+        with pytest.raises(SetupError, match="refuses these credentials"):
+            ask()
+
+
+def test_no_key_at_all_is_about_the_setup(
+    cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(SetupError) as missing:
+        AwsProvider(clock).verify()
+    assert "aws configure" in missing.value.hint
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(SetupError, match="nobody"):
+        AwsProvider(clock).find(None)
+
+
+def test_the_role_may_end_only_what_gpurun_made_and_only_for_this_account(
+    cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    wire = Wire(clock)
+    assert plan_role(wire).arn is None
+    arn = make_role(wire, plan_role(wire))
+    assert plan_role(wire).arn == arn == make_role(wire, plan_role(wire))
+    iam = boto3.client("iam")
+    trust = iam.get_role(RoleName=ROLE)["Role"]["AssumeRolePolicyDocument"]["Statement"][0]
+    assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
+    assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
+    policy = iam.get_role_policy(RoleName=ROLE, PolicyName=ROLE)["PolicyDocument"]["Statement"][0]
+    assert policy["Action"] == "ec2:TerminateInstances"
+    assert policy["Condition"] == {"Null": {"aws:ResourceTag/gpurun:run": "false"}}
+
+
+def test_whoever_may_not_make_the_role_is_told_what_to_type(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    cloud.rules.denied = {"iam:CreateRole"}
+    wire = Wire(clock)
+    with pytest.raises(SetupError) as refused:
+        make_role(wire, plan_role(wire))
+    assert "aws iam create-role --role-name gpurun-terminate" in refused.value.hint
+    trust = refused.value.hint.partition("--assume-role-policy-document '")[2].partition("'")[0]
+    assert json.loads(trust)["Statement"]
+
+
+def test_the_sdk_is_loaded_only_when_aws_is_asked() -> None:
+    code = (
+        "import sys, gpurun.providers.aws as aws; from gpurun.core.clock import SystemClock as C; aws.AwsProvider(C())"
+    )
+    code += "; print(sorted({'boto3', 'botocore'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(guests.whole()), reason=guests.whole() or "guests are machines")
+def test_a_real_machine_reads_its_user_data_and_ends_itself_into_termination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real cloud-config, a real timer, a real power-off; nobody calls the API."""
+    clock = SystemClock()
+    with AwsEmulator(boot=real_guest(tmp_path)) as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        aws = AwsProvider(clock)
+        order = order_of(clock).model_copy(
+            update={"deadline_wall": float(int(clock.wall()) + 6), "lease_s": 6, "keys": make_keys(tmp_path / "ssh")}
+        )
+        made = aws.create(order)
+        for _ in ticks(clock, 0.1, 60):
+            if aws.read(made.id).state is InstanceState.GONE:
+                break
+        gone = aws.read(made.id)
+        assert gone.state is InstanceState.GONE
+        assert gone.ended_wall is not None
+        assert order.deadline_wall <= gone.ended_wall <= order.deadline_wall + 30
+        assert (emulator.count("TerminateInstances"), emulator.world.meter.running) == (0, [])
+
+
+def test_the_emulator_boots_what_user_data_asks_for(cloud: AwsEmulator, aws: AwsProvider, clock: VirtualClock) -> None:
+    booted: list[Machine] = []
+    cloud.world.boot = lambda machine: (booted.append(machine), FakeGuest(machine))[1]
+    made: Instance = aws.create(order_of(clock))
+    aws.read(made.id)
+    (machine,) = booted
+    assert machine.user_data.startswith("#cloud-config\n")
+    assert machine.gpu_count == 8
+    assert KEYS.client_public in machine.user_data
+
+
+def setup_verb(*arguments: str) -> tuple[int, str]:
+    """`gpurun aws setup …`: exit code and what was said."""
+    app = typer.Typer()
+    verbs_of_aws.register(app)
+    shown = CliRunner().invoke(app, ["aws", "setup", *arguments, "--json", "--no-input"], standalone_mode=False)
+    assert shown.exception is None, shown.exception
+    return int(shown.return_value), shown.output
+
+
+def test_gpurun_aws_setup_makes_the_role_once_it_is_told_to(cloud: AwsEmulator) -> None:
+    code, _ = setup_verb()
+    assert (code, cloud.count("CreateRole")) == (2, 0)
+    for made in (True, False):
+        code, output = setup_verb("--yes")
+        told = json.loads(output)["data"]
+        assert (code, told["made"], told["role"]) == (0, made, f"arn:aws:iam::123456789012:role/{ROLE}")
+
+
+def test_gpurun_aws_setup_shows_a_policy_that_covers_every_call_that_is_made(
+    cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    code, output = setup_verb("--policy")
+    allowed = {action for one in json.loads(output)["data"]["policy"]["Statement"] for action in _listed(one["Action"])}
+    assert code == 0
+    cloud.calls.clear()
+    aws = AwsProvider(clock)
+    make_role(Wire(clock), plan_role(Wire(clock)))
+    cloud.calls.clear()
+    (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
+    made = aws.create(order_of(clock, offer=offer))
+    aws.find(None)
+    aws.destroy(made.id)
+    for one in aws.leftovers(None):
+        aws.remove(one)
+    names = {action.partition(":")[2] for action in allowed}
+    assert {action for action, _ in cloud.calls} <= names
+
+
+def _listed(action: str | list[str]) -> list[str]:
+    return [action] if isinstance(action, str) else action

@@ -1,0 +1,743 @@
+"""The dead-man texts, run by real shells against a real server: they end the machine in time, whatever else fails."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from gpurun.core.model import RunKeys
+from gpurun.providers import guard
+
+KEY = "rpa_canary7Hq2.0f"
+NOW, DEADLINE = 1_899_999_999, 1_900_000_000
+FAR = DEADLINE + 365 * 86_400
+TOOLS = ["base64", "cat", "date", "dirname", "env", "mkdir", "mv", "rm", "sh", "sleep", "ssh-keygen", "timeout"]
+SHELLS = {"sh": ["sh"], "bash": ["bash"], "busybox": ["busybox", "sh"]}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server was asked, when, and which command lines the whole machine showed at that moment."""
+
+    wall: float
+    what: str
+    authorization: str
+    body: str
+    seen: str
+
+
+class Api(ThreadingHTTPServer):
+    """The cloud's end: records what it is asked, and answers what the test wants."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self.server_bind()  # Not listening yet: until `open` a connection is refused.
+        self.requests: list[Request] = []
+        self.changed = threading.Condition()
+        self.answer: Callable[[str], int] = lambda what: 204
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def open(self) -> None:
+        self.server_activate()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def wait_for(self, count: int, limit_s: float = 15.0) -> list[Request]:
+        with self.changed:
+            enough = self.changed.wait_for(lambda: len(self.requests) >= count, limit_s)
+        assert enough, f"only {[one.what for one in self.requests]} came"
+        return self.requests[:count]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Api
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        what = f"{self.command} {self.path}"
+        seen = command_lines()
+        request = Request(time.time(), what, self.headers.get("Authorization", ""), body, seen)
+        with self.server.changed:
+            self.server.requests.append(request)
+            self.server.changed.notify_all()
+        status = self.server.answer(what)
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", f"{self.server.url}/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_DELETE = do_GET = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def command_lines() -> str:
+    """How every process of this machine was started."""
+    lines = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    server = Api()
+    server.open()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+class Shell:
+    """A machine of one's own: a PATH with few tools on it, a folder that outlives restarts, and what runs there."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.folder, self.words = folder, words
+        self.bin, self.disk, self.ssh = folder / "bin", folder / "disk", folder / "ssh"
+        self.bin.mkdir()
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.provide(*TOOLS, words[0], "curl")
+
+    def provide(self, *tools: str) -> None:
+        for tool in tools:
+            found = shutil.which(tool, path="/usr/bin:/bin:" + os.environ["PATH"])
+            assert found, f"{tool} is not on this machine"
+            (self.bin / tool).unlink(missing_ok=True)
+            (self.bin / tool).symlink_to(found)
+
+    def take_away(self, *tools: str) -> None:
+        for tool in tools:
+            (self.bin / tool).unlink()
+
+    def pretend(self, tool: str, script: str) -> None:
+        """A tool that is a few lines of shell."""
+        (self.bin / tool).unlink(missing_ok=True)
+        (self.bin / tool).write_text(f"#!{shutil.which('sh')}\n{script}\n")
+        (self.bin / tool).chmod(0o755)
+
+    def set_clock(self, wall: int) -> None:
+        """Give the machine a clock that stands still until it is set again."""
+        clock, looks = self.folder / "clock", self.folder / "looks"
+        clock.with_suffix(".new").write_text(f"{wall}\n")
+        clock.with_suffix(".new").replace(clock)
+        if not looks.exists():
+            looks.touch()
+            self.pretend("date", f'echo look >>"{looks}"\ncat "{clock}"')
+
+    def is_left_waiting(self) -> None:
+        """Wait until the guard has looked at that clock twice more and gone on waiting."""
+        looks = self.folder / "looks"
+        seen = looks.stat().st_size
+        until(lambda: looks.stat().st_size >= seen + 2 * len("look\n"))
+
+    def run(self, *argv: str, **env: str) -> subprocess.Popen[bytes]:
+        known = {
+            "PATH": str(self.bin), "GPURUN_GUARD_TICK_S": "0.1", "GPURUN_GUARD_PAUSE_S": "0.1",
+            "GPURUN_GUARD_FOLDER": str(self.disk), "GPURUN_GUARD_SSH_FOLDER": str(self.ssh),
+        }  # fmt: skip
+        with open(self.folder / "console", "ab") as console:
+            child = subprocess.Popen(
+                [str(self.bin / self.words[0]), *self.words[1:], *argv],
+                env=known | env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
+            )  # fmt: skip
+        self.started.append(child)
+        return child
+
+    def kill(self) -> None:
+        """What a restart does to everything that runs."""
+        while self.started:
+            child = self.started.pop()
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+    @property
+    def console(self) -> str:
+        return (self.folder / "console").read_text()
+
+
+@pytest.fixture(params=["sh", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bash", "busybox"))])
+def shell(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shell]:
+    words = SHELLS[request.param]
+    if not shutil.which(words[0]):
+        pytest.skip(f"{words[0]} is not installed here; sh is tested")
+    machine = Shell(tmp_path, words)
+    yield machine
+    machine.kill()
+
+
+@pytest.fixture
+def sh(tmp_path: Path) -> Iterator[Shell]:
+    machine = Shell(tmp_path, ["sh"])
+    yield machine
+    machine.kill()
+
+
+def until(true: Callable[[], Any], limit_s: float = 10.0) -> Any:
+    end = time.monotonic() + limit_s
+    while not (value := true()):
+        assert time.monotonic() < end, "it did not become so"
+        time.sleep(0.02)
+    return value
+
+
+def keys() -> RunKeys:
+    pairs = [Ed25519PrivateKey.generate() for _ in range(2)]
+    public = [one.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() for one in pairs]
+    private = pairs[1].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
+    return RunKeys(client_public=f"{public[0]} gpurun", host_public=f"{public[1]} gpurun", host_private=private)
+
+
+class Pod:
+    """A container that runs the wrapper as its first program, and `start.sh` after it."""
+
+    def __init__(self, shell: Shell, api: Api) -> None:
+        self.shell, self.api = shell, api
+        self.start = shell.folder / "start.sh"
+        self.start.write_text(
+            f'#!{shutil.which("sh")}\necho "$@" >>"{shell.folder}/started"\nenv >"{shell.folder}/env"\nexec sleep 60\n'
+        )
+        self.start.chmod(0o755)
+
+    def boot(self, deadline: object, lease_s: object = 0, **env: str) -> subprocess.Popen[bytes]:
+        told = {
+            "GPURUN_DEADLINE": str(deadline), "GPURUN_LEASE_S": str(lease_s), "GPURUN_API_URL": self.api.url,
+            "RUNPOD_POD_ID": "pod7x", "RUNPOD_API_KEY": KEY,
+        }  # fmt: skip
+        return self.shell.run("-c", guard.runpod_wrapper(), str(self.start), "one", "two words", **told | env)
+
+    @property
+    def has_started(self) -> bool:
+        return (self.shell.folder / "started").exists()
+
+    def is_armed(self) -> None:
+        """Wait until it has started and the guard has looked at its clocks."""
+        until(lambda: self.has_started and (self.shell.disk / "spent").exists())
+
+
+@pytest.fixture
+def pod(sh: Shell, api: Api) -> Pod:
+    return Pod(sh, api)
+
+
+# A pod
+
+
+def test_a_pod_deletes_itself_at_its_deadline_and_not_before(shell: Shell, api: Api) -> None:
+    deadline = int(time.time()) + 2
+    pod = Pod(shell, api)
+    pod.boot(deadline)
+    (request,) = api.wait_for(1)
+    assert (request.what, request.authorization) == ("DELETE /v2/pods/pod7x", f"Bearer {KEY}")
+    assert deadline <= request.wall < deadline + 5
+    assert pod.has_started
+
+
+def test_a_pod_waits_for_its_deadline(pod: Pod) -> None:
+    pod.shell.set_clock(NOW)
+    pod.boot(DEADLINE)
+    pod.is_armed()
+    pod.shell.is_left_waiting()
+    assert pod.api.requests == []
+    pod.shell.set_clock(DEADLINE)
+    pod.api.wait_for(1)
+
+
+def test_a_pod_whose_clock_stands_still_ends_after_its_lease(pod: Pod) -> None:
+    pod.shell.set_clock(1000)
+    begun = time.monotonic()
+    pod.boot(DEADLINE, lease_s=1)
+    pod.api.wait_for(1)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_lease_that_is_not_over_ends_no_pod(pod: Pod) -> None:
+    pod.shell.set_clock(NOW)
+    pod.boot(DEADLINE, lease_s=3600)
+    pod.is_armed()
+    pod.shell.is_left_waiting()
+    assert pod.api.requests == []
+
+
+def test_every_way_is_tried_in_order_and_for_ever(shell: Shell, api: Api) -> None:
+    shell.pretend("runpodctl", f'echo "$@" >>"{shell.folder}/runpodctl"; exit 1')
+    api.answer = lambda what: 500
+    Pod(shell, api).boot(0)
+    ways = ["DELETE /v2/pods/pod7x", *["POST /v2/pods/pod7x/action"], "POST /graphql", "POST /v2/pods/pod7x/action"]
+    requests = api.wait_for(9)
+    assert [one.what for one in requests] == [*ways, *ways, ways[0]]
+    bodies = [json.loads(one.body) for one in requests[1:4]]
+    assert bodies[0] == {"action": "terminate"}
+    assert bodies[1] == {"query": 'mutation { podTerminate(input: {podId: "pod7x"}) }'}
+    assert bodies[2] == {"action": "stop"}
+    told = (shell.folder / "runpodctl").read_text().splitlines()
+    assert told[:2] == ["pod delete pod7x", "remove pod pod7x"]
+
+
+def test_a_pod_that_was_told_it_is_deleted_and_still_lives_tries_the_next_way(pod: Pod) -> None:
+    pod.boot(0)
+    requests = pod.api.wait_for(4)
+    assert len({one.what + one.body for one in requests}) == 4
+
+
+def test_a_cloud_that_cannot_be_reached_is_asked_until_it_answers(sh: Shell) -> None:
+    closed = Api()
+    Pod(sh, closed).boot(0)
+    until(lambda: sh.console.count("DELETE") > 1)
+    closed.open()
+    assert closed.wait_for(1)
+    closed.shutdown()
+    closed.server_close()
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
+def test_the_key_stands_in_no_command_line_whatever_carries_it(sh: Shell, api: Api, tool: str) -> None:
+    sh.take_away("curl")
+    if tool == "python3":
+        (sh.bin / tool).symlink_to(sys.executable)
+    else:
+        sh.provide(tool)
+    api.answer = lambda what: 503
+    Pod(sh, api).boot(0)
+    requests = api.wait_for(4)
+    assert [one.what.split()[0] for one in requests] == ["DELETE", "POST", "POST", "POST"]
+    assert {one.authorization for one in requests} == {f"Bearer {KEY}"}
+    assert all(json.loads(one.body) for one in requests[1:])
+    assert all(tool in one.seen for one in requests)
+    assert not any(KEY in one.seen for one in requests)
+    assert KEY not in sh.console
+
+
+def test_a_tool_that_gets_no_answer_is_followed_by_the_next(sh: Shell, api: Api) -> None:
+    sh.pretend("curl", "echo 000; exit 60")
+    (sh.bin / "python3").symlink_to(sys.executable)
+    Pod(sh, api).boot(0)
+    assert api.wait_for(1)[0].what == "DELETE /v2/pods/pod7x"
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
+def test_an_answer_that_points_elsewhere_does_not_take_the_key_there(sh: Shell, api: Api, tool: str) -> None:
+    """A redirect is an answer like any other that is not 2xx."""
+    sh.take_away("curl")
+    if tool == "python3":
+        (sh.bin / tool).symlink_to(sys.executable)
+    else:
+        sh.provide(tool)
+    api.answer = lambda what: 302
+    Pod(sh, api).boot(0)
+    ways = ["DELETE /v2/pods/pod7x", "POST /v2/pods/pod7x/action", "POST /graphql", "POST /v2/pods/pod7x/action"]
+    assert [one.what for one in api.wait_for(4)] == ways
+
+
+def test_a_deadline_can_be_brought_forward_and_stays_so_across_a_restart(pod: Pod) -> None:
+    pod.shell.set_clock(NOW)
+    pod.boot(FAR)
+    pod.is_armed()
+    (pod.shell.disk / "deadline").write_text(str(DEADLINE))
+    pod.shell.is_left_waiting()
+    assert pod.api.requests == []
+    pod.shell.kill()
+    (pod.shell.disk / "deadline").write_text(str(FAR))
+    pod.boot(FAR)
+    pod.shell.is_left_waiting()
+    assert pod.api.requests == []
+    pod.shell.set_clock(DEADLINE)
+    pod.api.wait_for(1)
+
+
+@pytest.mark.parametrize("wish", [str(FAR), "never", "", "99999999999999999999", "-5", "0x1"])
+def test_a_deadline_cannot_be_put_off(pod: Pod, wish: str) -> None:
+    pod.shell.set_clock(NOW)
+    pod.shell.disk.mkdir()
+    (pod.shell.disk / "deadline").write_text(wish)
+    pod.boot(DEADLINE)
+    pod.shell.is_left_waiting()
+    assert pod.api.requests == []
+    pod.shell.set_clock(DEADLINE)
+    pod.api.wait_for(1)
+
+
+def test_a_restart_does_not_begin_the_lease_anew(pod: Pod) -> None:
+    """Not even one after another: what each had left is what the next begins with."""
+    lease_s, spent = 3, pod.shell.disk / "spent"
+    begun = time.monotonic()
+    for second in range(1, lease_s):
+        pod.boot(FAR, lease_s=lease_s)
+        until(lambda second=second: spent.exists() and int(spent.read_text().split()[0]) >= second)
+        pod.shell.kill()
+    assert pod.api.requests == []
+    pod.boot(FAR, lease_s=lease_s)
+    pod.api.wait_for(1)
+    assert time.monotonic() - begun < 2 * lease_s
+
+
+def test_a_host_that_was_rebooted_does_not_give_the_time_back(pod: Pod) -> None:
+    """Its uptime begins at nothing again; what was spent before counts on."""
+    pod.shell.disk.mkdir()
+    (pod.shell.disk / "spent").write_text(f"3600 987654321 another-boot {FAR}\n")
+    pod.boot(FAR, lease_s=3600)
+    pod.api.wait_for(1)
+
+
+def test_the_time_between_two_starts_counts_too(pod: Pod) -> None:
+    """A pod that was down for a while on the same host, as far as that host's uptime tells."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    uptime_s = int(float(Path("/proc/uptime").read_text().split()[0]))
+    assert uptime_s > 20, "this machine was started just now"
+    pod.shell.disk.mkdir()
+    (pod.shell.disk / "spent").write_text(f"80 {uptime_s - 20} {boot} {FAR}\n")
+    pod.boot(FAR, lease_s=100)
+    pod.api.wait_for(1)
+
+
+@pytest.mark.parametrize("left", ["", "nonsense\n", "1 2\n", "a b c d\n"])
+def test_a_damaged_record_of_the_past_leaves_the_deadline_as_it_is(pod: Pod, left: str) -> None:
+    pod.shell.set_clock(NOW)
+    pod.shell.disk.mkdir()
+    (pod.shell.disk / "spent").write_text(left)
+    pod.boot(DEADLINE, lease_s=3600)
+    pod.is_armed()
+    pod.shell.is_left_waiting()
+    assert pod.api.requests == []
+    pod.shell.set_clock(DEADLINE)
+    pod.api.wait_for(1)
+
+
+def test_a_guard_that_can_write_nothing_still_ends_its_pod(sh: Shell, api: Api) -> None:
+    sh.disk.write_text("a file where its folder should be")
+    pod = Pod(sh, api)
+    pod.boot(FAR, lease_s=1)
+    api.wait_for(1)
+    assert pod.has_started
+
+
+@pytest.mark.parametrize(("deadline", "lease_s"), [("", ""), ("soon", "0"), ("1e9", "-1"), ("", "99999999999999")])
+def test_a_pod_that_was_told_no_time_has_none(pod: Pod, deadline: str, lease_s: str) -> None:
+    pod.boot(deadline, lease_s)
+    pod.api.wait_for(1)
+    assert not pod.has_started
+
+
+def test_a_pod_that_starts_after_its_time_starts_nothing_but_its_end(pod: Pod) -> None:
+    pod.boot(int(time.time()) - 5)
+    pod.api.wait_for(1)
+    assert not pod.has_started
+
+
+def test_the_guard_is_not_ended_by_what_ends_other_programs(pod: Pod) -> None:
+    pod.shell.set_clock(NOW)
+    first = pod.boot(DEADLINE)
+    pod.is_armed()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.killpg(first.pid, number)
+    assert first.wait(5) != 0, "start.sh itself is ended"
+    pod.shell.set_clock(DEADLINE)
+    pod.api.wait_for(1)
+
+
+def test_a_pod_becomes_what_its_image_starts_and_hides_what_that_need_not_know(shell: Shell, api: Api) -> None:
+    pod, run = Pod(shell, api), keys()
+    private = run.host_private.get_secret_value()
+    first = pod.boot(FAR, GPURUN_HOST_KEY_B64=base64.b64encode(private.encode()).decode(), PUBLIC_KEY="ssh-ed25519 A")
+    until(lambda: (shell.folder / "env").exists() and "PUBLIC_KEY" in (shell.folder / "env").read_text())
+    assert (shell.folder / "started").read_text() == "one two words\n"
+    assert b"sleep" in until(lambda: (c := Path(f"/proc/{first.pid}/cmdline").read_bytes()) and b"60" in c and c)
+    known = (shell.folder / "env").read_text()
+    assert "PUBLIC_KEY=ssh-ed25519 A" in known
+    assert "RUNPOD_POD_ID=pod7x" in known
+    assert "GPURUN_HOST_KEY_B64" not in known
+    assert KEY not in known
+    file = shell.ssh / "ssh_host_ed25519_key"
+    assert file.read_text() == private
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.with_suffix(".pub").read_text().split()[:2] == run.host_public.split()[:2]
+
+
+def test_a_restarted_pod_shows_the_same_host_key(pod: Pod) -> None:
+    private = keys().host_private.get_secret_value()
+    told = base64.b64encode(private.encode()).decode()
+    for _ in range(2):
+        pod.boot(FAR, GPURUN_HOST_KEY_B64=told)
+        pod.is_armed()
+        assert (pod.shell.ssh / "ssh_host_ed25519_key").read_text() == private
+        pod.shell.kill()
+        (pod.shell.folder / "started").unlink()
+
+
+def test_an_image_without_a_start_keeps_its_guard(sh: Shell, api: Api) -> None:
+    pod = Pod(sh, api)
+    pod.start.unlink()
+    sh.set_clock(NOW)
+    first = pod.boot(DEADLINE)
+    until(lambda: "no " + str(pod.start) in sh.console)
+    assert first.poll() is None
+    sh.set_clock(DEADLINE)
+    api.wait_for(1)
+
+
+# AWS
+
+
+class Vm:
+    """A machine that runs what bootcmd says, with a systemd that writes down what it is asked."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        for tool in ("systemctl", "shutdown", "systemd-run"):
+            shell.pretend(tool, f'echo {tool} "$@" >>"{shell.folder}/asked"; exit 0')
+
+    def boot(self, user_data: str) -> int:
+        """Run bootcmd as cloud-init does, and wait for its end as it does."""
+        (command,) = yaml.safe_load(user_data)["bootcmd"]
+        assert command[0] == "sh"
+        return self.shell.run(*command[1:]).wait(5)
+
+    @property
+    def asked(self) -> list[str]:
+        path = self.shell.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def ends(self) -> list[str]:
+        return [line for line in self.asked if not line.startswith("systemd-run")]
+
+
+@pytest.fixture
+def vm(sh: Shell) -> Vm:
+    return Vm(sh)
+
+
+def aws(deadline: float, lease_s: int = 3600) -> str:
+    return guard.aws_user_data(deadline_wall=deadline, lease_s=lease_s, keys=keys())
+
+
+def test_what_aws_is_given_is_cloud_config_with_just_these_settings() -> None:
+    run = keys()
+    text = guard.aws_user_data(deadline_wall=1_900_000_000.9, lease_s=60, keys=run)
+    assert text.startswith("#cloud-config\n")
+    config = yaml.safe_load(text)
+    (command,) = config.pop("bootcmd")
+    assert config == {
+        "ssh_deletekeys": True,
+        "ssh_genkeytypes": ["ed25519"],
+        "ssh_keys": {"ed25519_private": run.host_private.get_secret_value(), "ed25519_public": run.host_public},
+        "ssh_authorized_keys": [run.client_public],
+        "ssh_pwauth": False,
+    }
+    assert command[:2] == ["sh", "-c"]
+    assert "DEADLINE=1900000000\nLEASE_S=60\n" in command[2]
+    assert len(text.encode()) < 16_384, "EC2 takes no more"
+
+
+def test_an_aws_machine_powers_off_at_its_deadline_and_not_before(shell: Shell) -> None:
+    vm, deadline = Vm(shell), int(time.time()) + 1
+    assert vm.boot(aws(deadline + 0.9)) == 0
+    until(lambda: vm.ends)
+    assert deadline <= time.time() < deadline + 5
+    assert vm.ends[0] == "systemctl poweroff"
+
+
+def test_an_aws_machine_waits_for_its_deadline(vm: Vm) -> None:
+    vm.shell.set_clock(NOW)
+    vm.boot(aws(DEADLINE))
+    vm.shell.is_left_waiting()
+    assert vm.ends == []
+    vm.shell.set_clock(DEADLINE)
+    until(lambda: vm.ends)
+
+
+def test_a_power_off_that_does_not_come_is_asked_for_with_more_force(vm: Vm) -> None:
+    vm.boot(aws(0))
+    until(lambda: len(vm.ends) > 4)
+    force = ["systemctl poweroff", "shutdown -P now", "systemctl --force poweroff"]
+    assert vm.ends[:5] == [*force, "systemctl --force --force poweroff", force[0]]
+
+
+def test_an_aws_machine_whose_clock_stands_still_powers_off_after_its_lease(vm: Vm) -> None:
+    vm.shell.set_clock(1000)
+    vm.boot(aws(FAR, lease_s=1))
+    until(lambda: vm.ends)
+
+
+def test_a_second_hand_is_armed_for_the_day_and_for_the_time_that_is_left(vm: Vm) -> None:
+    vm.boot(aws(1_900_000_000, lease_s=500))
+    until(lambda: len(vm.asked) == 2)
+    end = "--timer-property=AccuracySec=1s systemctl poweroff"
+    assert sorted(vm.asked) == [
+        f"systemd-run --on-active=500 {end}",
+        f"systemd-run --on-calendar=2030-03-17 17:46:40 UTC {end}",
+    ]
+
+
+def test_a_reboot_arms_it_again_for_less(vm: Vm) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    vm.shell.disk.mkdir()
+    (vm.shell.disk / "spent").write_text(f"400 999999999 not-{boot} {FAR}\n")
+    vm.boot(aws(FAR, lease_s=500))
+    until(lambda: len(vm.asked) == 2)
+    assert "systemd-run --on-active=100 --timer-property=AccuracySec=1s systemctl poweroff" in vm.asked
+    vm.shell.kill()
+    (vm.shell.disk / "spent").write_text(f"500 999999999 not-{boot} {FAR}\n")
+    vm.boot(aws(FAR, lease_s=500))
+    until(lambda: vm.ends)
+
+
+def test_a_systemd_that_waits_for_the_boot_does_not_hold_the_boot_up(vm: Vm) -> None:
+    """It starts its timers after the boot, and the boot goes on after this."""
+    vm.shell.pretend("systemd-run", "exec sleep 60")
+    vm.boot(aws(0))  # Fails where this does not return within seconds.
+    until(lambda: vm.ends)
+
+
+# Lambda
+
+
+class HandedOver:
+    """A Lambda machine whose guard was put into a folder with its key."""
+
+    def __init__(self, shell: Shell, api: Api) -> None:
+        self.shell, self.api = shell, api
+        self.folder = shell.folder / "a run's" / "guard"
+        self.folder.mkdir(parents=True)
+
+    def arm(self, deadline: float, lease_s: int = 0) -> subprocess.Popen[bytes]:
+        told = {"base_url": f"{self.api.url}/api/v1", "instance_id": "0920582c7ff041399e34823a0be62549"}
+        script = guard.lambda_hand(**told, deadline_wall=deadline, lease_s=lease_s)
+        (self.folder / "guard.sh").write_bytes(script)
+        (self.folder / "guard.key").write_text(KEY)
+        return self.shell.run(str(self.folder / "guard.sh"))
+
+
+@pytest.fixture
+def handed(sh: Shell, api: Api) -> HandedOver:
+    return HandedOver(sh, api)
+
+
+def test_the_one_secret_that_lambda_is_given_before_boot_is_the_host_key() -> None:
+    run = keys()
+    text = guard.lambda_user_data(keys=run)
+    assert text.startswith("#cloud-config\n")
+    config = yaml.safe_load(text)
+    assert config.pop("bootcmd")
+    assert config == {
+        "ssh_deletekeys": True,
+        "ssh_genkeytypes": ["ed25519"],
+        "ssh_keys": {"ed25519_private": run.host_private.get_secret_value(), "ed25519_public": run.host_public},
+    }
+
+
+def test_a_lambda_machine_is_terminated_at_its_deadline_and_not_before(shell: Shell, api: Api) -> None:
+    handed = HandedOver(shell, api)
+    deadline = int(time.time()) + 1
+    handed.arm(deadline + 0.9)
+    (request,) = api.wait_for(1)
+    assert deadline <= request.wall < deadline + 5
+    assert request.what == "POST /api/v1/instance-operations/terminate"
+    assert json.loads(request.body) == {"instance_ids": ["0920582c7ff041399e34823a0be62549"]}
+    assert request.authorization == f"Bearer {KEY}"
+    assert KEY not in request.seen
+
+
+def test_a_lambda_machine_is_left_alone_until_its_deadline(handed: HandedOver) -> None:
+    handed.shell.set_clock(NOW)
+    handed.arm(DEADLINE)
+    handed.shell.is_left_waiting()
+    assert handed.api.requests == []
+    handed.shell.set_clock(DEADLINE)
+    handed.api.wait_for(1)
+
+
+def test_a_terminate_that_fails_or_changes_nothing_is_asked_for_again(handed: HandedOver) -> None:
+    answers = iter([429, 500, 200, 200])
+    handed.api.answer = lambda what: next(answers, 200)
+    handed.arm(0)
+    handed.api.wait_for(5)
+
+
+def test_a_lambda_machine_whose_clock_stands_still_ends_after_its_lease(handed: HandedOver) -> None:
+    handed.shell.set_clock(1000)
+    handed.arm(FAR, lease_s=1)
+    handed.api.wait_for(1)
+
+
+def test_a_guard_armed_again_does_not_begin_its_lease_anew(handed: HandedOver) -> None:
+    (handed.folder / "spent").write_text(f"100 987654321 another-boot {FAR}\n")
+    handed.arm(FAR, lease_s=100)
+    handed.api.wait_for(1)
+
+
+@pytest.mark.parametrize("taken", ["the key", "the folder"])
+def test_a_guard_ends_with_its_key_or_its_folder_and_ends_no_machine(handed: HandedOver, taken: str) -> None:
+    child = handed.arm(FAR)
+    until(lambda: (handed.folder / "spent").exists())
+    if taken == "the key":
+        (handed.folder / "guard.key").unlink()
+    else:
+        shutil.rmtree(handed.folder.parent)
+    assert child.wait(5) == 0
+    assert handed.api.requests == []
+    assert not handed.folder.parent.exists() or taken == "the key"
+
+
+def test_a_guard_without_its_key_ends_even_when_its_time_is_over(handed: HandedOver) -> None:
+    handed.api.answer = lambda what: 500
+    child = handed.arm(0)
+    handed.api.wait_for(1)
+    (handed.folder / "guard.key").unlink()
+    assert child.wait(5) == 0
+
+
+def test_a_reboot_starts_again_what_was_handed_over_and_nothing_else(handed: HandedOver) -> None:
+    """As cloud-init does at every boot, in a home that is where Lambda's is."""
+    (command,) = yaml.safe_load(guard.lambda_user_data(keys=keys()))["bootcmd"]
+    home, run = handed.shell.folder / "home", "ubuntu/.gpurun/gr-fox-41-0011aabb"
+    handed.folder = home / run / "guard"
+    reboot = command[2].replace("/home/", f"{home}/")
+    assert handed.shell.run("-c", reboot).wait(5) == 0
+    handed.folder.mkdir(parents=True)
+    handed.arm(FAR, lease_s=100)
+    until(lambda: (handed.folder / "spent").exists())
+    handed.shell.kill()
+    (handed.folder / "spent").write_text(f"100 987654321 another-boot {FAR}\n")
+    assert handed.api.requests == []
+    assert handed.shell.run("-c", reboot).wait(5) == 0
+    handed.api.wait_for(1)
+
+
+# All of them
+
+
+def test_no_text_holds_more_than_plain_characters_or_the_name_of_a_shell_that_may_be_missing() -> None:
+    texts = [guard.runpod_wrapper(), aws(FAR), guard.lambda_user_data(keys=keys())]
+    texts += [guard.lambda_hand(base_url="https://x", instance_id="i", deadline_wall=1, lease_s=1).decode()]
+    for text in texts:
+        assert text.isascii()
+        assert "\0" not in text
+        assert "bash" not in text

@@ -1,0 +1,733 @@
+"""Lambda: what is asked, what an answer is taken for, and what is really rented meanwhile (the emulator's own word)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock, VirtualClock, ticks
+from gpurun.core.errors import MayBeBilling, SetupError
+from gpurun.core.model import Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, RunKeys, Teardown
+from gpurun.core.money import usd
+from gpurun.core.secrets import Secret
+from gpurun.lifecycle.destroy import end
+from gpurun.machine.base import MachineLost
+from gpurun.machine.far import FarSide
+from gpurun.machine.remote import RemoteMachine
+from gpurun.machine.ssh_keys import make_keys
+from gpurun.planning.catalog import rows_for
+from gpurun.providers._http import Answer
+from gpurun.providers.base import HandsOver, LeavesThings, NoCapacity, Rejected, Unknown
+from gpurun.providers.guard import lambda_user_data
+from gpurun.providers.lambdalabs import LambdaProvider, Pace
+from gpurun.providers.lambdalabs.answers import hourly, refusal, trouble
+from tests.emulators.guests import whole
+from tests.emulators.lambda_cloud import KEY, FakeGuest, Fault, LambdaEmulator, Lie, Problem, real_guest
+
+A100 = GpuNeed(count=8, name="A100")
+SXM = "gpu_8x_a100_80gb_sxm4"
+TOKEN, OTHER = "gr-fox-41-00c0ffee", "gr-fox-41-0badf00d"
+START, DEADLINE = 1_795_168_800.0, 1_795_172_400.9
+GUARD = "secret_guard_fedcba9876543210fedcba9876543210.fedcba98"
+HOST_PRIVATE = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "canary0123456789+/" * 20 + "\n-----END OPENSSH PRIVATE KEY-----\n"
+)
+KEYS = RunKeys(
+    client_public="ssh-ed25519 AAAAclient gpurun", host_public="ssh-ed25519 AAAAhost", host_private=HOST_PRIVATE
+)
+SHORT = Pace(launch_limit_s=0.3, terminate_limit_s=0.3)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(start=START)  # 2026-11-20 10:00 UTC
+
+
+@pytest.fixture
+def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
+    """An account in virtual time, with both rate limits."""
+    with LambdaEmulator(clock=clock, tick_s=None) as emulator:
+        yield emulator
+        assert emulator.violations == [], "what was asked or answered is not in the document"
+
+
+@pytest.fixture
+def lamb(cloud: LambdaEmulator, clock: VirtualClock) -> LambdaProvider:
+    return provider(cloud, clock)
+
+
+def provider(cloud: LambdaEmulator, clock: VirtualClock, key: str = KEY, **named: Any) -> LambdaProvider:
+    return LambdaProvider(Secret(key), clock, base_url=cloud.base_url, **named)
+
+
+def sxm(**changed: Any) -> Offer:
+    """The catalogue's row for eight A100 of 80 GB, in a region."""
+    row = next(one for one in rows_for(A100, "lambda") if one.type_id == SXM)
+    return row.model_copy(update={"region": "us-east-1", **changed})
+
+
+def order(offer: Offer | None = None, token: str = TOKEN, **changed: Any) -> Order:
+    told = {"run": "fox-41", "token": token, "attempt": 1, "offer": offer or sxm(), "deadline_wall": DEADLINE}
+    return Order(**{**told, "lease_s": 3600, "keys": KEYS, "disk_gb": 120, **changed})
+
+
+def guest_of(cloud: LambdaEmulator, instance: Instance) -> FakeGuest:
+    guest = cloud.world.instances[instance.id].guest
+    assert isinstance(guest, FakeGuest)
+    return guest
+
+
+def running(lamb: LambdaProvider, **changed: Any) -> Instance:
+    return lamb.read(lamb.create(order(**changed)).id)
+
+
+# What is on sale
+
+
+def test_verify_says_whether_the_key_works_and_tells_the_clocks_apart(lamb: LambdaProvider) -> None:
+    account = lamb.verify()
+    assert (account.identity, account.missing) == ("Lambda account", ())
+    assert account.clock_ahead_s == pytest.approx(0, abs=1)
+
+
+def test_a_bad_key_is_a_matter_of_setup_and_is_not_shown(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+    key = "_".join(("secret", "canary"))  # A traceback quotes the lines of this file.
+    with pytest.raises(SetupError, match="refuses the key") as raised:
+        provider(cloud, clock, key).verify()
+    assert "gpurun auth set lambda" in raised.value.hint
+    assert key not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("code", ["global/account-inactive", "global/invalid-address"])
+def test_an_account_that_may_rent_nothing_is_told_what_it_lacks(
+    cloud: LambdaEmulator, lamb: LambdaProvider, code: str
+) -> None:
+    cloud.fail("list", Problem(403, code))
+    with pytest.raises(SetupError, match="refuses the account") as raised:
+        lamb.verify()
+    assert "Lambda's console" in raised.value.hint
+
+
+def test_offers_are_the_known_types_at_the_price_of_now_where_some_are_left(
+    cloud: LambdaEmulator, lamb: LambdaProvider
+) -> None:
+    cloud.world.kinds[SXM].cents = 2400
+    offers = [one for one in lamb.offers(A100, rows_for(A100, "lambda")) if one.type_id == SXM]
+    assert [one.region for one in offers] == ["us-east-1", "us-west-1"]
+    offer = offers[0]
+    assert (offer.rate_micros_per_hour, offer.gpu_count, offer.billing_unit_s) == (usd("24.00"), 8, 60)
+    assert (offer.gpu, offer.vram_gb, offer.boot_s, offer.arch) == ("A100 SXM", 80, 900, "x86_64")
+    assert (offer.price_source, offer.dies_by_itself) == ("live 2026-11-20 10:00 UTC", "NO · laptop only")
+    assert cloud.world.instances == {}
+
+
+def test_with_a_guard_key_a_machine_can_end_itself(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+    guarded = provider(cloud, clock, guard_key=Secret(GUARD))
+    assert {one.dies_by_itself for one in guarded.offers(A100, rows_for(A100, "lambda"))} == {"yes · key on the box"}
+
+
+def test_what_cannot_be_had_or_is_not_what_it_was_is_not_offered(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.world.kinds[SXM].regions = []
+    cloud.world.kinds["gpu_8x_a100"].gpus = 4
+    assert lamb.offers(A100, rows_for(A100, "lambda")) == []
+    assert lamb.offers(A100, ()) == []
+    cloud.world.kinds["gpu_8x_a100"].gpus, cloud.world.kinds["gpu_8x_a100"].cents = 8, 0
+    assert lamb.offers(A100, rows_for(A100, "lambda")) == []
+
+
+def test_an_arm_machine_is_offered_by_its_name_as_what_it_is(lamb: LambdaProvider) -> None:
+    need = GpuNeed(count=1, name="GH200")
+    (offer,) = lamb.offers(need, rows_for(need, "lambda"))
+    assert (offer.type_id, offer.arch, offer.rate_micros_per_hour) == ("gpu_1x_gh200", "aarch64", usd("2.29"))
+
+
+LOST = [Fault.ERROR_BEFORE, Fault.EDGE_BEFORE, Fault.EDGE_AFTER, Fault.BLANK_AFTER, Fault.DROP_RESPONSE]
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_what_cannot_be_read_is_not_taken_for_empty(cloud: LambdaEmulator, lamb: LambdaProvider, fault: Fault) -> None:
+    lamb.create(order())
+    for route in ("types", "list", "read", "keys"):
+        cloud.fail(route, fault)
+    with pytest.raises(Unknown):
+        lamb.offers(A100, rows_for(A100, "lambda"))
+    with pytest.raises(Unknown):
+        lamb.find(TOKEN)
+    with pytest.raises(Unknown):
+        lamb.read("0" * 32)
+    with pytest.raises(Unknown):
+        lamb.leftovers(TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("cents", "expected"),
+    [(2232, usd("22.32")), (20, usd("0.20")), (0, None), (-5, None), (True, None), ("2232", None), (None, None)],
+)
+def test_a_price_is_cents_for_the_whole_machine(cents: object, expected: int | None) -> None:
+    assert hourly(cents) == expected
+
+
+# Asking for one
+
+
+def test_a_launch_carries_its_token_its_end_and_its_keys(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    lamb.create(order())
+    assert cloud.bodies("launch") == [
+        {
+            "region_name": "us-east-1", "instance_type_name": SXM, "ssh_key_names": [TOKEN], "name": TOKEN,
+            "hostname": TOKEN, "user_data": lambda_user_data(keys=KEYS),
+            "tags": [
+                {"key": "gpurun-run", "value": "fox-41"}, {"key": "gpurun-token", "value": TOKEN},
+                {"key": "gpurun-deadline", "value": "1795172400"},
+            ],
+        }
+    ]  # fmt: skip
+    comment = "ssh-ed25519 AAAAclient gpurun-deadline=1795172400"
+    assert cloud.bodies("add_key") == [{"name": TOKEN, "public_key": comment}]
+
+
+def test_nothing_is_asked_between_the_launch_and_the_telling_of_its_id(
+    cloud: LambdaEmulator, lamb: LambdaProvider
+) -> None:
+    born = lamb.create(order())
+    assert [route for _, route, _ in cloud.requests] == ["keys", "add_key", "launch"]
+    assert list(cloud.world.instances) == [born.id]
+    assert (born.token, born.run, born.state, born.deadline_wall) == (
+        TOKEN,
+        "fox-41",
+        InstanceState.PENDING,
+        1795172400,
+    )
+    assert (born.rate_micros_per_hour, born.type_id, born.address) == (None, "", None)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [("family:lambda-stack-22-04", {"family": "lambda-stack-22-04"}), ("43336648-096d", {"id": "43336648-096d"})],
+)
+def test_an_image_is_asked_for_by_its_family_or_its_id(
+    cloud: LambdaEmulator, lamb: LambdaProvider, image: str, expected: dict[str, str]
+) -> None:
+    lamb.create(order(image=image))
+    assert cloud.bodies("launch")[0]["image"] == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"keys": None}, {"offer": sxm(region="any")}, {"offer": sxm(region="")}, {"token": "gr-FOX-1"}, {"token": "x"}],
+)
+def test_an_order_that_cannot_be_kept_is_not_sent(
+    cloud: LambdaEmulator, lamb: LambdaProvider, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(Rejected):
+        lamb.create(order(**wrong))
+    assert cloud.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised", "made"),
+    [
+        (Fault.DROP_REQUEST, Unknown, 0),
+        (Fault.DROP_RESPONSE, Unknown, 1),
+        (Fault.HANG_BEFORE, Unknown, 0),
+        (Fault.HANG_AFTER, Unknown, 1),
+        (Fault.ERROR_BEFORE, Unknown, 0),
+        (Fault.ERROR_AFTER, Unknown, 1),
+        (Fault.UNAVAILABLE_AFTER, Unknown, 1),
+        (Fault.EDGE_BEFORE, Unknown, 0),
+        (Fault.EDGE_AFTER, Unknown, 1),
+        (Fault.BLANK_AFTER, Unknown, 1),
+        (Problem(409, "global/conflict"), Unknown, 0),
+        (Problem(400, "global/tomorrow"), Unknown, 0),
+        (Problem(500, "global/invalid-parameters"), Unknown, 0),
+        (Problem(503, "instance-operations/launch/insufficient-capacity"), Unknown, 0),
+        (Fault.SOLD_OUT, NoCapacity, 0),
+        (Fault.REVOKED, Rejected, 0),
+    ],
+    ids=lambda value: getattr(value, "name", "") or str(getattr(value, "code", value)),
+)
+def test_certainly_nothing_is_said_only_where_it_is_certain(
+    cloud: LambdaEmulator, clock: VirtualClock, fault: Fault | Problem, raised: type[Exception], made: int
+) -> None:
+    lamb = provider(cloud, clock, pace=SHORT)
+    cloud.fail("launch", fault)
+    with pytest.raises(raised):
+        lamb.create(order())
+    assert cloud.count("launch") == 1, "a launch of unknown outcome is never sent again"
+    assert len(cloud.world.alive) == made
+    assert [one.token for one in lamb.find(TOKEN)] == [TOKEN] * made
+    assert len(lamb.leftovers(TOKEN)) == (1 if raised is Unknown else 0), "the key goes only where nothing may need it"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "advice"),
+    [
+        (400, "global/quota-exceeded", "support raises the quota"),
+        (401, "global/invalid-api-key", "gpurun auth set lambda"),
+        (403, "global/account-inactive", "payment method"),
+        (403, "global/invalid-address", "billing address"),
+        (403, "global/forbidden", "somebody who may"),
+        (404, "global/object-does-not-exist", "HTTP 404"),
+        (400, "instance-operations/launch/file-system-in-wrong-region", "HTTP 400"),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    cloud: LambdaEmulator, lamb: LambdaProvider, status: int, code: str, advice: str
+) -> None:
+    cloud.fail("launch", Problem(status, code))
+    with pytest.raises(Rejected, match=code) as raised:
+        lamb.create(order())
+    assert advice in str(raised.value)
+
+
+def test_capacity_that_went_since_the_plan_is_no_capacity(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    offers = lamb.offers(A100, rows_for(A100, "lambda"))
+    cloud.world.capacity_left = 0
+    with pytest.raises(NoCapacity):
+        lamb.create(order(offers[0]))
+    assert cloud.world.keys == {}
+
+
+def test_trouble_before_the_launch_launches_nothing(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    for route, fault in (("keys", Fault.ERROR_BEFORE), ("add_key", Fault.DROP_RESPONSE), ("keys", Fault.EDGE_BEFORE)):
+        cloud.fail(route, fault)
+        with pytest.raises(Unknown):
+            lamb.create(order())
+    cloud.fail("keys", Fault.REVOKED)
+    with pytest.raises(Rejected, match="gpurun auth set lambda"):
+        lamb.create(order())
+    assert cloud.count("launch") == 0
+
+
+def test_a_key_that_an_earlier_try_left_is_used_again(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.fail("launch", Fault.DROP_REQUEST)
+    with pytest.raises(Unknown):
+        lamb.create(order())
+    lamb.create(order())
+    assert (cloud.count("add_key"), len(cloud.world.keys), len(cloud.world.alive)) == (1, 1, 1)
+
+
+def test_the_next_try_of_a_run_uses_the_key_that_the_last_one_left(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.world.takes_a_key_twice = False
+    cloud.fail("launch", Fault.DROP_REQUEST, None, Fault.SOLD_OUT)
+    with pytest.raises(Unknown):
+        lamb.create(order())
+    lamb.create(order(token=OTHER))
+    assert cloud.bodies("launch")[-1]["ssh_key_names"] == [TOKEN]
+    with pytest.raises(NoCapacity):
+        lamb.create(order(token="gr-fox-41-0000cafe"))
+    assert [one.token for one in lamb.leftovers(None)] == [TOKEN], "a refusal takes away only what was its own"
+    with pytest.raises(Unknown):
+        lamb.create(order(run="owl-7", token="gr-owl-7-00c0ffee"))
+
+
+def test_nobody_elses_key_is_let_in(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.world.add_key(TOKEN, "ssh-ed25519 AAAAsomebody gpurun")
+    with pytest.raises(Rejected, match="another SSH key"):
+        lamb.create(order())
+    assert cloud.count("launch") == 0
+
+
+def test_a_key_whose_removal_fails_after_a_refusal_is_left_to_be_found(
+    cloud: LambdaEmulator, lamb: LambdaProvider
+) -> None:
+    cloud.fail("launch", Fault.SOLD_OUT)
+    cloud.fail("remove_key", Fault.DROP_REQUEST)
+    with pytest.raises(NoCapacity):
+        lamb.create(order())
+    assert [one.token for one in lamb.leftovers(None)] == [TOKEN]
+
+
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"instance_ids": []}, {"instance_ids": ["../x"]}, {"instance_ids": [7]}]
+)
+def test_a_launch_that_is_not_told_with_an_id_may_have_made_something(
+    cloud: LambdaEmulator, lamb: LambdaProvider, data: object
+) -> None:
+    cloud.fail("launch", Lie(data))
+    with pytest.raises(Unknown):
+        lamb.create(order())
+    assert len(lamb.find(TOKEN)) == 1
+
+
+def test_a_code_counts_only_with_a_status_of_its_kind() -> None:
+    for code in ("global/object-does-not-exist", "global/invalid-api-key"):
+        told = json.dumps({"error": {"code": code, "message": []}})
+        assert isinstance(refusal(Answer(502, {}, told)), Unknown)
+        assert isinstance(trouble(Answer(502, {}, told)), Unknown)
+
+
+def test_one_request_a_second_and_one_launch_in_twelve_are_kept(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    lamb.create(order())
+    lamb.create(order(token=OTHER))
+    for _ in range(5):
+        lamb.find(None)
+    assert len(cloud.requests) == 3 + 2 + 5, "none was answered 429 and sent again"
+    assert clock.monotonic() >= 12 + 5
+
+
+def test_somebody_elses_requests_under_the_same_key_are_waited_out(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    provider(cloud, clock).create(order(token=OTHER))
+    began = clock.monotonic()
+    lamb.create(order())
+    assert len(cloud.world.alive) == 2
+    assert clock.monotonic() - began >= 12
+
+
+def test_being_told_to_wait_for_ever_is_unknown(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.fail("launch", *[Fault.TOO_MANY] * 20)
+    with pytest.raises(Unknown, match="429"):
+        lamb.create(order())
+    assert cloud.world.instances == {}
+
+
+def test_what_is_sent_with_a_refused_order_is_not_in_the_refusal(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.fail("launch", Fault.ECHO)
+    cloud.fail("list", Fault.ECHO)
+    with pytest.raises(Rejected) as raised:
+        lamb.create(order())
+    with pytest.raises(Unknown) as unclear:
+        lamb.find(None)
+    for error in (raised.value, unclear.value):
+        told = "".join(traceback.format_exception(error))
+        assert not any(part in told for part in ("canary", KEY, KEY.rpartition("_")[2]))
+
+
+# Finding it again
+
+
+def test_an_instance_is_told_with_all_that_it_is_held_against(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    born = running(lamb)
+    assert (born.state, born.said, born.region) == (InstanceState.RUNNING, "active", "us-east-1")
+    assert born.address == Address(kind="ssh", host=guest_of(cloud, born).host, port=22, user="ubuntu")
+    assert (born.type_id, born.gpu_count, born.rate_micros_per_hour) == (SXM, 8, usd("22.32"))
+    assert (born.token, born.run, born.deadline_wall) == (TOKEN, "fox-41", 1_795_172_400.0)
+    assert "jupyter" not in born.to_json()
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_what_boots_has_no_address_yet(cloud: LambdaEmulator, lamb: LambdaProvider, nulls: bool) -> None:
+    cloud.nulls, cloud.world.boot_s = nulls, 600.0
+    born = running(lamb)
+    assert (born.state, born.address, born.token) == (InstanceState.PENDING, None, TOKEN)
+
+
+def test_what_never_boots_stays_pending_and_can_be_ended(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    cloud.world.never_boots = True
+    born = running(lamb)
+    clock.sleep(3_600)
+    assert lamb.read(born.id).state is InstanceState.PENDING
+    lamb.destroy(born.id)
+    assert (lamb.read(born.id).state, cloud.world.widest.running) == (InstanceState.GONE, [])
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("unhealthy", InstanceState.RUNNING),
+        ("preempted", InstanceState.STOPPED),
+        ("terminating", InstanceState.STOPPING),
+        ("terminated", InstanceState.GONE),
+        ("hibernating", InstanceState.UNKNOWN),
+    ],
+)
+def test_nothing_that_may_be_billed_is_called_gone(
+    cloud: LambdaEmulator, lamb: LambdaProvider, status: str, state: InstanceState
+) -> None:
+    cloud.world.terminating_s = cloud.world.terminated_s = 600.0
+    born = running(lamb)
+    cloud.world.ail(cloud.world.instances[born.id], status)
+    read = lamb.read(born.id)
+    assert (read.state, read.said) == (state, status)
+    assert [one.state for one in lamb.find(TOKEN)] == [state]
+    cloud.violations = [one for one in cloud.violations if "hibernating" not in one]
+
+
+def test_a_price_that_rose_and_another_machine_are_read_back(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    cloud.world.price_factor, cloud.world.given_kind = Fraction(3, 2), "gpu_8x_a100"
+    born = running(lamb)
+    assert (born.rate_micros_per_hour, born.type_id) == (usd("23.88"), "gpu_8x_a100")
+
+
+def test_a_lost_answer_and_a_launch_that_made_two_are_found_in_one_order(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    cloud.fail("launch", Fault.TWICE, Fault.DROP_RESPONSE)
+    first = lamb.create(order())
+    with pytest.raises(Unknown):
+        lamb.create(order())
+    lamb.create(order(token=OTHER))
+    found = [one.id for one in lamb.find(TOKEN)]
+    assert len(found) == 3
+    assert first.id in found
+    assert found == [one.id for one in provider(cloud, clock).find(TOKEN)] == sorted(found)
+    assert len(lamb.find(None)) == 4
+
+
+def test_only_gpuruns_own_are_found(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    ours = lamb.create(order())
+    cloud.world.add_key("laptop", "ssh-ed25519 AAAAme me@laptop")
+    plain = {"region_name": "us-east-1", "instance_type_name": SXM, "ssh_key_names": ["laptop"]}
+    for name in ("my instance", "gr-", "gr-fox-41-00c0ffee-2", TOKEN.upper()):
+        cloud.world.launch({**plain, "name": name})
+    cloud.world.launch(plain)
+    named = cloud.world.launch({**plain, "name": OTHER})
+    assert {one.id for one in lamb.find(None)} == {ours.id, named.id}
+    assert [(one.id, one.run, one.deadline_wall) for one in lamb.find(OTHER)] == [(named.id, "fox-41", None)]
+    assert lamb.find("") == []
+
+
+def test_whose_it_is_survives_the_loss_of_its_name_or_of_its_tags(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    renamed = lamb.create(order())
+    cloud.world.instances[renamed.id].body["name"] = "mine now"
+    cloud.world.keeps_tags = False
+    untagged = lamb.create(order(token=OTHER))
+    assert [one.id for one in lamb.find(TOKEN)] == [renamed.id]
+    assert [one.id for one in lamb.find(OTHER)] == [untagged.id]
+
+
+def test_it_is_gone_by_lambdas_code_alone(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    assert lamb.read("0" * 32).state is InstanceState.GONE
+    cloud.fail("read", Problem(404, "global/not-found"), Problem(500, "global/object-does-not-exist"))
+    for _ in range(2):
+        with pytest.raises(Unknown):
+            lamb.read("0" * 32)
+
+
+def test_a_strange_id_is_never_made_part_of_a_url(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    strange = Leftover(provider="lambda", kind="ssh_key", id="../instances", run="fox-41", token=TOKEN)
+    for asked in (lambda: lamb.read("../ssh-keys"), lambda: lamb.destroy(""), lambda: lamb.remove(strange)):
+        with pytest.raises(Rejected):
+            asked()
+    assert cloud.requests == []
+
+
+def test_what_is_told_of_another_instance_is_not_taken(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    born, other = running(lamb), lamb.create(order(token=OTHER))
+    cloud.fail("read", Lie({"id": other.id, "status": "terminated"}), Lie({"status": "terminated"}), Lie([]))
+    for _ in range(3):
+        with pytest.raises(Unknown):
+            lamb.read(born.id)
+    cloud.fail("list", Lie([{"status": "terminated", "name": TOKEN}]), Lie({"0": born.id}), Lie(["terminated"]))
+    for _ in range(3):
+        with pytest.raises(Unknown):
+            lamb.find(TOKEN)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"ip": "evil.example"}, {"ip": 7}, {"ip": "-oProxyCommand=x"}, {"tags": "x", "instance_type": [], "name": 7}],
+)
+def test_what_makes_no_sense_is_as_if_it_were_not_told(
+    cloud: LambdaEmulator, lamb: LambdaProvider, told: dict[str, Any]
+) -> None:
+    cloud.fail("read", Lie({"id": "0" * 32, "status": "active", **told}))
+    read = lamb.read("0" * 32)
+    assert (read.address, read.token, read.type_id, read.rate_micros_per_hour) == (None, "", "", None)
+
+
+# Ending it
+
+
+def test_an_end_is_proven_although_the_dead_are_listed_for_a_while(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    cloud.world.terminating_s, cloud.world.terminated_s = 5.0, 60.0
+    born = running(lamb)
+    lamb.destroy(born.id)
+    assert lamb.read(born.id).state is InstanceState.STOPPING
+    clock.sleep(5)
+    assert [one.state for one in (lamb.read(born.id), *lamb.find(TOKEN))] == [InstanceState.GONE] * 2
+    lamb.destroy(born.id)
+    clock.sleep(60)
+    assert (lamb.read(born.id).state, lamb.find(TOKEN)) == (InstanceState.GONE, [])
+    lamb.destroy(born.id)
+    assert cloud.world.meter.running == []
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.HANG_BEFORE, Fault.HANG_AFTER, Fault.ERROR_BEFORE, Fault.ERROR_AFTER, Fault.EDGE_AFTER]
+)
+def test_a_terminate_without_an_answer_is_soon_given_up_and_asked_again(
+    cloud: LambdaEmulator, clock: VirtualClock, fault: Fault
+) -> None:
+    lamb = provider(cloud, clock, pace=SHORT)
+    born = running(lamb)
+    cloud.fail("terminate", fault)
+    began = time.monotonic()
+    with pytest.raises(Unknown):
+        lamb.destroy(born.id)
+    assert time.monotonic() - began < 10
+    lamb.destroy(born.id)
+    assert (lamb.read(born.id).state, cloud.world.alive) == (InstanceState.GONE, [])
+
+
+def test_a_key_that_was_revoked_meanwhile_is_told(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    born = running(lamb)
+    cloud.api_keys.clear()
+    for asked in (lambda: lamb.destroy(born.id), lambda: lamb.read(born.id), lambda: lamb.find(TOKEN)):
+        with pytest.raises(SetupError, match="refuses the key"):
+            asked()
+
+
+def test_the_step_proves_a_death_through_hangs_lies_lost_answers_and_old_lists(
+    cloud: LambdaEmulator, clock: VirtualClock
+) -> None:
+    lamb = provider(cloud, clock, pace=SHORT)
+    cloud.world.terminating_s, cloud.world.terminated_s, cloud.world.list_lag_s = 20.0, 40.0, 15.0
+    cloud.fail("launch", Fault.TWICE)
+    born = running(lamb)
+    clock.sleep(20)
+    cloud.world.deaf_terminates = 2
+    cloud.fail("terminate", None, Fault.HANG_BEFORE, Fault.ERROR_AFTER, Fault.DROP_RESPONSE)
+    cloud.fail("list", None, Fault.STALE, Fault.EDGE_BEFORE)
+    cloud.fail("read", Fault.ERROR_BEFORE)
+    notes = [event for event, _ in end(lamb, clock, born.id, TOKEN, run="fox-41")]
+    assert str(notes[-1]) == "death.proven"
+    assert (cloud.world.alive, cloud.world.meter.running, cloud.world.widest.running) == ([], [], [])
+
+
+def test_the_step_never_proves_the_death_of_what_lives(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    born = running(lamb)
+    cloud.world.deaf_terminates = 1_000
+    with pytest.raises(MayBeBilling) as raised:
+        list(end(lamb, lamb._clock, born.id, TOKEN, run="fox-41"))
+    assert "https://cloud.lambda.ai/instances" in raised.value.hint
+    assert lamb.traits.teardown is Teardown.DESTROYED
+
+
+def test_powering_off_ends_nothing(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    born = running(lamb)
+    guest_of(cloud, born).poweroff()
+    assert (lamb.read(born.id).state, lamb.read(born.id).said) == (InstanceState.RUNNING, "unhealthy")
+    assert cloud.world.meter.running == [born.id]
+
+
+# What it leaves
+
+
+def test_the_keys_of_rentals_are_left_and_say_when_they_are_no_longer_needed(
+    cloud: LambdaEmulator, lamb: LambdaProvider
+) -> None:
+    lamb.create(order())
+    cloud.world.add_key("laptop", "ssh-ed25519 AAAAme me@laptop")
+    cloud.world.add_key(OTHER, "ssh-ed25519 AAAAold gpurun")
+    mine, old = lamb.leftovers(None)
+    assert (mine.kind, mine.token, mine.run, mine.billed) == ("ssh_key", TOKEN, "fox-41", False)
+    assert (mine.deadline_wall, old.deadline_wall) == (1_795_172_400.0, None)
+    assert [one.id for one in lamb.leftovers(OTHER)] == [old.id]
+
+
+def test_a_key_is_removed_once_its_machine_lets_it_go(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+    assert isinstance(lamb, LeavesThings)
+    cloud.world.keys_in_use_stay = True
+    born = running(lamb)
+    (key,) = lamb.leftovers(TOKEN)
+    with pytest.raises(Unknown, match="still in use"):
+        lamb.remove(key)
+    lamb.destroy(born.id)
+    lamb.find(TOKEN)
+    for _ in range(2):
+        lamb.remove(key)
+    assert cloud.world.keys == {}
+    with pytest.raises(Rejected):
+        lamb.remove(key.model_copy(update={"kind": "volume"}))
+
+
+# The hand on the machine
+
+
+def test_without_a_guard_key_nothing_is_handed_over(lamb: LambdaProvider) -> None:
+    assert isinstance(lamb, HandsOver)
+    assert lamb.hand(running(lamb)) is None
+
+
+def test_the_hand_knows_what_to_end_and_when_but_not_the_key(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+    guarded = provider(cloud, clock, guard_key=Secret(GUARD))
+    born = running(guarded)
+    hand = guarded.hand(born)
+    assert hand is not None
+    told = dict(shlex.split(line)[0].split("=", 1) for line in hand.script.decode().splitlines()[:4])
+    left_s = 1_795_172_400 - clock.wall()
+    assert told == {
+        "BASE_URL": cloud.base_url, "INSTANCE": born.id, "DEADLINE": "1795172400", "LEASE_S": str(int(left_s)),
+    }  # fmt: skip
+    assert hand.secret.reveal() == GUARD
+    assert GUARD not in repr(hand) + hand.script.decode() + cloud.bodies("launch")[0]["user_data"]
+
+
+def test_a_timer_without_a_deadline_is_not_handed_over(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+    cloud.world.keeps_tags = False
+    guarded = provider(cloud, clock, guard_key=Secret(GUARD))
+    with pytest.raises(Unknown, match="deadline"):
+        guarded.hand(running(guarded))
+
+
+# Real machines
+
+
+QUICK = Pace(request_s=0.0, launch_s=0.0)
+
+
+@pytest.fixture
+def real_cloud(tmp_path: Path) -> Iterator[LambdaEmulator]:
+    """An account in real time, without its rate limits, whose machines listen two seconds after they are active."""
+    if whole():
+        pytest.skip(whole())
+    with LambdaEmulator(boot=real_guest(tmp_path / "guests", sshd_delay_s=2.0)) as cloud:
+        cloud.limits.gap_s = cloud.limits.launch_gap_s = 0.0
+        cloud.api_keys.add(GUARD)
+        yield cloud
+    assert cloud.violations == []
+
+
+def soon(does: Callable[[], bool], limit_s: float) -> bool:
+    """Whether something comes true in time; a machine that cannot be reached yet is tried again."""
+    for _ in ticks(SystemClock(), 0.1, limit_s):
+        try:
+            if does():
+                return True
+        except MachineLost:
+            continue
+    return False
+
+
+@pytest.mark.slow
+def test_a_machine_whose_laptop_is_lost_ends_itself_behind_the_host_key_of_its_run(
+    real_cloud: LambdaEmulator, tmp_path: Path
+) -> None:
+    clock, keys = SystemClock(), make_keys(tmp_path / "ssh")
+    guarded = LambdaProvider(Secret(KEY), clock, base_url=real_cloud.base_url, guard_key=Secret(GUARD), pace=QUICK)
+    deadline = float(int(clock.wall()) + 10)
+    born = guarded.create(order(keys=keys, deadline_wall=deadline))
+    assert soon(lambda: guarded.read(born.id).state is InstanceState.RUNNING, 15)
+    seen = guarded.read(born.id)
+    hand = guarded.hand(seen)
+    assert seen.address is not None
+    assert hand is not None
+    machine = RemoteMachine(
+        seen.address, client_key=tmp_path / "ssh" / "client", host_key=keys.host_public, folder="run", clock=clock
+    )
+    far = FarSide(machine)
+    assert soon(lambda: far.install_agent() is None, 15)
+    far.arm(hand.script, hand.secret.reveal())
+    machine.close()
+    real_cloud.api_keys.discard(KEY)  # From here on only the machine itself can ask for anything.
+    assert soon(lambda: not real_cloud.world.alive, 30)
+    assert clock.wall() >= deadline
+    assert real_cloud.world.meter.running == []
+    assert real_cloud.bodies("terminate") == [{"instance_ids": [born.id]}]

@@ -1,0 +1,740 @@
+"""RunPod: what is asked, what an answer is taken for, and what is really rented meanwhile (the emulator's own word)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from gpurun.core.clock import SystemClock, VirtualClock, ticks
+from gpurun.core.errors import SetupError
+from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order, RunKeys
+from gpurun.core.money import usd
+from gpurun.core.secrets import Secret, child_environment
+from gpurun.planning.catalog import rows_for
+from gpurun.providers._http import Answer, Http
+from gpurun.providers.base import NoCapacity, Rejected, ReportsCharges, Unknown
+from gpurun.providers.guard import runpod_wrapper
+from gpurun.providers.runpod import RunPodProvider, graphql
+from gpurun.providers.runpod.answers import money, refusal, refusal_in_words
+from gpurun.providers.runpod.pods import IMAGE
+from gpurun.providers.runpod.provider import _next
+from tests.emulators.guests import missing
+from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
+from tests.emulators.runpod.guest import Container
+
+A100 = GpuNeed(count=8, name="A100")
+CPU = GpuNeed(count=0, name="cpu")
+SXM = "NVIDIA A100-SXM4-80GB"
+TOKEN, OTHER = "gr-fox-41-00c0ffee", "gr-fox-41-0badf00d"
+HOST_PRIVATE = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "canary0123456789+/" * 20 + "\n-----END OPENSSH PRIVATE KEY-----\n"
+)
+KEYS = RunKeys(
+    client_public="ssh-ed25519 AAAAclient gpurun", host_public="ssh-ed25519 AAAAhost", host_private=HOST_PRIVATE
+)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(start=1_795_168_800.0)  # 2026-11-20 10:00 UTC
+
+
+@pytest.fixture
+def cloud(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPodEmulator]:
+    """An account in virtual time; the SDK is as good as absent, but for the tests of what needs it."""
+    monkeypatch.setattr(graphql, "is_installed", lambda: False)
+    with RunPodEmulator(clock=clock, tick_s=None) as emulator:
+        yield emulator
+        answers = [one for one in emulator.violations if one.startswith("answer")]
+        assert answers == [], "the emulator is not true to the document"
+
+
+@pytest.fixture
+def runpod(cloud: RunPodEmulator, clock: VirtualClock) -> RunPodProvider:
+    return provider(cloud, clock)
+
+
+def provider(cloud: RunPodEmulator, clock: VirtualClock, key: str = FULL_KEY, **named: Any) -> RunPodProvider:
+    return RunPodProvider(Secret(key), clock, base_url=cloud.base_url, **named)
+
+
+def sxm(**changed: Any) -> Offer:
+    """The catalogue's row for eight A100 SXM in the secure cloud."""
+    rows = [one for one in rows_for(A100, "runpod") if one.type_id == SXM and one.gpu_count == 8]
+    return next(one for one in rows if one.tier == "secure").model_copy(update=changed)
+
+
+def order(offer: Offer | None = None, token: str = TOKEN, **changed: Any) -> Order:
+    told = {"run": "fox-41", "token": token, "attempt": 1, "offer": offer or sxm(), "deadline_wall": 1_795_172_400.9}
+    return Order(**{**told, "lease_s": 3600, "keys": KEYS, "disk_gb": 120, **changed})
+
+
+def test_verify_says_when_a_key_may_only_read(cloud: RunPodEmulator, clock: VirtualClock) -> None:
+    assert provider(cloud, clock).verify().missing == ()
+    assert provider(cloud, clock, READ_KEY).verify().missing == ("write access to pods",)
+
+
+def test_verify_tells_the_clocks_apart(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    assert runpod.verify().clock_ahead_s == pytest.approx(0, abs=1)
+
+
+def test_a_bad_key_is_a_matter_of_setup_and_is_not_shown(cloud: RunPodEmulator, clock: VirtualClock) -> None:
+    key = "-".join(("rpa", "canary"))  # A traceback quotes the lines of this file.
+    with pytest.raises(SetupError, match="refuses the key") as raised:
+        provider(cloud, clock, key).verify()
+    assert key not in "".join(traceback.format_exception(raised.value))
+
+
+def test_offers_are_the_known_rows_at_the_price_of_now_in_both_clouds(
+    cloud: RunPodEmulator, runpod: RunPodProvider
+) -> None:
+    cloud.world.gpus[SXM].price["secure"] = Decimal("1.85")
+    offers = {(one.type_id, one.tier): one for one in runpod.offers(A100, rows_for(A100, "runpod"))}
+    assert set(offers) == {(kind, tier) for kind in (SXM, "NVIDIA A100 80GB PCIe") for tier in ("secure", "community")}
+    offer = offers[SXM, "secure"]
+    assert (offer.rate_micros_per_hour, offer.gpu_count, offer.region) == (usd("14.80"), 8, "any")
+    assert (offer.gpu, offer.vram_gb, offer.boot_s) == ("A100 SXM", 80, 300)
+    assert (offer.price_source, offer.dies_by_itself) == ("live 2026-11-20 10:00 UTC", "yes · pod key")
+    assert not any(one.spot for one in offers.values())
+    assert cloud.world.pods == {}
+
+
+def test_what_cannot_be_had_is_not_offered(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.world.gpus[SXM].stock["secure"] = "NONE"
+    cloud.world.gpus[SXM].most["community"] = 4
+    cloud.world.gpus["NVIDIA A100 80GB PCIe"].price["community"] = Decimal(0)
+    offers = runpod.offers(A100, rows_for(A100, "runpod"))
+    assert [(one.type_id, one.tier) for one in offers] == [("NVIDIA A100 80GB PCIe", "secure")]
+    assert runpod.offers(A100, ()) == []
+
+
+def test_a_cpu_pod_costs_its_flavour_times_its_vcpus(runpod: RunPodProvider) -> None:
+    (offer,) = runpod.offers(CPU, rows_for(CPU, "runpod"))
+    assert (offer.type_id, offer.gpu_count, offer.rate_micros_per_hour) == ("cpu3c-4", 0, usd("0.12"))
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR_BEFORE, Fault.HTML_AFTER, Fault.BLANK_AFTER, Fault.DROP_RESPONSE])
+def test_a_catalogue_that_cannot_be_read_is_no_empty_one(
+    cloud: RunPodEmulator, runpod: RunPodProvider, fault: Fault
+) -> None:
+    cloud.fail("gpus", fault)
+    with pytest.raises(Unknown):
+        runpod.offers(A100, rows_for(A100, "runpod"))
+
+
+def test_a_create_carries_its_token_its_end_its_keys_and_its_guard(
+    cloud: RunPodEmulator, runpod: RunPodProvider
+) -> None:
+    born = runpod.create(order())
+    (body,) = cloud.bodies("create")
+    host_key = body["env"].pop("GPURUN_HOST_KEY_B64")
+    assert base64.b64decode(host_key).decode() == HOST_PRIVATE
+    assert body == {
+        "name": TOKEN, "image": IMAGE, "gpu": {"id": SXM, "count": 8, "minCudaVersion": "12.8"}, "cloud": "SECURE",
+        "disk": 120, "ports": ["22/tcp"], "entrypoint": ["/bin/sh", "-c", runpod_wrapper()], "cmd": ["/start.sh"],
+        "env": {
+            "PUBLIC_KEY": KEYS.client_public, "GPURUN_RUN": "fox-41", "GPURUN_TOKEN": TOKEN, "GPURUN_LEASE_S": "3600",
+            "GPURUN_DEADLINE": "1795172400", "GPURUN_API_URL": cloud.base_url,
+        },
+    }  # fmt: skip
+    assert (born.token, born.run, born.deadline_wall) == (TOKEN, "fox-41", 1_795_172_400.0)
+    assert (born.type_id, born.gpu_count, born.rate_micros_per_hour) == (SXM, 8, usd("14.32"))
+    assert cloud.violations == []
+
+
+def test_the_same_order_is_the_same_request(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    runpod.create(order())
+    runpod.create(order())
+    first, second = cloud.bodies("create")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"offer": sxm(tier="community")}, {"cloud": "COMMUNITY"}),
+        ({"offer": sxm(region="EU-RO-1")}, {"dataCenterIds": ["EU-RO-1"]}),
+        ({"image": "me/mine:1"}, {"image": "me/mine:1", "gpu": {"id": SXM, "count": 8}}),
+        ({"offer": rows_for(CPU, "runpod")[0]}, {"cpu": {"id": "cpu3c", "vcpuCount": 4}}),
+    ],
+)
+def test_what_was_chosen_is_what_is_asked_for(
+    cloud: RunPodEmulator, runpod: RunPodProvider, changed: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    born = runpod.create(order(**changed))
+    (body,) = cloud.bodies("create")
+    assert {name: body[name] for name in expected} == expected
+    assert born.type_id == order(**changed).offer.type_id
+    assert cloud.violations == []
+
+
+def test_an_older_contract_gets_the_guard_as_arguments(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.refused_fields = frozenset({"entrypoint", "cmd"})
+    runpod.create(order())
+    assert shlex.split(cloud.bodies("create")[-1]["args"]) == ["bash", "-c", runpod_wrapper(), "/start.sh"]
+    assert len(cloud.world.pods) == 1
+
+
+def test_no_pod_is_made_that_nothing_would_end(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.refused_fields = frozenset({"entrypoint", "cmd", "args"})
+    with pytest.raises(Rejected, match="nothing would end the pod"):
+        runpod.create(order())
+    assert cloud.world.pods == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised", "made"),
+    [
+        (Fault.DROP_REQUEST, Unknown, 0),
+        (Fault.DROP_RESPONSE, Unknown, 1),
+        (Fault.ERROR_BEFORE, Unknown, 0),
+        (Fault.ERROR_AFTER, Unknown, 1),
+        (Fault.HTML_AFTER, Unknown, 1),
+        (Fault.BLANK_AFTER, Unknown, 1),
+        (Fault.CONFLICT, Unknown, 0),
+        (Fault.SOLD_OUT, NoCapacity, 0),
+        (Fault.REVOKED, Rejected, 0),
+        (Fault.RETIRED, Rejected, 0),
+    ],
+)
+def test_certainly_nothing_is_said_only_where_it_is_certain(
+    cloud: RunPodEmulator, runpod: RunPodProvider, fault: Fault, raised: type[Exception], made: int
+) -> None:
+    cloud.fail("create", fault)
+    with pytest.raises(raised):
+        runpod.create(order())
+    assert cloud.count("create") == 1, "a create of unknown outcome is never sent again"
+    assert len(cloud.world.alive) == made
+    assert [one.token for one in runpod.find(TOKEN)] == [TOKEN] * made
+
+
+def test_an_empty_account_is_told_in_words(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.world.balance = Decimal("14.31")
+    with pytest.raises(Rejected, match="balance"):
+        runpod.create(order())
+
+
+def test_a_key_that_may_only_read_makes_nothing(cloud: RunPodEmulator, clock: VirtualClock) -> None:
+    with pytest.raises(Rejected, match="may not create pods"):
+        provider(cloud, clock, READ_KEY).create(order())
+
+
+def test_capacity_that_went_since_the_plan_is_no_capacity(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.world.gpus[SXM].stock["secure"] = "NONE"
+    with pytest.raises(NoCapacity):
+        runpod.create(order())
+
+
+def test_being_asked_to_wait_is_no_refusal(cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock) -> None:
+    cloud.retry_after = "20"
+    cloud.fail("create", Fault.TOO_MANY)
+    runpod.create(order())
+    assert (len(cloud.world.alive), cloud.count("create")) == (1, 2)
+    assert clock.monotonic() >= 20
+
+
+def test_what_is_sent_with_a_refused_order_is_not_in_the_refusal(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.fail("create", Fault.SECRET_ECHO, Fault.SECRET_ECHO)
+    with pytest.raises(Rejected) as raised:
+        runpod.create(order())
+    told = "".join(traceback.format_exception(raised.value))
+    assert not any(part in told for part in ("canary", base64.b64encode(HOST_PRIVATE.encode()).decode()[:60], FULL_KEY))
+
+
+def test_an_order_that_is_too_large_is_not_sent(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    with pytest.raises(Rejected, match="larger"):
+        runpod.create(order(image="x" * 102_400))
+    assert cloud.requests == []
+
+
+def test_a_price_that_rose_and_another_gpu_are_read_back(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.world.price_factor, cloud.world.told_gpu = Decimal("1.5"), "NVIDIA A40"
+    born = runpod.create(order())
+    assert (born.rate_micros_per_hour, born.type_id) == (usd("21.48"), "NVIDIA A40")
+
+
+def test_duplicates_are_found_oldest_first(cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock) -> None:
+    first = runpod.create(order())
+    clock.sleep(5)
+    second = runpod.create(order())
+    clock.sleep(5)
+    runpod.create(order(token=OTHER))
+    assert [one.id for one in runpod.find(TOKEN)] == [first.id, second.id]
+    assert len(runpod.find(None)) == 3
+
+
+def test_only_gpuruns_own_pods_are_found(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    ours = runpod.create(order())
+    plain = {"image": "x", "gpu": {"id": "NVIDIA A40", "count": 1}}
+    for name in ("my pod", "gr-", "gr-fox-41-00c0ffee-2", TOKEN.upper()):
+        cloud.world.create({**plain, "name": name})
+    named = cloud.world.create({**plain, "name": OTHER})
+    assert {one.id for one in runpod.find(None)} == {ours.id, named.id}
+    assert [(one.id, one.run) for one in runpod.find(OTHER)] == [(named.id, "fox-41")]
+
+
+def test_a_pod_that_was_renamed_is_still_known_by_its_environment(
+    cloud: RunPodEmulator, runpod: RunPodProvider
+) -> None:
+    born = runpod.create(order())
+    cloud.world.pods[born.id].body["name"] = "mine now"
+    assert [one.id for one in runpod.find(TOKEN)] == [born.id]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_page_of_the_list_is_read(cloud: RunPodEmulator, runpod: RunPodProvider, size: int) -> None:
+    born = {runpod.create(order()).id for _ in range(4)}
+    cloud.page_size = size
+    assert {one.id for one in runpod.find(TOKEN)} == born
+
+
+def test_a_page_that_fails_leaves_no_half_list(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    for _ in range(4):
+        runpod.create(order())
+    cloud.page_size = 2
+    cloud.fail("list", None, Fault.ERROR_BEFORE)
+    with pytest.raises(Unknown):
+        runpod.find(TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ({}, ("", False)),
+        ({"nextCursor": None}, ("", False)),
+        ({"nextCursor": "x"}, ("x", True)),
+        ({"pagination": {"next_cursor": "x", "hasMore": True}}, ("x", True)),
+        ({"pageInfo": {"endCursor": "x", "hasNextPage": False}}, ("", False)),
+        ({"hasMore": True}, ("", True)),
+    ],
+)
+def test_a_cursor_is_known_under_its_usual_names(page: dict[str, Any], expected: tuple[str, bool]) -> None:
+    assert _next(page) == expected
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR_BEFORE, Fault.HTML_AFTER, Fault.BLANK_AFTER, Fault.DROP_RESPONSE])
+@pytest.mark.parametrize("route", ["list", "read"])
+def test_a_broken_answer_is_never_an_absence(
+    cloud: RunPodEmulator, runpod: RunPodProvider, route: str, fault: Fault
+) -> None:
+    born = runpod.create(order())
+    cloud.fail(route, fault)
+    with pytest.raises(Unknown):
+        runpod.find(TOKEN) if route == "list" else runpod.read(born.id)
+
+
+def test_a_key_that_was_revoked_proves_no_death(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    born = runpod.create(order())
+    for route, ask in (("list", lambda: runpod.find(TOKEN)), ("read", lambda: runpod.read(born.id))):
+        cloud.fail(route, Fault.REVOKED)
+        with pytest.raises(SetupError):
+            ask()
+
+
+def test_what_is_new_or_dead_may_be_told_late(
+    cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+) -> None:
+    cloud.world.list_lag_s, cloud.world.delete_lag_s = 30.0, 20.0
+    born = runpod.create(order())
+    assert runpod.find(TOKEN) == []
+    clock.sleep(30)
+    assert [one.id for one in runpod.find(TOKEN)] == [born.id]
+    runpod.destroy(born.id)
+    assert [one.state for one in runpod.find(TOKEN)] == [InstanceState.GONE]
+    clock.sleep(20)
+    assert runpod.find(TOKEN) == []
+    assert runpod.read(born.id).state is InstanceState.GONE
+
+
+def test_a_pod_is_followed_from_its_birth_to_its_end(
+    cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+) -> None:
+    cloud.world.provision_s, cloud.world.start_s = 10.0, 60.0
+    born = runpod.create(order())
+    seen = []
+    for _ in range(3):
+        clock.sleep(30)
+        seen.append(runpod.read(born.id))
+    assert [one.said for one in seen] == ["STARTING", "STARTING", "RUNNING"]
+    assert [one.state for one in seen] == [InstanceState.PENDING, InstanceState.PENDING, InstanceState.RUNNING]
+    assert [one.address is None for one in seen] == [True, True, False]
+    address = seen[-1].address
+    assert address is not None
+    assert (address.kind, address.user) == ("ssh", "root")
+    assert address.port >= 10_000
+    runpod.destroy(born.id)
+    assert runpod.read(born.id).state is InstanceState.GONE
+    assert cloud.world.alive == []
+
+
+def test_a_stopped_pod_is_not_gone_and_has_no_rate(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    born = runpod.create(order())
+    cloud.world.act(born.id, "stop")
+    stopped = runpod.read(born.id)
+    assert (stopped.state, stopped.rate_micros_per_hour, stopped.said) == (InstanceState.STOPPED, None, "EXITED")
+    assert [one.id for one in runpod.find(TOKEN)] == [born.id]
+    assert len(cloud.world.alive) == 1, "its disk is billed"
+
+
+def test_destroy_may_be_asked_again_and_of_the_dead(
+    cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+) -> None:
+    born = runpod.create(order())
+    for _ in range(3):
+        runpod.destroy(born.id)
+        clock.sleep(10)
+    assert cloud.world.alive == []
+
+
+def test_a_delete_that_does_nothing_is_seen(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    born = runpod.create(order())
+    cloud.world.deaf_deletes = 1
+    runpod.destroy(born.id)
+    assert runpod.read(born.id).state is InstanceState.RUNNING
+    runpod.destroy(born.id)
+    assert runpod.read(born.id).state is InstanceState.GONE
+
+
+def test_a_delete_in_the_wrong_state_becomes_a_terminate(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    born = runpod.create(order())
+    cloud.fail("delete", Fault.CONFLICT)
+    runpod.destroy(born.id)
+    assert cloud.world.alive == []
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR_BEFORE, Fault.ERROR_AFTER, Fault.DROP_REQUEST, Fault.DROP_RESPONSE])
+def test_a_delete_without_an_answer_is_unknown(cloud: RunPodEmulator, runpod: RunPodProvider, fault: Fault) -> None:
+    born = runpod.create(order())
+    cloud.fail("delete", fault)
+    with pytest.raises(Unknown):
+        runpod.destroy(born.id)
+
+
+@pytest.mark.parametrize("strange", ["", ".", "..", "../pods", "a/b", "a?b", "a b", "a" * 81, "ü"])
+def test_a_strange_id_is_never_part_of_a_url(cloud: RunPodEmulator, runpod: RunPodProvider, strange: str) -> None:
+    for verb in (runpod.read, runpod.destroy, lambda name: runpod.charges(name, 0.0, 1.0)):
+        with pytest.raises(Rejected):
+            verb(strange)
+    assert cloud.requests == []
+
+
+def test_charges_are_what_was_billed_for_this_pod_alone(
+    cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+) -> None:
+    assert isinstance(runpod, ReportsCharges)
+    begun = clock.wall()
+    born, other = runpod.create(order()), runpod.create(order(token=OTHER))
+    clock.sleep(5400)
+    runpod.destroy(born.id)
+    runpod.destroy(other.id)
+    ended = clock.wall()
+    charge = runpod.charges(born.id, begun, ended)
+    assert charge is not None
+    assert abs(charge.micros - cloud.world.meter.total_micros(born.id)) <= 2
+    assert not charge.settled
+    clock.sleep(3600 + 1800 + 1)
+    settled = runpod.charges(born.id, begun, ended)
+    assert settled is not None
+    assert settled.settled
+    assert cloud.violations == []
+
+
+def test_no_record_of_a_pod_is_no_charge_of_nothing(
+    cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+) -> None:
+    cloud.world.bill_lag_s = 7200
+    born = runpod.create(order())
+    clock.sleep(60)
+    assert runpod.charges(born.id, clock.wall() - 60, clock.wall()) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (Decimal("14.320000000000002"), "14.32"),  # 8 x 1.79 in doubles
+        (Decimal("21.520000457763672"), "21.52"),  # in floats
+        (Decimal("1.7899999618530273"), "1.79"),
+        (Decimal("0.1234567"), "0.123457"),
+        (Decimal("0.00000001"), "0.000001"),
+        (Decimal("100.12345678"), "100.123457"),
+        (3, "3"),
+    ],
+)
+def test_prices_are_rounded_up_once_the_noise_of_floats_is_gone(told: Any, expected: str) -> None:
+    assert money(told) == usd(expected)
+
+
+@pytest.mark.parametrize("told", [None, "1.79", True, Decimal("1e999999999"), Decimal("NaN"), [1], {}])
+def test_what_is_no_price_is_none(told: Any) -> None:
+    assert money(told) is None
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 408, 409, 425, 429, 500, 502, 503, 504, 520])
+def test_a_status_that_leaves_a_doubt_is_unknown(status: int) -> None:
+    assert isinstance(refusal(Answer(status, {}, "")), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("There are no longer any instances available with enough disk space.", NoCapacity),
+        ("This machine does not have the resources to deploy your pod.", NoCapacity),
+        ("You must have at least $0.01 in your account balance.", Rejected),
+        ('Field "x" is not defined by type "PodRentInterruptableInput".', Rejected),
+        ("Something went wrong. Please try again later or contact support.", Unknown),
+    ],
+)
+def test_graphql_says_only_in_words_what_it_did(words: str, expected: type[Exception]) -> None:
+    assert isinstance(refusal_in_words(words), expected)
+
+
+def test_spot_without_the_sdk_says_what_to_install(cloud: RunPodEmulator, clock: VirtualClock) -> None:
+    with pytest.raises(SetupError) as raised:
+        provider(cloud, clock, spot=True).offers(A100, rows_for(A100, "runpod"))
+    assert "gpurun[runpod]" in raised.value.hint
+
+
+@pytest.fixture
+def sdk(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real SDK, which is asked in a process of its own."""
+    pytest.importorskip("runpod", reason="the extra gpurun[runpod] is not installed")
+    monkeypatch.setattr(graphql, "is_installed", lambda: True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sdk")
+def test_the_balance_is_told_and_is_worth_no_error(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.world.balance = Decimal("12.34")
+    account = runpod.verify()
+    assert (account.identity, account.balance_micros) == ("you@example.com", usd("12.34"))
+    cloud.fail("graphql", Fault.HTML_AFTER)
+    assert runpod.verify().balance_micros is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sdk")
+def test_a_spot_pod_is_bid_for_at_the_lowest_price_with_the_same_guard(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    runpod = provider(cloud, clock, spot=True)
+    offers = [one for one in runpod.offers(A100, rows_for(A100, "runpod")) if one.spot]
+    offer = next(one for one in offers if one.type_id == SXM and one.tier == "community")
+    assert offer.rate_micros_per_hour == usd("6.32")
+    born = runpod.create(order(offer, image='say "hi" \\ ü'))
+    (pod,) = cloud.world.alive
+    assert pod.spot
+    assert pod.body["image"] == 'say "hi" \\ ü'
+    assert shlex.split(pod.body["args"]) == ["bash", "-c", runpod_wrapper(), "/start.sh"]
+    assert (born.id, born.token, born.rate_micros_per_hour) == (pod.id, TOKEN, usd("6.32"))
+    assert base64.b64decode(pod.env["GPURUN_HOST_KEY_B64"]).decode() == HOST_PRIVATE
+    assert [one.deadline_wall for one in runpod.find(TOKEN)] == [1_795_172_400.0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sdk")
+def test_a_bid_is_never_above_what_was_agreed_to(cloud: RunPodEmulator, clock: VirtualClock) -> None:
+    offer = sxm(spot=True, rate_micros_per_hour=usd("6.32"))
+    cloud.world.gpus[SXM].bid["secure"] = Decimal("0.80")
+    with pytest.raises(NoCapacity, match="agreed"):
+        provider(cloud, clock).create(order(offer))
+    assert cloud.world.pods == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sdk")
+def test_a_spot_create_without_a_whole_answer_is_unknown_and_is_found(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    offer = sxm(spot=True, rate_micros_per_hour=usd("6.32"))
+    for fault in (Fault.DROP_RESPONSE, Fault.HTML_AFTER):
+        runpod = provider(cloud, clock)
+        cloud.fail("graphql", None, fault)  # The lowest bid is read first.
+        with pytest.raises(Unknown):
+            runpod.create(order(offer))
+    assert len(cloud.world.alive) == len(runpod.find(TOKEN)) == 2
+
+
+@pytest.mark.slow
+def test_the_sdk_is_given_up_when_its_time_is_over(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("runpod", reason="the extra gpurun[runpod] is not installed")
+    monkeypatch.setattr(graphql, "is_installed", lambda: True)
+    with cloud.world.lock, pytest.raises(Unknown):  # The server hangs as long as the lock is held.
+        graphql.ask("query{myself{id}}", Secret(FULL_KEY), cloud.base_url, limit_s=4)
+
+
+class ProcessGuest:
+    """A container's command as a plain process group, with the guard's folders in a folder of the test's own."""
+
+    host, port = "127.0.0.1", 22
+
+    def __init__(self, container: Container, folder: Path) -> None:
+        (folder / "start.sh").write_text("#!/bin/sh\nexec sleep 600\n")
+        (folder / "start.sh").chmod(0o700)
+        here = {"GPURUN_GUARD_FOLDER": f"{folder}/state", "GPURUN_GUARD_SSH_FOLDER": f"{folder}/ssh"}
+        quick = {"GPURUN_GUARD_TICK_S": "0.1", "GPURUN_GUARD_PAUSE_S": "0.1"}
+        self.process = subprocess.Popen(
+            [*container.command[:-1], f"{folder}/start.sh"],
+            env={**child_environment(), **container.env, **here, **quick},
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_pod_whose_laptop_is_lost_deletes_itself_with_its_own_key(tmp_path: Path, older: bool) -> None:
+    """The real guard as it is sent: through entrypoint, and through arguments that the other side splits again."""
+    with RunPodEmulator(boot=lambda container: ProcessGuest(container, tmp_path)) as cloud:
+        cloud.refused_fields = frozenset({"entrypoint", "cmd"} if older else ())
+        runpod = RunPodProvider(Secret(FULL_KEY), SystemClock(), base_url=cloud.base_url)
+        born = runpod.create(order(lease_s=1, deadline_wall=SystemClock().wall() + 600))
+        wait_until(lambda: not cloud.world.meter.running)
+        assert (tmp_path / "ssh" / "ssh_host_ed25519_key").read_text() == HOST_PRIVATE
+        assert [one.state for one in runpod.find(TOKEN)] in ([], [InstanceState.GONE])
+        assert cloud.world.meter.total_micros(born.id) < usd("0.10")
+
+
+@pytest.mark.parametrize("deaf", [1, 2])
+def test_a_guard_that_is_lied_to_goes_on_until_no_gpu_is_billed(tmp_path: Path, deaf: int) -> None:
+    """Its last resort is a stop, after which the disk alone costs something."""
+    with RunPodEmulator(boot=lambda container: ProcessGuest(container, tmp_path)) as cloud:
+        runpod = RunPodProvider(Secret(FULL_KEY), SystemClock(), base_url=cloud.base_url)
+        cloud.world.deaf_deletes = deaf
+        cloud.fail("delete", Fault.ERROR_BEFORE)
+        runpod.create(order(lease_s=1, deadline_wall=SystemClock().wall() + 600))
+        wait_until(lambda: not any(pod.bills("gpu") for pod in cloud.world.pods.values()))
+        assert cloud.count("action") + cloud.count("graphql") > deaf
+
+
+def test_a_container_that_is_started_again_has_no_more_time(tmp_path: Path) -> None:
+    guests: list[ProcessGuest] = []
+
+    def boot(container: Container) -> ProcessGuest:
+        guests.append(ProcessGuest(container, tmp_path))
+        return guests[-1]
+
+    with RunPodEmulator(boot=boot) as cloud:
+        runpod = RunPodProvider(Secret(FULL_KEY), SystemClock(), base_url=cloud.base_url)
+        runpod.create(order(lease_s=2, deadline_wall=SystemClock().wall() + 600))
+        for _ in ticks(SystemClock(), 0.02, 10):
+            if guests and (tmp_path / "state" / "spent").exists():
+                guests[0].kill()
+                break
+        wait_until(lambda: not cloud.world.meter.running)
+        assert len(guests) >= 2
+
+
+def wait_until(over: Callable[[], bool]) -> None:
+    for _ in ticks(SystemClock(), 0.05, 30):
+        if over():
+            return
+    raise AssertionError("the pod outlived its deadline")
+
+
+@pytest.mark.slow
+def test_a_pod_whose_laptop_is_lost_ends_itself_behind_the_host_key_of_its_run(tmp_path: Path) -> None:
+    """A real container with the real guard: it shows our host key, and deletes itself with its own key in time."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    clock, keys = SystemClock(), real_keys()
+    with RunPodEmulator(boot=real_guest(tmp_path)) as cloud:
+        runpod = RunPodProvider(Secret(FULL_KEY), clock, base_url=cloud.base_url)
+        end_wall = clock.wall() + 15
+        born = runpod.create(order(keys=keys, deadline_wall=end_wall, lease_s=3600))
+        shown = host_key_of(runpod, born.id, clock)
+        assert keys.host_public.split()[1] in shown
+        assert clock.wall() < end_wall
+        wait_until(lambda: not cloud.world.meter.running)
+        assert clock.wall() >= int(end_wall)
+        assert runpod.find(TOKEN) == [] or runpod.find(TOKEN)[0].state is InstanceState.GONE
+
+
+def real_keys() -> RunKeys:
+    pairs = [Ed25519PrivateKey.generate() for _ in range(2)]
+    public = [one.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() for one in pairs]
+    private = pairs[1].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
+    return RunKeys(client_public=public[0], host_public=public[1], host_private=private)
+
+
+def host_key_of(runpod: RunPodProvider, identifier: str, clock: SystemClock) -> str:
+    """What the pod's sshd shows once it listens."""
+    for _ in ticks(clock, 0.2, 12):
+        address = runpod.read(identifier).address
+        if address is not None:
+            command = ["ssh-keyscan", "-T", "2", "-t", "ed25519", "-p", str(address.port), address.host]
+            shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            if shown:
+                return shown
+    raise AssertionError("its sshd never showed a key")
+
+
+class TestTheEmulatorIsHonest:
+    """What the guard in a pod relies on, and what makes a test of money worth something."""
+
+    def own_key(self, cloud: RunPodEmulator, born: Instance, clock: VirtualClock) -> Http:
+        headers = {"Authorization": f"Bearer {cloud.world.pods[born.id].key}"}
+        return Http(cloud.base_url, headers=headers, clock=clock, name="pod")
+
+    def test_a_pods_own_key_ends_it_and_nothing_else(
+        self, cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+    ) -> None:
+        one, two = runpod.create(order()), runpod.create(order(token=OTHER))
+        http = self.own_key(cloud, one, clock)
+        refused = [("GET", "/v2/pods"), ("GET", f"/v2/pods/{one.id}"), ("DELETE", f"/v2/pods/{two.id}")]
+        assert [http.request(*call).status for call in refused] == [403] * 3
+        assert http.request("DELETE", f"/v2/pods/{one.id}").status == 204
+        assert [pod.id for pod in cloud.world.alive] == [two.id]
+
+    def test_the_guards_other_ways_to_end_it_work_too(
+        self, cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+    ) -> None:
+        one, two = runpod.create(order()), runpod.create(order(token=OTHER))
+        path = f"/v2/pods/{one.id}/action"
+        assert self.own_key(cloud, one, clock).request("POST", path, body={"action": "terminate"}).status == 204
+        document = f'mutation {{ podTerminate(input: {{podId: "{two.id}"}}) }}'
+        told = self.own_key(cloud, two, clock).request("POST", "/graphql", body={"query": document}).json
+        assert told == {"data": {"podTerminate": None}}
+        assert cloud.world.alive == []
+
+    def test_a_container_that_ends_is_started_again_at_another_port(
+        self, cloud: RunPodEmulator, runpod: RunPodProvider
+    ) -> None:
+        born = runpod.create(order())
+        first, pod = runpod.read(born.id).address, cloud.world.pods[born.id]
+        assert pod.guest is not None
+        pod.guest.kill()
+        again = runpod.read(born.id).address
+        assert pod.starts == 2
+        assert first is not None
+        assert again is not None
+        assert first.port != again.port
+
+    def test_nothing_ends_a_pod_by_itself(
+        self, cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
+    ) -> None:
+        runpod.create(order())
+        clock.sleep(86_400)
+        assert len(cloud.world.alive) == 1
