@@ -35,12 +35,22 @@ class Gpu(_Said):
     memory_bytes: Count
 
 
+class Card(_Said):
+    """One GPU as nvidia-smi tells it; `ecc_errors` are those that nothing corrected since the driver was loaded."""
+
+    name: Text
+    memory_bytes: Count | None
+    driver: Text
+    ecc_errors: Count | None
+
+
 class Torch(_Said):
     """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used."""
 
     found: bool
     python: Text | None
     version: Text | None
+    numpy: Text | None = None
     cuda: Text | None
     devices: Annotated[tuple[Gpu, ...], Field(max_length=256)]
 
@@ -58,6 +68,7 @@ class Facts(_Said):
     wall: Wall
     boot_id: Text
     shipped_sha256: Sha256 | None
+    gpus: Annotated[tuple[Card, ...], Field(max_length=256)] = ()
     torch: Torch
 
     @property
@@ -128,6 +139,25 @@ class Asked(_Said):
     """Whether there was anybody to ask."""
 
     asked: bool
+
+
+class Armed(_Said):
+    """The guard that runs over there; `already` when an earlier call had started it."""
+
+    pid: Count
+    already: bool
+
+
+class Disarmed(_Said):
+    """Whether there was a guard to end."""
+
+    disarmed: bool
+
+
+class Left(_Said):
+    """How many processes of the run were ended; nothing of it is there any more."""
+
+    killed: Count
 
 
 class Sized(_Said):

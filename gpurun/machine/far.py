@@ -14,9 +14,12 @@ from typing import Any
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.model import canonical
 from gpurun.machine.answers import (
+    Armed,
     Asked,
+    Disarmed,
     Facts,
     Lease,
+    Left,
     Manifest,
     Piece,
     Polled,
@@ -28,7 +31,7 @@ from gpurun.machine.answers import (
     understood,
     understood_manifest,
 )
-from gpurun.machine.base import FarRefusal, Machine
+from gpurun.machine.base import FarRefusal, Machine, Reply
 from gpurun.machine.fetch import Wanted, fetch
 from gpurun.machine.pack import Codec, Pack
 
@@ -85,7 +88,7 @@ class FarSide:
         """Put the agent there and read it back."""
         content = agent_zip()
         self._put("agent.pyz", content)
-        reply = self._machine.call([self._python, "-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
+        reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
         if reply.stdout.strip() != hashlib.sha256(content).hexdigest().encode():
             raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {_words(reply.stderr)}")
 
@@ -167,6 +170,32 @@ class FarSide:
         line, _ = self._ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
         return understood(Lease, line)
 
+    def arm(self, script: bytes, secret: str) -> None:
+        """Put a guard and its key there and start it, once: it ends the machine at its deadline, whoever is lost."""
+        self._put("guard/guard.key", secret.encode())
+        self._put("guard/guard.sh", script)
+        understood(Armed, self._ask("arm")[0])
+
+    def disarm(self) -> bool:
+        """Take the guard and its key away; False when there was none."""
+        return understood(Disarmed, self._ask("disarm")[0]).disarmed
+
+    def set_up(self, script: bytes, *, timeout_s: float) -> Reply:
+        """Run the user's own shell script in the run folder, and wait for its end."""
+        self._put("setup.sh", script)
+        crashpoint("before far.set_up")
+        reply = self._machine.call(["sh", "setup.sh"], timeout_s=timeout_s)
+        crashpoint("after far.set_up")
+        return reply
+
+    def farewell(self) -> int:
+        """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
+
+        For a machine that is kept. The agent is put there again first, so that asking twice finds nothing to do.
+        """
+        self.install_agent()
+        return understood(Left, self._ask("farewell", timeout_s=_START_S)[0]).killed
+
     def manifest(self, most_bytes: int) -> Manifest:
         """The finished files, none before there are any.
 
@@ -217,9 +246,8 @@ class FarSide:
     ) -> tuple[bytes, bytes]:
         """One call of the agent: its line and what follows. Without `site` Python starts in half the time."""
         flags = ["-I"] if site else ["-I", "-S"]
-        argv = [self._python, *flags, "agent.pyz", verb, "--root", ".", *options]
         crashpoint(f"before far.{verb}")
-        reply = self._machine.call(argv, stdin=stdin, timeout_s=timeout_s)
+        reply = self._run([*flags, "agent.pyz", verb, "--root", ".", *options], stdin=stdin, timeout_s=timeout_s)
         crashpoint(f"after far.{verb}")
         line, _, content = reply.stdout.partition(b"\n")
         if reply.exit_code != 0:
@@ -227,6 +255,13 @@ class FarSide:
                 "broken", f"The agent ended with {reply.exit_code} on {verb}: {_words(reply.stderr)}"
             )
         return line, content
+
+    def _run(self, words: list[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+        """Run the Python of the machine; FarRefusal `no_python` where it has none."""
+        reply = self._machine.call([self._python, *words], stdin=stdin, timeout_s=timeout_s)
+        if reply.exit_code in (126, 127):
+            raise FarRefusal("no_python", f"The machine has no {self._python}: choose an image with Python 3.")
+        return reply
 
 
 def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:

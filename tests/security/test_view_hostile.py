@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
-from gpurun.core.model import Mode
+from gpurun.core.plan import Mode
 from gpurun.core.progress import Event
 from gpurun.view.envelope import event_json, record_json
 from gpurun.view.events import parse_event

@@ -27,6 +27,9 @@ VERBS = {
     "get": "answers",
     "stop": "orders",
     "shorten": "orders",
+    "arm": "guard",
+    "disarm": "guard",
+    "farewell": "farewell",
 }
 
 

@@ -18,22 +18,35 @@ if TYPE_CHECKING:
 
     from gpurun.machine.agent.protocol import Json
 
+PLACES = (
+    *(
+        "/opt/*conda*/bin/python",
+        "/opt/*conda*/envs/*/bin/python",
+        "~/*conda*/bin/python",
+        "~/*conda*/envs/*/bin/python",
+    ),
+    *("/venv/*/bin/python", "/opt/venv/bin/python", "/workspace/*venv*/bin/python", "~/*venv*/bin/python"),
+    *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
+)
 PROBE = """
 import json, torch
+try:
+    from numpy import __version__ as numpy
+except ImportError:
+    numpy = None
 cuda = torch.cuda.is_available()
 seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if cuda else []
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda if cuda else None,
+print(json.dumps({"version": torch.__version__, "numpy": numpy, "cuda": torch.version.cuda if cuda else None,
                   "devices": [{"name": d.name, "memory_bytes": d.total_memory} for d in seen]}))
 """
 
 
 def find_torch(root: str, asked: Optional[str]) -> Json:
     """The first Python with torch, one with CUDA if this machine has a GPU; remembered for `start`."""
-    best: Json = {"found": False, "python": None, "version": None, "cuda": None, "devices": []}
+    best: Json = {"found": False, "python": None, "version": None, "numpy": None, "cuda": None, "devices": []}
     usual = [sys.executable, shutil.which("python3") or "", "/opt/pytorch/bin/python"]
-    for place in ("/opt/*conda*", os.path.expanduser("~/*conda*")):
-        usual += sorted(glob.glob(place + "/bin/python") + glob.glob(place + "/envs/*/bin/python"))
-    usual += sorted(glob.glob("/venv/*/bin/python") + glob.glob("/opt/venv/bin/python"))
+    for place in PLACES:
+        usual += sorted(glob.glob(os.path.expanduser(place)))
     for python in dict.fromkeys([asked] if asked else filter(os.path.exists, usual)):
         try:
             told = subprocess.run(

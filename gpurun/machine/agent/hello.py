@@ -1,4 +1,4 @@
-"""The first look around: the machine, its codecs, its torch, and what was shipped to it before."""
+"""The first look around: the machine, its cards, its codecs, its torch, and what was shipped to it before."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from gpurun.machine.agent.clocks import boot_id
 from gpurun.machine.agent.decompress import zstd_module
 from gpurun.machine.agent.files import read
+from gpurun.machine.agent.find_gpus import find_gpus
 from gpurun.machine.agent.find_torch import find_torch
 
 TYPE_CHECKING = False
@@ -31,5 +32,6 @@ def hello(root: str, options: Json) -> Answer:
         "wall": time.time(),
         "boot_id": boot_id(),
         "shipped_sha256": (read(root, "agent", "shipped.json") or {}).get("manifest_sha256"),
+        "gpus": find_gpus(),
         "torch": find_torch(root, options.get("python")),
     }, b""

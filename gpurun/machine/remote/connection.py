@@ -1,0 +1,253 @@
+"""One SSH connection to the host whose key is expected; the only room that knows paramiko.
+
+Whatever the other end sends, no more than MOST_GREETING_BYTES of it are read before it has let us in, no packet is
+larger than MOST_PACKET_BYTES, and every step has an end.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import paramiko
+from paramiko.common import cMSG_GLOBAL_REQUEST
+from paramiko.packet import Packetizer
+from paramiko.ssh_exception import IncompatiblePeer
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Address
+from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost
+from gpurun.machine.remote.host_key import ExpectedKey, HostKeyMismatch
+from gpurun.machine.remote.words import words_of
+from gpurun.machine.ssh_keys import fingerprint
+
+CONNECT_S = 15.0
+LOGIN_S = 30.0
+CHANNEL_S = 60.0
+KEEPALIVE_S = 15
+MOST_GREETING_BYTES = 1 << 20
+MOST_PACKET_BYTES = 256 << 10
+# A window as large as the largest reply: the far side never waits for us, however long the way is.
+WINDOW_BYTES = MOST_REPLY_BYTES
+PACKET_BYTES = 64 << 10
+_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)
+
+# What it would log are the other end's words, and a logger that nobody set up prints to the terminal.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+
+
+class _Wire(socket.socket):
+    """A TCP connection that knows when it was last heard, and how much it may still be told before the login."""
+
+    clock: Clock
+    heard_mono: float
+    allowance_bytes: int | None = MOST_GREETING_BYTES
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Bytes that have come; none once there were too many."""
+        data = super().recv(size, flags)
+        self.heard_mono = self.clock.monotonic()
+        if self.allowance_bytes is not None:
+            self.allowance_bytes -= len(data)
+            if self.allowance_bytes < 0:
+                return b""
+        return data
+
+
+class _Packets(Packetizer):
+    """Packets of a sane size: their length is the far side's word, and it would be believed up to 4 GB."""
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        """Exactly `n` bytes of the connection."""
+        if not 0 <= n <= MOST_PACKET_BYTES:
+            raise paramiko.SSHException(f"it announces a packet of {n} bytes")
+        return super().read_all(n, check_rekey)
+
+
+class Connection:
+    """A login that stands. It is used by one thread, and closed by whoever made it."""
+
+    def __init__(self, transport: paramiko.Transport, wire: _Wire, where: str) -> None:
+        self.where = where
+        self._transport = transport
+        self._wire = wire
+
+    @property
+    def alive(self) -> bool:
+        """Whether nobody has ended it so far; a connection that was cut may not know it yet."""
+        return self._transport.is_active()
+
+    @property
+    def heard_mono(self) -> float:
+        """When the last byte came, by the monotonic clock."""
+        return self._wire.heard_mono
+
+    def channel(self) -> paramiko.Channel:
+        """A new channel, for one program; what it raises is the library's."""
+        return self._transport.open_session(WINDOW_BYTES, PACKET_BYTES, timeout=CHANNEL_S)
+
+    def close(self) -> None:
+        """End it, with its thread and its socket; harmless when it has ended."""
+        _end(self._transport, self._wire)
+
+
+def connect(address: Address, key: Path | None, expected: ExpectedKey, clock: Clock, limit_s: float) -> Connection:
+    """Log in to the host that has the expected key, with one key and nothing else.
+
+    MachineLost when it cannot be reached or does not let us in (yet), HostKeyMismatch when it is another host,
+    SetupError when the key here is of no use.
+    """
+    identity = _identity(key) if key else None
+    transport, wire = _to_expected(address, expected, clock, limit_s)
+    try:
+        transport.auth_timeout = min(LOGIN_S, limit_s)
+        _log_in(transport, address, identity)
+        wire.allowance_bytes = None
+        transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
+    except BaseException:
+        _end(transport, wire)
+        raise
+    return Connection(transport, wire, place(address))
+
+
+def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float) -> str | None:
+    """The public line of the host key that is shown for these algorithms, None for none of them; nobody logs in."""
+    greeted = _greet(address, offer, clock, limit_s)
+    if greeted is None:
+        return None
+    transport, wire, line = greeted
+    _end(transport, wire)
+    return line
+
+
+def _to_expected(
+    address: Address, expected: ExpectedKey, clock: Clock, limit_s: float
+) -> tuple[paramiko.Transport, _Wire]:
+    """An encrypted connection to the expected host, with nothing sent on it yet.
+
+    A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
+    """
+    got = ""
+    for offer in expected.offers:
+        greeted = _greet(address, offer, clock, limit_s)
+        if greeted is not None:
+            transport, wire, line = greeted
+            if fingerprint(line) == expected.fingerprint:
+                return transport, wire
+            _end(transport, wire)
+            got = got or fingerprint(line)
+    raise HostKeyMismatch(place(address), expected.fingerprint, got or f"none of type {expected.kind}")
+
+
+def _greet(
+    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float
+) -> tuple[paramiko.Transport, _Wire, str] | None:
+    """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
+    end = clock.monotonic() + min(CONNECT_S, limit_s)
+    wire = _dial(address, clock, min(CONNECT_S, limit_s))
+    transport = paramiko.Transport(wire, packetizer_class=_Packets)
+    try:
+        left_s = max(0.1, end - clock.monotonic())
+        transport.banner_timeout = transport.handshake_timeout = left_s
+        options = transport.get_security_options()
+        options.key_types, options.ciphers, options.compression = offer, _CIPHERS, ("none",)
+        transport.start_client(timeout=left_s)
+        key = transport.get_remote_server_key()
+    except IncompatiblePeer as error:
+        _end(transport, wire)
+        if "host key" in str(error):
+            return None
+        raise MachineLost(f"{place(address)} speaks another SSH: {words_of(error)}.") from error
+    except Exception as error:  # What a stranger sends can make the protocol's code raise anything.
+        _end(transport, wire)
+        raise MachineLost(f"{place(address)} answers, but not as an SSH server: {words_of(error)}.") from error
+    except BaseException:
+        _end(transport, wire)
+        raise
+    return transport, wire, f"{key.get_name()} {key.get_base64()}"
+
+
+def _dial(address: Address, clock: Clock, limit_s: float) -> _Wire:
+    """The TCP connection; MachineLost says which of the ways it failed."""
+    where = place(address)
+    try:
+        plain = socket.create_connection((address.host, address.port), limit_s)
+    except socket.gaierror as error:
+        raise MachineLost(f"The name {address.host} cannot be resolved: {words_of(error)}.") from error
+    except ConnectionRefusedError as error:
+        raise MachineLost(f"{where} refuses connections: no SSH server listens there (yet).") from error
+    except TimeoutError as error:
+        raise MachineLost(f"{where} cannot be reached: no answer in {limit_s:.0f} s.") from error
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise SetupError("ssh.no_files", "This machine has no file left to open.", hint="ulimit -n") from error
+        raise MachineLost(f"{where} cannot be reached: {words_of(error)}.") from error
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire = _Wire(fileno=plain.detach())
+    wire.clock, wire.heard_mono = clock, clock.monotonic()
+    return wire
+
+
+def _log_in(transport: paramiko.Transport, address: Address, identity: paramiko.PKey | None) -> None:
+    """Show the one key, or none; MachineLost when that is not enough, for a machine that boots may come to it yet."""
+    where = place(address)
+    try:
+        if identity is None:
+            transport.auth_none(address.user)
+        else:
+            transport.auth_publickey(address.user, identity)
+    except paramiko.AuthenticationException as error:
+        raise MachineLost(f"{where} does not let {address.user} in: {words_of(error)}.") from error
+    except Exception as error:  # As in _greet.
+        raise MachineLost(f"{where} ended the connection at the login: {words_of(error)}.") from error
+    if not transport.is_authenticated():
+        raise MachineLost(f"{where} wants more than a key of {address.user}.")
+
+
+def _identity(path: Path) -> paramiko.PKey:
+    """The private key of a file; SetupError where it cannot be used as it is."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except OSError as error:
+        why, hint = f"cannot be read: {error.strerror}", "Name another with --identity."
+    except (TypeError, paramiko.PasswordRequiredException):
+        why, hint = "has a passphrase", "Name a key without one with --identity, or leave that out to use gpurun's own."
+    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
+        why, hint = f"is not a private key that can be used: {words_of(error)}", "Name another with --identity."
+    raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
+
+
+def _ask_for_life(transport: paramiko.Transport) -> None:
+    """A request that every server answers, if only with no; paramiko's own keepalive asks for no answer."""
+    message = paramiko.Message()
+    message.add_byte(cMSG_GLOBAL_REQUEST)
+    message.add_string("keepalive@openssh.com")
+    message.add_boolean(True)
+    transport._send_user_message(message)  # type: ignore[attr-defined]  # It has no public name.
+
+
+def _end(transport: paramiko.Transport, wire: _Wire) -> None:
+    """Leave no thread and no descriptor behind: the reader is woken before its socket is closed."""
+    with suppress(OSError):
+        wire.shutdown(socket.SHUT_RDWR)
+    transport.close()
+    transport.packetizer.complete_handshake()  # Else its timer would outlive it.
+    if transport.is_alive():
+        transport.join(1.0)
+    wire.close()
+
+
+def place(address: Address) -> str:
+    """`host:port`, as in a message."""
+    return f"{address.host}:{address.port}"

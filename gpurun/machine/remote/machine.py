@@ -1,0 +1,174 @@
+"""A machine over SSH, as `Machine` wants it: connected when it is needed, and again when the connection was lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.model import Address
+from gpurun.machine.base import FarRefusal, MachineLost, Reply
+from gpurun.machine.remote.host_key import ALGORITHMS, ExpectedKey
+from gpurun.machine.remote.program import Program, new_mark
+from gpurun.machine.remote.shell import kill_argv, put_argv, run_line
+from gpurun.machine.remote.words import harmless
+
+if TYPE_CHECKING:
+    from gpurun.machine.remote.connection import Connection
+
+# No byte in either direction for this long, and four questions unanswered, is a connection that is dead.
+STALL_S = 60.0
+KILL_S = 5.0
+PUT_S = 300.0
+_LONGEST_PAUSE_S = 15.0
+_FULL = ("no space left", "quota exceeded")
+
+
+class RemoteMachine:
+    """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
+
+    That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. One thread uses
+    it; nothing is connected before the first call. `client_key` is the only key that is ever shown; no password, key
+    agent or variable of the environment is used.
+    """
+
+    def __init__(self, address: Address, *, client_key: Path | None, host_key: str, folder: str, clock: Clock) -> None:
+        self._address = address
+        self._where = f"{address.user}@{address.host}:{address.port}"
+        self._client_key = client_key
+        self._expected = ExpectedKey.of(host_key)
+        self._folder = folder
+        self._clock = clock
+        self._connection: Connection | None = None
+        self._tries = 0
+        self._next_try_mono = clock.monotonic()
+
+    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+        """Run a program in the folder; see `Machine.call`. Its end is the end of its outputs, also of what it leaves.
+
+        HostKeyMismatch when another host answers. Exit code 127 is a program that is not there, 128 + n a signal's.
+        """
+        end_mono = self._clock.monotonic() + timeout_s
+        connection = self._connected(end_mono)
+        try:
+            reply = self._run(connection, argv, stdin, end_mono, timeout_s)
+        except MachineLost:
+            self.close()
+            raise
+        self._tries = 0
+        return reply
+
+    def put(self, path: str, content: bytes) -> None:
+        """Replace a file of the folder whole, readable by its owner alone; see `Machine.put`."""
+        reply = self.call(put_argv(path, len(content)), stdin=[content], timeout_s=PUT_S)
+        if reply.exit_code:
+            words = harmless(reply.stderr)
+            raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
+
+    def close(self) -> None:
+        """End the connection; the next call makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self, end_mono: float) -> Connection:
+        """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""
+        from gpurun.machine.remote.connection import connect
+
+        if self._connection is not None and self._connection.alive:
+            return self._connection
+        self.close()
+        pause_s = self._next_try_mono - self._clock.monotonic()
+        self._clock.sleep(min(pause_s, end_mono - self._clock.monotonic()))
+        left_s = end_mono - self._clock.monotonic()
+        if left_s <= 0:
+            raise MachineLost(f"{self._where} was not reached in time.")
+        try:
+            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s)
+        finally:
+            self._tries += 1
+            longest_s = min(_LONGEST_PAUSE_S, 0.25 * 2**self._tries)
+            self._next_try_mono = self._clock.monotonic() + longest_s * random.uniform(0.5, 1.0)
+        return self._connection
+
+    def _run(
+        self,
+        connection: Connection,
+        argv: Sequence[str],
+        stdin: Iterable[bytes] | None,
+        end_mono: float,
+        timeout_s: float,
+    ) -> Reply:
+        """One program on a connection. When this raises, the program was ended or nobody could reach it any more."""
+        program = self._begin(connection, argv, stdin)
+        begun_mono = self._clock.monotonic()
+
+        def still() -> None:
+            now = self._clock.monotonic()
+            if now >= end_mono:
+                raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
+            if now - max(begun_mono, connection.heard_mono, program.moved_mono) > STALL_S:
+                self.close()
+                raise MachineLost(f"The connection to {self._where} is dead: not a byte for {STALL_S:.0f} s.")
+
+        try:
+            reply = program.wait(still)
+        except BaseException:
+            self._kill(connection, program)
+            raise
+        if reply is None:
+            raise self._without_reply(connection, program)
+        return reply
+
+    def _begin(self, connection: Connection, argv: Sequence[str], stdin: Iterable[bytes] | None) -> Program:
+        mark = new_mark()
+        return Program(connection, run_line(mark, self._folder, argv), mark, stdin, self._clock)
+
+    def _kill(self, connection: Connection, program: Program) -> None:
+        """End a program that nobody waits for any more, before it can take the end of its input for the whole of it.
+
+        Where that fails the connection is closed, by which the far side ends the session when it notices.
+        """
+        if program.exit_code(within_s=0) is not None:
+            return
+        if program.group is not None and connection.alive:
+            killer = self._begin(connection, kill_argv(program.group), None)
+            if killer.exit_code(within_s=KILL_S) == 0:
+                return
+        self.close()
+
+    def _without_reply(self, connection: Connection, program: Program) -> GpurunError:
+        """Why a program that has ended left no whole answer behind."""
+        words = program.said_instead
+        if program.group is not None or not connection.alive:
+            return MachineLost(f"The connection to {self._where} was lost before the whole answer had come.")
+        if _reason(words) == "disk_full":
+            return FarRefusal("disk_full", f"{self._folder} cannot be made on {self._where}: {words}.")
+        return MachineLost(f"{self._where} runs no programs (yet): {words}.")
+
+
+def scan_host_key(host: str, port: int, clock: Clock, timeout_s: float) -> str:
+    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in.
+
+    SetupError when there is none to be had.
+    """
+    from gpurun.machine.remote.connection import shown_key
+
+    address = Address(kind="ssh", host=host, port=port)
+    algorithms = tuple(name for names in ALGORITHMS.values() for name in names)
+    try:
+        line = shown_key(address, algorithms, clock, timeout_s)
+    except MachineLost as lost:
+        hint = "Check the host and the port, and that the machine is up: ssh -p PORT USER@HOST."
+        raise SetupError("host.unreachable", lost.what, hint=hint) from None
+    if line is None:
+        hint = "Its SSH server is too old for this; it needs an ed25519, ECDSA or RSA host key."
+        raise SetupError("host.no_key", f"{host}:{port} shows no host key that can be checked.", hint=hint)
+    return line
+
+
+def _reason(words: str) -> str:
+    return "disk_full" if any(full in words.lower() for full in _FULL) else "os_error"

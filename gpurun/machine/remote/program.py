@@ -1,0 +1,172 @@
+"""One program over a connection: fed and drained at the same time, and watched by a thread that never writes itself.
+
+A write to a connection that has stalled blocks for ever; so the caller's thread only waits, and may close everything.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import Clock
+from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost, Reply
+from gpurun.machine.remote.words import harmless, words_of
+
+if TYPE_CHECKING:
+    from paramiko import Channel
+
+    from gpurun.machine.remote.connection import Connection
+
+TICK_S = 0.1
+DRAIN_S = 5.0
+_PIECE_BYTES = 32 << 10
+_BLOCK_BYTES = MOST_REPLY_BYTES
+# What a login may say before the program does, and what can be the number of a process.
+_MOST_NOISE_BYTES = 1 << 20
+_MOST_DIGITS = 20
+
+
+def new_mark() -> str:
+    """What a program's own output begins with; nobody over there can have known it."""
+    return f"gpurun-{secrets.token_hex(8)}"
+
+
+class Program:
+    """A program, begun at once. What it says counts from its mark on (`MARK GROUP`), and before that it is fed nothing.
+
+    `group` is its process group over there, None until it has begun; `moved_mono` is when the last of its input was
+    taken.
+    """
+
+    def __init__(
+        self, connection: Connection, line: str, mark: str, stdin: Iterable[bytes] | None, clock: Clock
+    ) -> None:
+        self.group: int | None = None
+        self.moved_mono = clock.monotonic()
+        self._connection = connection
+        self._channel: Channel | None = None
+        self._mark = mark.encode("ascii")
+        self._clock = clock
+        self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
+        self._error: BaseException | None = None
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self._feeder = _thread(self._run, line, iter(stdin or ()))
+
+    def wait(self, still: Callable[[], None]) -> Reply | None:
+        """Wait for its end: what it left behind, or None when not all of that has come.
+
+        `still` is called several times a second and ends the waiting by raising; so does an error of the source.
+        """
+        while not self._ended.wait(TICK_S):
+            still()
+        if self._error is None:
+            self._feeder.join(DRAIN_S)
+        if self._error is not None:
+            raise self._error
+        return self._reply()
+
+    def exit_code(self, within_s: float) -> int | None:
+        """Wait until it has ended: its exit code, negative where the machine told none; None when it has not ended."""
+        if self._begun.wait(within_s) and self._channel is not None and self._channel.status_event.wait(within_s):
+            return self._channel.exit_status
+        return None
+
+    @property
+    def said_instead(self) -> str:
+        """What was said in the place of its mark."""
+        return harmless(bytes(self._stderr)) or harmless(bytes(self._noise)) or "it said nothing"
+
+    def _run(self, line: str, chunks: Iterator[bytes]) -> None:
+        """Ask for the program and, once it has begun, feed it."""
+        try:
+            self._channel = channel = self._connection.channel()
+            stderr = _thread(self._drain, channel.recv_stderr, self._take_stderr)
+            _thread(self._watch, channel, stderr)
+            channel.exec_command(line)
+        except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many words for it
+            self._fail(MachineLost(f"{self._connection.where} starts no program: {words_of(error)}."))
+            return
+        self._begun.wait()
+        if self.group is not None:
+            self._feed(channel, chunks)
+
+    def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
+        """Send the input and its end.
+
+        When the source fails its end is not sent: the program must be dead before it sees the end of half an input.
+        """
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except BaseException as error:  # noqa: BLE001 - raised again in `wait`, on the caller's thread
+                self._fail(error)
+                return
+            try:
+                if chunk is None:
+                    channel.shutdown_write()
+                    return
+                self._send(channel, memoryview(chunk))
+            except Exception:  # noqa: BLE001 - it ended early or was cut off; its answer, or the lack of one, says which
+                return
+
+    def _send(self, channel: Channel, rest: memoryview) -> None:
+        """Send a chunk as fast as it is taken; OSError when nobody takes it any more."""
+        while rest:
+            count = channel.send(bytes(rest[:_PIECE_BYTES]))
+            if count == 0:
+                raise BrokenPipeError
+            self.moved_mono = self._clock.monotonic()
+            rest = rest[count:]
+
+    def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
+        """Drain the other output too, and tell when both are at their end and the exit code has come."""
+        self._drain(channel.recv, self._take_stdout)
+        stderr.join()
+        channel.status_event.wait()
+        self._begun.set()
+        self._ended.set()
+
+    def _drain(self, receive: Callable[[int], bytes], take: Callable[[bytes], None]) -> None:
+        while self._error is None and (block := receive(_BLOCK_BYTES)):
+            take(block)
+
+    def _take_stdout(self, block: bytes) -> None:
+        if self.group is not None:
+            self._keep(self._stdout, block)
+            return
+        self._keep(self._noise, block, _MOST_NOISE_BYTES)
+        line, ended, rest = self._noise[max(0, self._noise.find(self._mark)) :].partition(b"\n")
+        group = line.removeprefix(self._mark).strip()
+        if ended and line.startswith(self._mark) and group.isdigit() and len(group) < _MOST_DIGITS:
+            self.group = int(group)
+            self._keep(self._stdout, rest)
+            self._begun.set()
+
+    def _take_stderr(self, block: bytes) -> None:
+        self._keep(self._stderr, block)
+
+    def _keep(self, into: bytearray, block: bytes | bytearray, most_bytes: int | None = None) -> None:
+        most_bytes = most_bytes or MOST_REPLY_BYTES
+        if len(into) + len(block) > most_bytes:
+            self._fail(MachineLost(f"{self._connection.where} answered more than {most_bytes} bytes."))
+        else:
+            into += block
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._begun.set()
+        self._ended.set()
+
+    def _reply(self) -> Reply | None:
+        channel = self._channel
+        if channel is None or self.group is None or channel.exit_status < 0 or not channel.eof_received:
+            return None
+        return Reply(channel.exit_status, bytes(self._stdout), bytes(self._stderr))
+
+
+def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread

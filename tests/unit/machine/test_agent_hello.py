@@ -1,0 +1,137 @@
+"""The first look: which cards the driver sees, and which Python has a torch that can use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Box
+
+from gpurun.machine.answers import Card
+from gpurun.machine.base import FarRefusal, Reply
+from gpurun.machine.far import FarSide
+
+ECC = "ecc.errors.uncorrected.volatile.total"
+Pretend = Callable[[str, str], None]
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    """Put a program of a few shell lines on the machine."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!{shutil.which('sh')}\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
+def no_torch(box: Box) -> Path:
+    """A Python that is asked for torch and has none, so that the look is quick."""
+    return box.folder / "no-such-python"
+
+
+def cards(box: Box, no_torch: Path) -> tuple[Card, ...]:
+    return box.far.hello(python=str(no_torch)).gpus
+
+
+def test_cards_are_told_with_memory_driver_and_errors(box: Box, no_torch: Path, pretend: Pretend) -> None:
+    pretend(
+        "nvidia-smi",
+        f'[ "$*" = "--query-gpu=name,memory.total,driver_version,{ECC} --format=csv,noheader,nounits" ] || exit 2\n'
+        'echo "NVIDIA A100-SXM4-80GB, 81920, 570.195.03, 0"\necho "NVIDIA A100-SXM4-80GB, 81920, 570.195.03, 3"',
+    )
+    healthy = Card(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30, driver="570.195.03", ecc_errors=0)
+    assert cards(box, no_torch) == (healthy, healthy.model_copy(update={"ecc_errors": 3}))
+
+
+def test_what_a_card_does_not_have_is_none(box: Box, no_torch: Path, pretend: Pretend) -> None:
+    pretend(
+        "nvidia-smi", 'echo "NVIDIA GeForce RTX 4090, 24564, 550.1, [N/A]"\necho "NVIDIA GB10, [N/A], 580.1, [N/A]"'
+    )
+    first, second = cards(box, no_torch)
+    assert (first.memory_bytes, first.ecc_errors) == (24564 << 20, None)
+    assert second.memory_bytes is None
+
+
+def test_a_driver_that_knows_no_errors_is_asked_without(box: Box, no_torch: Path, pretend: Pretend) -> None:
+    pretend(
+        "nvidia-smi",
+        f'case $* in *{ECC}*) echo "Field is not a valid field."; exit 2 ;; esac\necho "Tesla T4, 15360, 470.1"',
+    )
+    assert cards(box, no_torch) == (Card(name="Tesla T4", memory_bytes=15360 << 20, driver="470.1", ecc_errors=None),)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."; exit 9',
+        'echo "Unable to determine the device handle for GPU0: Unknown Error"',
+        "printf '\\377\\n'",
+        "exit 0",
+    ],
+)
+def test_a_driver_that_says_nothing_useful_has_no_cards(
+    box: Box, no_torch: Path, pretend: Pretend, script: str
+) -> None:
+    pretend("nvidia-smi", script)
+    assert cards(box, no_torch) == ()
+
+
+def python_that_tells(path: Path, **torch: object) -> Path:
+    told = {"version": "2.9.0", "numpy": "2.1.0", "cuda": None, "devices": [], **torch}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{shutil.which('sh')}\necho '{json.dumps(told)}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_numpy_is_told_beside_torch_and_its_absence_too(box: Box, tmp_path: Path) -> None:
+    assert box.far.hello(python=str(python_that_tells(tmp_path / "py"))).torch.numpy == "2.1.0"
+    bare = box.far.hello(python=str(python_that_tells(tmp_path / "py", numpy=None))).torch
+    assert (bare.found, bare.numpy) == (True, None)
+
+
+def test_the_python_in_a_folder_of_its_own_is_found(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretend: Pretend
+) -> None:
+    """No other Python of the machine has torch; a conda, a venv or a pyenv in the home does."""
+    pretend("python3", "exit 1")
+    box.alter_agent("usual = [sys.executable, ", "usual = [")
+    box.alter_agent('"/opt/pytorch/bin/python"', '""')
+    box.alter_agent("expanduser(place)", 'expanduser(place if place[0] == "~" else "")')
+    for place in ("miniconda3/envs/train", "my-venv", ".venv", ".pyenv/versions/3.12.1"):
+        home = tmp_path / place.replace("/", "-")
+        monkeypatch.setenv("HOME", str(home))
+        device = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 79 << 30}
+        found = python_that_tells(home / place / "bin" / "python", cuda="12.8", devices=[device])
+        told = json.loads(box.machine.call(box.agent_argv("hello"), timeout_s=60).stdout)["torch"]
+        assert (told["python"], told["devices"]) == (str(found), [device])
+
+
+def test_a_machine_without_python_says_what_to_choose() -> None:
+    class Bare:
+        def call(self, argv: list[str], **_: object) -> Reply:
+            return Reply(127, b"", b"sh: 1: exec: python3: not found\n")
+
+        def put(self, path: str, content: bytes) -> None:
+            pass
+
+    far = FarSide(Bare())
+    for ask in (far.install_agent, far.hello):
+        with pytest.raises(FarRefusal, match="choose an image with Python 3") as refused:
+            ask()
+        assert refused.value.reason == "no_python"
+
+
+def test_the_users_script_runs_in_the_run_folder_and_answers_with_its_words(box: Box) -> None:
+    reply = box.far.set_up(b"pwd; echo to err >&2; exit 3\n", timeout_s=10)
+    assert (reply.exit_code, reply.stdout.decode().strip(), reply.stderr) == (3, str(box.folder), b"to err\n")

@@ -1,0 +1,236 @@
+"""A box is judged before anything is uploaded: every minute on a wrong one is paid for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
+from gpurun.core.model import Offer
+from gpurun.core.money import usd
+from gpurun.lifecycle.box import check_box
+from gpurun.machine.answers import Card, Facts, Gpu, Torch
+from gpurun.planning.catalog import all_offers
+
+A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30
+
+
+def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
+    return Offer(
+        provider="runpod",
+        type_id="t",
+        gpu=gpu,
+        gpu_count=count,
+        vram_gb=vram_gb,
+        region="any",
+        rate_micros_per_hour=usd(1),
+        billing_unit_s=1,
+        boot_s=300,
+        price_source="a test",
+        dies_by_itself="yes",
+    )
+
+
+def facts(
+    name: str = A100,
+    count: int = 8,
+    gib: float = 79.25,
+    *,
+    cards: int | None = None,
+    ecc: int | None = 0,
+    **torch: Any,
+) -> Facts:
+    """A healthy machine, but for what is said otherwise."""
+    devices = tuple(Gpu(name=name, memory_bytes=int(gib * GIB)) for _ in range(count))
+    known = {"found": True, "python": "/py", "version": "2.8.0+cu128", "numpy": "2.1", "cuda": "12.8"}
+    return Facts(
+        v=1,
+        python="3.12",
+        platform="Linux",
+        cpus=8,
+        memory_bytes=1 << 36,
+        disk_free_bytes=1 << 40,
+        codecs=("zstd", "gzip"),
+        wall=1.0,
+        boot_id="b",
+        shipped_sha256=None,
+        gpus=tuple(
+            Card(name=name, memory_bytes=80 * GIB, driver="570.1", ecc_errors=ecc)
+            for _ in range(count if cards is None else cards)
+        ),
+        torch=Torch(**(known | {"devices": devices} | torch)),
+    )
+
+
+def refused(told: Facts, ordered: Offer, *, accept_cpu: bool = False) -> GpurunError:
+    with pytest.raises(GpurunError) as error:
+        check_box(told, ordered, accept_cpu=accept_cpu)
+    return error.value
+
+
+def test_the_machine_that_was_ordered_will_do_without_a_word() -> None:
+    assert check_box(facts(), offer(), accept_cpu=False) == ()
+    assert check_box(facts(), offer(), accept_cpu=True) == ()
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.10.0a0+git1234", "2.13", "3.0.1+cu130"])
+def test_torch_2_8_or_newer_will_do(version: str) -> None:
+    assert check_box(facts(version=version), offer(), accept_cpu=False) == ()
+
+
+@pytest.mark.parametrize("version", ["2.7.1+cu128", "1.13.1", "2.0"])
+def test_an_older_torch_is_refused_with_both_figures(version: str) -> None:
+    error = refused(facts(version=version), offer())
+    assert (error.code, type(error)) == ("box.old_torch", SetupError)
+    assert version in error.what
+    assert "2.8" in error.what
+    assert "--image" in error.hint
+
+
+def test_a_torch_of_no_plain_version_is_warned_of() -> None:
+    (warning,) = check_box(facts(version="git-abcdef"), offer(), accept_cpu=False)
+    assert "git-abcdef" in warning
+
+
+@pytest.mark.parametrize("accept_cpu", [False, True])
+@pytest.mark.parametrize("ordered", [offer(), offer(count=0, gpu="cpu", vram_gb=0)])
+def test_without_torch_or_numpy_nothing_can_be_trained_anywhere(ordered: Offer, accept_cpu: bool) -> None:
+    error = refused(facts(found=False, python=None, version=None, numpy=None), ordered, accept_cpu=accept_cpu)
+    assert (error.code, type(error)) == ("box.no_torch", SetupError)
+    error = refused(facts(numpy=None), ordered, accept_cpu=accept_cpu)
+    assert (error.code, type(error)) == ("box.no_numpy", SetupError)
+
+
+def test_a_machine_without_a_gpu_is_refused_unless_the_cpu_will_do() -> None:
+    told = facts(count=0, cuda=None)
+    error = refused(told, offer())
+    assert (error.code, type(error)) == ("box.no_gpu", NoOffer)
+    assert "nvidia-smi tells of no GPU" in error.what
+    assert "--accept-cpu" in error.hint
+    (warning,) = check_box(told, offer(), accept_cpu=True)
+    assert "it trains on the CPU" in warning
+
+
+def test_what_was_not_ordered_is_not_missed() -> None:
+    cpu = offer(count=0, gpu="cpu", vram_gb=0)
+    assert check_box(facts(count=0, cuda=None), cpu, accept_cpu=False) == ()
+    assert check_box(facts(ecc=7), cpu, accept_cpu=False) == ()
+
+
+def test_fewer_gpus_than_ordered_are_refused_even_where_the_cpu_would_do() -> None:
+    for accept_cpu in (False, True):
+        error = refused(facts(count=4), offer(), accept_cpu=accept_cpu)
+        assert (error.code, type(error)) == ("box.fewer_gpus", NoOffer)
+        assert "8×A100" in error.what
+        assert "can use 4 GPUs" in error.what
+
+
+@pytest.mark.parametrize("usable", [0, 7])
+def test_a_driver_that_torch_cannot_use_is_told_apart_from_missing_gpus(usable: int) -> None:
+    error = refused(facts(count=usable, cards=8, cuda=None if not usable else "12.8"), offer())
+    assert (error.code, type(error)) == ("box.driver_mismatch", SetupError)
+    assert f"can use {usable} of them" in error.what
+    assert "nvidia-smi sees 8 (driver 570.1)" in error.what
+    assert "--image" in error.hint
+
+
+def test_gpus_beside_those_that_were_ordered_are_a_warning() -> None:
+    """Somebody who shows two of eight cards to a run on a box of their own knows why."""
+    (warning,) = check_box(facts(count=2, cards=8), offer(count=2), accept_cpu=False)
+    assert "can use 2 GPUs" in warning
+    assert "sees 8" in warning
+
+
+def test_an_image_without_nvidia_smi_will_do() -> None:
+    assert check_box(facts(cards=0), offer(), accept_cpu=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("gib", "vram_gb"),
+    [
+        (79.25, 80),
+        (39.4, 40),
+        (14.56, 16),
+        (22.03, 24),
+        (44.3, 48),
+        (139.8, 141),
+        (178.4, 180),
+        (268.6, 288),
+        (15.7, 16),
+    ],
+)
+def test_cards_hold_a_little_less_than_they_are_sold_by(gib: float, vram_gb: int) -> None:
+    assert check_box(facts(gib=gib), offer(vram_gb=vram_gb), accept_cpu=False) == ()
+
+
+@pytest.mark.parametrize(("gib", "vram_gb"), [(39.4, 80), (9.8, 80), (22.0, 48), (79.2, 141), (14.5, 24)])
+def test_a_smaller_card_or_a_slice_of_one_is_refused(gib: float, vram_gb: int) -> None:
+    error = refused(facts(gib=gib), offer(vram_gb=vram_gb))
+    assert (error.code, type(error)) == ("box.less_memory", NoOffer)
+    assert f"{vram_gb} GB" in error.what
+
+
+def test_one_card_with_uncorrected_errors_is_enough() -> None:
+    told = facts()
+    sick = told.gpus[5].model_copy(update={"ecc_errors": 1})
+    told = told.model_copy(update={"gpus": (*told.gpus[:5], sick, *told.gpus[6:])})
+    error = refused(told, offer())
+    assert (error.code, type(error)) == ("box.ecc_errors", NoOffer)
+    assert f"GPU 5 of the instance ({A100}) has 1 uncorrected memory error." in error.what
+
+
+def test_cards_that_count_no_errors_will_do() -> None:
+    assert check_box(facts(ecc=None), offer(), accept_cpu=False) == ()
+
+
+TOLD = {
+    "T4": "Tesla T4",
+    "V100": "Tesla V100-SXM2-16GB",
+    "Quadro RTX 6000": "Quadro RTX 6000",
+    "A10G": "NVIDIA A10G",
+    "A10": "NVIDIA A10",
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "A40": "NVIDIA A40",
+    "RTX A6000": "NVIDIA RTX A6000",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+    "A100 PCIe": "NVIDIA A100 80GB PCIe",
+    "A100 SXM": "NVIDIA A100-SXM4-80GB",
+    "H100 PCIe": "NVIDIA H100 PCIe",
+    "H100 NVL": "NVIDIA H100 NVL",
+    "H100 SXM": "NVIDIA H100 80GB HBM3",
+    "GH200": "NVIDIA GH200 480GB",
+    "H200 SXM": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+    "B300": "NVIDIA B300 SXM6 AC",
+}
+"""What the driver calls each card of the catalogue."""
+
+
+def test_every_card_of_the_catalogue_is_known_by_its_drivers_name() -> None:
+    assert {one.gpu for one in all_offers() if one.gpu_count} == set(TOLD)
+
+
+@pytest.mark.parametrize("gpu", TOLD)
+def test_a_card_is_taken_for_itself_and_for_no_other_model(gpu: str) -> None:
+    assert check_box(facts(TOLD[gpu]), offer(gpu), accept_cpu=False) == ()
+    models = {one: one.split()[-2 if one.endswith((" SXM", " PCIe", " NVL")) else -1] for one in TOLD}
+    for other, name in TOLD.items():
+        if models[other] != models[gpu]:
+            assert refused(facts(name), offer(gpu)).code == "box.other_gpu", name
+
+
+@pytest.mark.parametrize("asked", ["RTX4090", "rtx 4090", "4090"])
+def test_a_card_that_only_the_user_named_is_compared_as_they_meant_it(asked: str) -> None:
+    assert check_box(facts("NVIDIA GeForce RTX 4090"), offer(asked), accept_cpu=False) == ()
+    assert refused(facts("NVIDIA GeForce RTX 3090"), offer(asked)).code == "box.other_gpu"
+
+
+def test_a_card_named_without_a_model_is_not_compared() -> None:
+    assert check_box(facts("Radeon"), offer("MI"), accept_cpu=False) == ()
+
+
+def test_every_refusal_says_what_to_do() -> None:
+    for told in (facts(count=0, cuda=None), facts(count=4), facts("Tesla T4"), facts(gib=10), facts(ecc=2)):
+        assert "--" in refused(told, offer()).hint
