@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick venv style types bench-pack picture clean
+.PHONY: demo test quick venv style types soak mutants bench-pack picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -22,6 +22,16 @@ style: venv
 
 types: venv
 	@$(BIN)/mypy
+
+# Ten thousand simulated runs with random faults, a long state machine, and ten real kills on each emulated cloud.
+soak: venv
+	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
+	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
+	@GPURUN_SOAK_MOMENTS=10 $(BIN)/python -m pytest tests/clouds/test_killed_and_reaped.py
+
+# Takes away each fsync, lock, digest check and read-back, one at a time: some test must fail.
+mutants: venv
+	@$(BIN)/python -m tests.simulation.mutants
 
 bench-pack: venv
 	@$(BIN)/python tests/bench/bench_pack.py

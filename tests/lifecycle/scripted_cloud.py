@@ -1,52 +1,43 @@
-"""A cloud that lies on demand, in virtual time. Its own meter says what was really rented, whatever gpurun believes."""
+"""The simulated cloud on a script, and an agent and a trainer that exist only as what they answer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import VirtualClock
-from gpurun.core.errors import ExitCode, GpurunError, SetupError
-from gpurun.core.model import (
-    Account,
-    Address,
-    GpuNeed,
-    Instance,
-    InstanceState,
-    Lease,
-    Mode,
-    Offer,
-    Order,
-    Plan,
-    Teardown,
-)
-from gpurun.core.money import Micros, cost_of, total, usd
+from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.model import Instance, InstanceState, Order, Teardown
+from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home
+from gpurun.core.plan import Lease, Mode, Plan
 from gpurun.core.progress import Event, Record, RunState
 from gpurun.ledger.journal import Journal, read_journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.state import replay
-from gpurun.machine.answers import Facts, Manifest, ManifestFile, Shipped, Started, Status, Torch
+from gpurun.machine.answers import Facts, Gpu, Manifest, ManifestFile, Shipped, Started, Status, Torch
 from gpurun.machine.base import MachineLost
 from gpurun.machine.far import Chunk, FarSide, Poll
 from gpurun.machine.fetch import Wanted, fetch
 from gpurun.machine.pack import Codec, Pack
-from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
+from gpurun.providers.base import Traits
+from gpurun.providers.fake import Box, FakeCloud, Fault, Profile
+from gpurun.providers.fake.cloud import CALL_S
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.tiny_runs import make_run
 
-CALL_S = 0.2
 BOOT_S = 12.0
 MOST_CALLS = 20_000
 RATE = usd(2)
 LEASE = Lease(boot_s=120, ship_s=60, train_s=300, collect_s=60, destroy_s=60, kill_allowance_s=60)
 WEIGHTS = [(f"checkpoints/0000{step}.model.safetensors", bytes([step]) * 5000, step) for step in (10, 20, 30)]
 TRAITS = Traits(120.0, 5.0, 3, 30.0, Teardown.DESTROYED, "https://console.example")
+PLAIN = Profile("local", TRAITS, idempotent=False, timer="none", tells_rate=True, boot_s=BOOT_S, timeout_s=0.0)
 
 
 class Killed(BaseException):
@@ -57,137 +48,79 @@ class Endless(BaseException):
     """Something is done for ever; no test should wait for that."""
 
 
-@dataclass
-class Box:
-    """One machine that really exists, and for how long it has been paid for."""
+class ScriptedCloud(FakeCloud):
+    """The simulated cloud without manners of its own: it does what the test says, word for word."""
 
-    id: str
-    order: Order
-    rate: Micros
-    born_s: float
-    died_s: float | None = None
-    gpu: str = "A100"
-
-
-@dataclass
-class ScriptedCloud:
-    """Six verbs and the lies they tell; every call takes a little virtual time."""
-
-    clock: VirtualClock
-    name: str = "local"
-    traits: Traits = TRAITS
-    boxes: list[Box] = field(default_factory=list)
-    creates: list[str] = field(default_factory=list)  # what each create does; "made" when the list is empty
-    created: int = 0
-    list_lag_s: float = 0.0
-    deaf_destroys: int = 0
-    rate: Micros = RATE
-    told_rate: Callable[[str], Micros | None] = lambda verb: RATE
-    gpu: str = "A100"
-    reads: list[InstanceState] = field(default_factory=list)  # what the next reads say, true or not
-    broken: dict[str, Exception] = field(default_factory=dict)  # verbs that answer with this, until it is taken out
-    calls: int = 0
-    killing: str = ""  # "before create", "after destroy", ...: the supervisor dies there, once
-
-    def create(self, order: Order) -> Instance:
-        self._call("create")
-        self.created += 1
-        how = self.creates.pop(0) if self.creates else "made"
-        if how == "no capacity":
-            raise NoCapacity("sold out")
-        if how == "rejected":
-            raise Rejected("no such type")
-        if how == "dropped":
-            raise Unknown("504")
-        for _ in range(2 if how == "made twice" else 1):
-            self.boxes.append(self._box(order))
-        if how == "made, answer lost":
-            raise Unknown("504")
-        if how == "made, answer broken":
-            raise KeyError("id")
-        if how == "made, key revoked":
-            raise SetupError("key.revoked", "401", hint="A new key.")
-        self._die("after create")
-        told = self._instance(self.boxes[-1 if how != "made twice" else -2], "create")
-        return told.model_copy(update={"token": "gr-other-1"}) if how == "made, answer of another" else told
-
-    def find(self, token: str | None) -> list[Instance]:
-        self._call("find")
-        now = self.clock.monotonic()
-        shown = [box for box in self.boxes if box.died_s is None and now - box.born_s >= self.list_lag_s]
-        return [self._instance(box, "find") for box in shown if token in (None, box.order.token)]
-
-    def read(self, instance_id: str) -> Instance:
-        self._call("read")
-        box = next(box for box in self.boxes if box.id == instance_id)
-        told = self._instance(box, "read")
-        return told.model_copy(update={"state": self.reads.pop(0)}) if self.reads else told
-
-    def destroy(self, instance_id: str) -> None:
-        self._call("destroy")
-        if self.deaf_destroys > 0:
-            self.deaf_destroys -= 1
-            return
-        for box in self.boxes:
-            if box.id == instance_id and box.died_s is None:
-                box.died_s = self.clock.monotonic()
-        self._die("after destroy")
-
-    def verify(self) -> Account:
-        return Account(provider=self.name, identity="scripted")
-
-    def offers(self, need: GpuNeed) -> list[Offer]:
-        return []
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(PLAIN, clock)
+        self.passing = self._pass
+        self.calls = 0
+        self.killing = ""  # "before create", "after destroy", ...: the supervisor dies there, once
+        self.broken: dict[str, Exception] = {}  # verbs that answer with this, until it is taken out
+        self.reads: list[InstanceState] = []  # what the next reads say, true or not
+        self.rate, self.gpu = RATE, "A100"
+        self.told_rate: Callable[[str], Micros | None] = lambda verb: RATE
 
     @property
-    def alive(self) -> list[Box]:
-        return [box for box in self.boxes if box.died_s is None]
+    def creates(self) -> list[str]:
+        """What each create does; "made" when the list is empty."""
+        return [str(fault) for fault in self.script.get("create", [])]
 
-    def metered(self) -> Micros:
-        """What the cloud will bill."""
-        now = self.clock.monotonic()
-        return total(
-            *(cost_of(box.rate, (now if box.died_s is None else box.died_s) - box.born_s) for box in self.boxes)
-        )
+    @creates.setter
+    def creates(self, told: list[str]) -> None:
+        self.script["create"] = [Fault(word) for word in told]
 
-    def _box(self, order: Order) -> Box:
-        return Box(f"i-{len(self.boxes) + 1}", order, self.rate, self.clock.monotonic(), gpu=self.gpu)
+    @property
+    def created(self) -> int:
+        return sum(verb == "create" for _, verb, _ in self.history)
 
-    def _instance(self, box: Box, verb: str) -> Instance:
-        booted = self.clock.monotonic() - box.born_s >= BOOT_S
-        state = InstanceState.RUNNING if booted else InstanceState.PENDING
-        return Instance(
-            id=box.id,
-            provider=self.name,
-            token=box.order.token,
-            run=box.order.run,
-            state=InstanceState.GONE if box.died_s is not None else state,
-            address=Address(kind="folder", folder="nowhere"),
-            gpu=box.gpu,
-            gpu_count=1,
-            rate_micros_per_hour=self.told_rate(verb),
-            deadline_wall=box.order.deadline_wall,
-        )
+    @property
+    def deaf_destroys(self) -> int:
+        return len(self.script.get("destroy", []))
 
-    def _call(self, verb: str) -> None:
-        self._die(f"before {verb}")
-        self.calls += 1
-        if self.calls > MOST_CALLS:
-            raise Endless(verb)
-        self.clock.sleep(CALL_S)
-        if verb in self.broken:
-            raise self.broken[verb]
+    @deaf_destroys.setter
+    def deaf_destroys(self, count: int) -> None:
+        self.script["destroy"] = [Fault.DEAF] * count
 
-    def _die(self, place: str) -> None:
+    @property
+    def list_lag_s(self) -> float:
+        return self.profile.list_lag_s
+
+    @list_lag_s.setter
+    def list_lag_s(self, lag_s: float) -> None:
+        self.profile = replace(self.profile, list_lag_s=lag_s)
+
+    def read(self, instance_id: str) -> Instance:
+        told = super().read(instance_id)
+        return told.model_copy(update={"state": self.reads.pop(0)}) if self.reads else told
+
+    def _make(self, order: Order, fault: Fault, at_s: float) -> Box:
+        box = super()._make(order, fault, at_s)
+        box.rate, box.gpu = self.rate, self.gpu
+        return box
+
+    def _told_rate(self, box: Box, verb: str) -> Micros | None:
+        return self.told_rate(verb)
+
+    def _pass(self, place: str) -> None:
+        """Every way to and from the cloud or the machine: the place to die, or to be told that it is broken."""
         if self.killing == place:
             self.killing = ""
             raise Killed(place)
+        when, verb = place.split(" ", 1)
+        if when == "before":
+            self.calls += 1
+            if self.calls > MOST_CALLS:
+                raise Endless(verb)
+            if verb in self.broken:
+                self.clock.sleep(CALL_S)
+                raise self.broken[verb]
 
 
 class ScriptedFar(FarSide):
     """An agent and a trainer that exist only as what they answer. `during` runs before every poll."""
 
-    def __init__(self, cloud: ScriptedCloud) -> None:
+    def __init__(self, cloud: FakeCloud) -> None:
         self.cloud, self.clock = cloud, cloud.clock
         self.train_s, self.started_s, self.stopped = 60.0, -1.0, ""
         self.broken: dict[str, Exception] = {}
@@ -202,7 +135,8 @@ class ScriptedFar(FarSide):
 
     def hello(self, python: str | None = None) -> Facts:
         self._call("hello")
-        torch = Torch(found=True, python="/py", version="2.13", cuda="13.0", devices=())
+        card = Gpu(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30)
+        torch = Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))
         return Facts(
             v=1, python="3.12", platform="Linux", cpus=8, memory_bytes=1 << 36, disk_free_bytes=1 << 40,
             codecs=("zstd", "gzip"), wall=self.clock.wall(), boot_id="far", shipped_sha256=None, torch=torch,
@@ -282,7 +216,8 @@ class ScriptedFar(FarSide):
         return [start, stop] if self._has_ended else [start]
 
     def _call(self, verb: str) -> None:
-        self.cloud._call(f"far.{verb}")
+        self.cloud.passing(f"before far.{verb}")
+        self.clock.sleep(CALL_S)
         left = self.broken_times.get(verb, MOST_CALLS)
         if verb in self.broken and left > 0:
             self.broken_times[verb] = left - 1
@@ -302,7 +237,8 @@ class World:
         plan = Plan.from_json(self.folder.plan.read_bytes())
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
         worst = cost_of(RATE, LEASE.total_s + LEASE.kill_allowance_s, offer.billing_unit_s)
-        told = {"offer": offer, "mode": Mode.PAID, "cap_micros": worst, "worst_micros": worst}
+        resolved = {**plan.resolved, "hardware": {"disk_gb": 50}}
+        told = {"offer": offer, "mode": Mode.PAID, "cap_micros": worst, "worst_micros": worst, "resolved": resolved}
         self.plan = plan.model_copy(update=told)
         self.folder.plan.write_text(self.plan.to_json())
 

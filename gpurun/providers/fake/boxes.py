@@ -1,0 +1,59 @@
+"""What there is in the simulated cloud: the faults that a call can have, the boxes and the side resources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpurun.core.model import Leftover, Order
+from gpurun.core.money import Micros
+
+
+class Fault(StrEnum):
+    """What goes wrong with one call. The first group is answered before anything happens, the second after it did."""
+
+    NONE = "made"
+    DROPPED = "dropped"
+    BUSY = "429 for too long"
+    REVOKED = "key revoked"
+    FULL = "no capacity"
+    REFUSED = "rejected"
+    LATE = "made long after the sender gave up"
+    DEAF = "ok, and nothing done"
+
+    LOST = "made, answer lost"
+    BROKEN = "made, answer broken"
+    REVOKED_AFTER = "made, key revoked"
+    OF_ANOTHER = "made, answer of another"
+    TWICE = "made twice"
+    DEARER = "made, but dearer"
+    OTHER_GPU = "made, with another GPU"
+    NO_TIMER = "made, but its timer never fires"
+    STALE = "answered from an old view"
+    DENIED = "says that there is nothing"
+
+
+@dataclass
+class Box:
+    """One machine that really exists; times are true seconds. `ends_s` is its own timer's, once that is armed."""
+
+    id: str
+    order: Order
+    rate: Micros
+    born_s: float
+    up_s: float
+    gpu: str
+    gpu_count: int
+    works: bool = True
+    ends_s: float | None = None
+    asked_s: float | None = None
+    died_s: float | None = None
+
+
+@dataclass
+class Thing:
+    """One side resource that really exists until it is removed."""
+
+    leftover: Leftover
+    made_s: float
+    removed_s: float | None = None

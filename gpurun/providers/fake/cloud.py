@@ -1,0 +1,293 @@
+"""A cloud that gives the trouble of real ones, in virtual time, with a meter of its own that is always right.
+
+A `Profile` says how one real provider behaves; a script or a nemesis says which call goes wrong, and how. What exists,
+what it costs and when a dead-man timer fires follow from true time alone, whatever gpurun believes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
+from gpurun.core.money import Micros, cost_of, times, total
+from gpurun.core.secrets import Secret
+from gpurun.providers.base import Hand, NoCapacity, Rejected, Unknown
+from gpurun.providers.fake.boxes import Box, Fault, Thing
+from gpurun.providers.fake.profile import Profile
+
+CALL_S = 0.2
+
+
+@dataclass
+class FakeCloud:
+    """Six verbs, side resources and a timer to hand over; every call takes a little virtual time.
+
+    `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
+    called around each verb, and may raise to kill whoever called. In `outages` (true seconds) nobody gets an answer.
+    """
+
+    profile: Profile
+    clock: Clock
+    script: dict[str, list[Fault]] = field(default_factory=dict)
+    nemesis: Callable[[str], Fault] = lambda verb: Fault.NONE
+    passing: Callable[[str], None] = lambda place: None
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    stock: Sequence[Offer] = ()
+    boxes: list[Box] = field(default_factory=list)
+    things: list[Thing] = field(default_factory=list)
+    history: list[tuple[float, str, str]] = field(default_factory=list)
+    _late: list[tuple[float, Order]] = field(default_factory=list)
+    _epoch: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Take the true time from the clock as it stands now; what a laptop does to its own clock later is its own."""
+        self.name, self.traits = self.profile.name, self.profile.traits
+        self._epoch = self.clock.wall() - self.clock.monotonic()
+
+    def verify(self) -> Account:
+        """Whose key it is."""
+        self._ends("verify", self._begins("verify"))
+        return Account(provider=self.name, identity="simulated")
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer] = ()) -> list[Offer]:
+        """What is in stock, whatever is needed."""
+        self._ends("offers", self._begins("offers"))
+        return list(self.stock)
+
+    def create(self, order: Order) -> Instance:
+        """Make a box, as far as the fault of this call lets it; side resources come first and stay in any case."""
+        fault = self._begins("create")
+        self._leave_things(order)
+        if fault is Fault.FULL:
+            raise NoCapacity("sold out")
+        if fault is Fault.REFUSED:
+            raise Rejected("no such type")
+        if fault is Fault.LATE:
+            self._late.append((self.now + self.profile.late_s, order))
+            self._time_out("create")
+        box = self._make(order, fault, self.now)
+        if fault is Fault.TWICE:
+            self._make(order, fault, self.now)
+        self._ends("create", fault)
+        told = self._told(box, self.now, "create")
+        return told.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else told
+
+    def find(self, token: str | None) -> list[Instance]:
+        """What the list shows of a token, or of all, oldest first."""
+        fault = self._begins("find")
+        at_s = self._view_s(fault) - self.profile.list_lag_s
+        shown = [box for box in self.boxes if token in (None, box.order.token) and self._is_listed(box, at_s)]
+        self._ends("find", fault)
+        return [] if fault is Fault.DENIED else [self._told(box, at_s, "find") for box in shown]
+
+    def read(self, instance_id: str) -> Instance:
+        """One box as it is told; what is hidden, or was never made, is GONE."""
+        fault = self._begins("read")
+        at_s = self._view_s(fault)
+        box = next((box for box in self.boxes if box.id == instance_id), None)
+        self._ends("read", fault)
+        if box is None or fault is Fault.DENIED or at_s < box.born_s + self.profile.hidden_s:
+            return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
+        return self._told(box, at_s, "read")
+
+    def destroy(self, instance_id: str) -> None:
+        """Begin a box's end; what is hidden still is not found, and lives on."""
+        fault = self._begins("destroy")
+        for box in self.boxes:
+            if box.id == instance_id and fault is not Fault.DEAF and self.now >= box.born_s + self.profile.hidden_s:
+                self._end(box, self.now)
+        self._ends("destroy", fault)
+
+    def leftovers(self, token: str | None) -> list[Leftover]:
+        """Side resources as they are listed."""
+        fault = self._begins("leftovers")
+        at_s = self._view_s(fault)
+        there = [t.leftover for t in self.things if t.made_s <= at_s and (t.removed_s is None or t.removed_s > at_s)]
+        self._ends("leftovers", fault)
+        return [] if fault is Fault.DENIED else [one for one in there if token in (None, one.token)]
+
+    def remove(self, leftover: Leftover) -> None:
+        """Remove a side resource, unless a machine still uses it."""
+        fault = self._begins("remove")
+        if any(box.order.token == leftover.token for box in self.alive):
+            raise Unknown("DependencyViolation")
+        for thing in self.things:
+            if thing.leftover == leftover and thing.removed_s is None and fault is not Fault.DEAF:
+                thing.removed_s = self.now
+        self._ends("remove", fault)
+
+    def hand(self, instance: Instance) -> Hand | None:
+        """The timer to hand over, where that is how a box gets one."""
+        if self.profile.timer != "handed":
+            return None
+        return Hand(script=b"#!/bin/sh\nexit 0\n", secret=Secret("simulated-guard-key"), words="guard key")
+
+    def arm(self, instance_id: str) -> None:
+        """The handed timer has arrived on a box."""
+        for box in self.boxes:
+            if box.id == instance_id and box.works:
+                box.ends_s = self._deadline_s(box)
+
+    @property
+    def now(self) -> float:
+        """True seconds."""
+        return self.clock.monotonic()
+
+    @property
+    def alive(self) -> list[Box]:
+        """What really lives now."""
+        self._come_true()
+        return [box for box in self.boxes if box.died_s is None or box.died_s > self.now]
+
+    @property
+    def on_its_way(self) -> bool:
+        """Whether a create that nobody waits for any more is still to arrive."""
+        self._come_true()
+        return bool(self._late)
+
+    def metered(self, token: str | None = None) -> Micros:
+        """What the cloud will bill up to now, for a token or for all."""
+        self._come_true()
+        return total(*(self.bill(box) for box in self.boxes if token in (None, box.order.token)))
+
+    def bill(self, box: Box) -> Micros:
+        """What one box costs up to now, by the billing unit and the least that is billed."""
+        until_s = self.now if box.died_s is None else min(box.died_s, self.now)
+        return cost_of(box.rate, max(until_s - box.born_s, self.profile.least_billed_s), self.profile.billing_unit_s)
+
+    def _begins(self, verb: str) -> Fault:
+        """A call on its way: which fault it has; the faults that keep it from arriving are raised here."""
+        self.passing(f"before {verb}")
+        self.clock.sleep(CALL_S)
+        self._come_true()
+        waiting = self.script.get(verb)
+        fault = waiting.pop(0) if waiting else self.nemesis(verb)
+        self.history.append((self.now, verb, fault))
+        if fault is Fault.DROPPED or self._is_out(self.now):
+            self._time_out(verb)
+        if fault is Fault.BUSY:
+            self.clock.sleep(self.profile.timeout_s)
+            raise Unknown("429 Too Many Requests")
+        if fault is Fault.REVOKED:
+            raise _revoked()
+        return fault
+
+    def _ends(self, verb: str, fault: Fault) -> None:
+        """A call that had its effect: what is heard of it."""
+        self.passing(f"after {verb}")
+        if fault is Fault.LOST:
+            self._time_out(verb)
+        if fault is Fault.BROKEN:
+            raise KeyError("id")
+        if fault is Fault.REVOKED_AFTER:
+            raise _revoked()
+
+    def _time_out(self, verb: str) -> None:
+        self.clock.sleep(self.profile.timeout_s)
+        raise Unknown(f"504 Gateway Timeout ({verb})")
+
+    def _is_out(self, at_s: float) -> bool:
+        return any(start <= at_s < end for start, end in self.outages)
+
+    def _view_s(self, fault: Fault) -> float:
+        """The moment that an answer is about."""
+        return self.now - self.profile.stale_s if fault is Fault.STALE else self.now
+
+    def _make(self, order: Order, fault: Fault, at_s: float) -> Box:
+        """A box born at that moment, or the one that there is where the token makes a request the same."""
+        same = next((box for box in self.boxes if box.order.token == order.token), None)
+        if same is not None and self.profile.idempotent:
+            return same
+        offer = order.offer
+        box = Box(
+            id=f"i-{self.name}-{len(self.boxes) + 1}",
+            order=order,
+            rate=times(offer.rate_micros_per_hour, 2 if fault is Fault.DEARER else 1),
+            born_s=at_s,
+            up_s=at_s + self.profile.boot_s,
+            gpu="T4" if fault is Fault.OTHER_GPU else offer.gpu,
+            gpu_count=offer.gpu_count,
+            works=fault is not Fault.NO_TIMER,
+        )
+        if self.profile.timer == "boot" and box.works:
+            box.ends_s = self._deadline_s(box)
+        self.boxes.append(box)
+        return box
+
+    def _deadline_s(self, box: Box) -> float:
+        """When its timer fires: at the deadline by a true clock, or its lease after it was up, whichever is first."""
+        by_wall = box.order.deadline_wall - self._epoch
+        by_lease = box.up_s + box.order.lease_s if box.order.lease_s else by_wall
+        return max(box.up_s, min(by_wall, by_lease))
+
+    def _end(self, box: Box, at_s: float) -> None:
+        """Its end begins; asking again begins nothing anew."""
+        if box.died_s is None:
+            box.asked_s, box.died_s = at_s, at_s + self.profile.dying_s
+
+    def _come_true(self) -> None:
+        """Let happen what was due: requests that arrive late, and timers that fire."""
+        for at_s, order in [one for one in self._late if one[0] <= self.now]:
+            self._late.remove((at_s, order))
+            self._make(order, Fault.LATE, at_s)
+        for box in self.boxes:
+            if box.ends_s is not None and box.ends_s <= self.now and box.died_s is None:
+                self._end(box, self._when_api_answers(box.ends_s))
+
+    def _when_api_answers(self, at_s: float) -> float:
+        """A timer that ends its box through the API waits for the end of an outage."""
+        while self.profile.timer_needs_api and self._is_out(at_s):
+            at_s = max(end for start, end in self.outages if start <= at_s < end)
+        return at_s
+
+    def _is_listed(self, box: Box, at_s: float) -> bool:
+        """Whether a list as of that moment has it; some clouds list their dead for long."""
+        born = at_s >= box.born_s + self.profile.hidden_s
+        return born and (box.died_s is None or at_s < box.died_s + self.profile.tomb_s)
+
+    def _told(self, box: Box, at_s: float, verb: str) -> Instance:
+        """A box as an answer tells it, as of a moment."""
+        state = InstanceState.RUNNING if at_s >= box.up_s else InstanceState.PENDING
+        if box.asked_s is not None and at_s >= box.asked_s:
+            state = InstanceState.STOPPING
+        if box.died_s is not None and at_s >= box.died_s:
+            state = InstanceState.GONE
+        return Instance(
+            id=box.id,
+            provider=self.name,
+            token=box.order.token,
+            run=box.order.run,
+            state=state,
+            address=Address(kind="folder", folder=box.id),
+            gpu=box.gpu,
+            gpu_count=box.gpu_count,
+            type_id=box.order.offer.type_id,
+            rate_micros_per_hour=self._told_rate(box, verb),
+            created_wall=self._epoch + box.born_s,
+            deadline_wall=box.order.deadline_wall,
+            region=box.order.offer.region,
+        )
+
+    def _told_rate(self, box: Box, verb: str) -> Micros | None:
+        return box.rate if self.profile.tells_rate else None
+
+    def _leave_things(self, order: Order) -> None:
+        for kind in self.profile.leaves:
+            name = f"{kind}-{order.token}"
+            if all(thing.leftover.id != name for thing in self.things):
+                told = Leftover(
+                    provider=self.name,
+                    kind=kind,
+                    id=name,
+                    run=order.run,
+                    token=order.token,
+                    deadline_wall=order.deadline_wall,
+                )
+                self.things.append(Thing(told, self.now))
+
+
+def _revoked() -> SetupError:
+    return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

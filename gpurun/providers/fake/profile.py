@@ -1,0 +1,111 @@
+"""How each real provider behaves, as far as money can be lost by it; docs/PROVIDERS.md has the facts behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpurun.core.model import Teardown
+from gpurun.providers.base import Traits
+
+_SETTLE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One provider's manners in time and money.
+
+    `hidden_s`: how long every verb denies what was just made. `list_lag_s`: how long the list lags behind births and
+    deaths; `tomb_s`: how long it shows the dead as such. `late_s`: when a request arrives whose sender gave up.
+    `stale_s`: how old an old view is. `least_billed_s`: the least that is billed for a machine, however short its life.
+    `timer`: who arms the dead-man timer, the machine's own boot, a hand over SSH, or nobody.
+    """
+
+    name: str
+    traits: Traits
+    idempotent: bool
+    timer: Literal["boot", "handed", "none"]
+    tells_rate: bool
+    timer_needs_api: bool = False
+    boot_s: float = 40.0
+    hidden_s: float = 0.0
+    list_lag_s: float = 0.0
+    tomb_s: float = 0.0
+    dying_s: float = 0.0
+    late_s: float = 60.0
+    stale_s: float = 20.0
+    timeout_s: float = 30.0
+    billing_unit_s: int = 1
+    least_billed_s: int = 0
+    leaves: tuple[str, ...] = ()
+
+
+def _traits(console_url: str) -> Traits:
+    return Traits(_SETTLE_S, 5.0, 3, 30.0, Teardown.DESTROYED, console_url)
+
+
+RUNPOD = Profile(
+    name="runpod",
+    traits=_traits("https://console.runpod.io/pods"),
+    idempotent=False,
+    timer="boot",
+    timer_needs_api=True,
+    tells_rate=True,
+    list_lag_s=10.0,
+    dying_s=3.0,
+)
+LAMBDA = Profile(
+    name="lambda",
+    traits=_traits("https://cloud.lambda.ai/instances"),
+    idempotent=False,
+    timer="none",
+    tells_rate=True,
+    list_lag_s=15.0,
+    dying_s=20.0,
+    billing_unit_s=60,
+    leaves=("ssh_key",),
+)
+LAMBDA_GUARDED = Profile(
+    name="lambda",
+    traits=LAMBDA.traits,
+    idempotent=False,
+    timer="handed",
+    timer_needs_api=True,
+    tells_rate=True,
+    list_lag_s=15.0,
+    dying_s=20.0,
+    billing_unit_s=60,
+    leaves=("ssh_key",),
+)
+AWS = Profile(
+    name="aws",
+    traits=_traits("https://console.aws.amazon.com/ec2/home#Instances:"),
+    idempotent=True,
+    timer="boot",
+    tells_rate=False,
+    hidden_s=3.0,
+    list_lag_s=5.0,
+    tomb_s=3600.0,
+    dying_s=25.0,
+    least_billed_s=60,
+    leaves=("security_group",),
+)
+HOSTILE = Profile(
+    name="hostile",
+    traits=_traits("https://console.example"),
+    idempotent=False,
+    timer="boot",
+    timer_needs_api=True,
+    tells_rate=True,
+    hidden_s=40.0,
+    list_lag_s=25.0,
+    dying_s=30.0,
+    late_s=40.0,
+    billing_unit_s=60,
+    least_billed_s=60,
+    leaves=("ssh_key", "firewall"),
+)
+
+PROFILES: dict[str, Profile] = {
+    "runpod": RUNPOD, "lambda": LAMBDA, "lambda-guarded": LAMBDA_GUARDED, "aws": AWS, "hostile": HOSTILE,
+}  # fmt: skip

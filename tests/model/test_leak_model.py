@@ -1,0 +1,28 @@
+"""The exhaustive model: no order of events leaks a machine, and each rule is needed for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpurun.core.progress import Event
+from tests.model.leak_model import BROKEN, MOST_STATES, Rules, search
+
+
+def test_while_all_rules_are_kept_no_order_of_events_leaks_a_machine() -> None:
+    states, trace = search(Rules())
+    assert trace is None, "\n".join(trace or ())
+    assert 10_000 < states <= MOST_STATES, "it explores neither next to nothing nor without end"
+
+
+@pytest.mark.parametrize("rules", BROKEN.values(), ids=list(BROKEN))
+def test_whoever_breaks_a_rule_leaks(rules: Rules) -> None:
+    _, trace = search(rules)
+    assert trace, "a rule that can be broken for nothing is no rule"
+    assert any("create makes" in label for label in trace), "a leak is a machine that was really made"
+
+
+def test_the_model_speaks_the_journals_words() -> None:
+    words = {
+        label.split()[0].rstrip(":") for rules in BROKEN.values() for label in search(rules)[1] or () if "." in label
+    }
+    assert words <= {str(event) for event in Event}

@@ -1,0 +1,44 @@
+"""The soak: many seeds, and the story of the first that breaks a promise.
+
+python -m tests.simulation --runs 10000 --seed 1        from seed 1 on, on all cores
+python -m tests.simulation --runs 1 --seed 4711         one seed again
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+
+from tests.simulation.soak import judge_seed, shrunk
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    begun, ends = time.monotonic(), Counter[str]()
+    with multiprocessing.Pool(asked.jobs) as pool:
+        seeds = range(asked.seed, asked.seed + asked.runs)
+        for count, verdict in enumerate(pool.imap(judge_seed, seeds, chunksize=8), start=1):
+            ends.update(verdict.ends)
+            if verdict.breaches:
+                pool.terminate()
+                small = shrunk(verdict)
+                print(f"\nseed {verdict.scenario.seed} breaks a promise:", *small.breaches, sep="\n  ")
+                print(f"\nmade small: {small.scenario}\n\n{small.story}")
+                return 1
+            if count % 500 == 0 or count == asked.runs:
+                rate = 60 * count / (time.monotonic() - begun)
+                print(f"{count:,} runs, {rate:,.0f} a minute, no promise broken", file=sys.stderr)
+    print("ends:", ", ".join(f"{words} {count:,}" for words, count in ends.most_common()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

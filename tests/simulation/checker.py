@@ -1,0 +1,209 @@
+"""Judges a played scenario by the clouds' meters, the history and the run folder, and by nothing that the run believes.
+
+Each promise that can be seen from outside is one function here, which yields a sentence for each breach.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gpurun.core.money import total
+from gpurun.core.progress import Event, Record
+from gpurun.ledger.audit import audit
+from gpurun.providers.fake import Box, FakeCloud, Fault
+from tests.simulation.play import Played
+
+MAY_BE_BILLING = 9
+# A duplicate that could be seen for so long must be gone before anything is shipped to the first.
+_SEEN_S = 30.0
+
+
+def check(played: Played) -> list[str]:
+    """Every breach of a promise; empty when all were kept."""
+    judges = (
+        intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
+        it_ends, success_is_true, books_hold,
+    )  # fmt: skip
+    return [f"{judge.__name__}: {breach}" for judge in judges for breach in judge(played)]
+
+
+def intent_first(played: Played) -> Iterator[str]:
+    """P1: at every moment, no more creates were sent than intents were on disk."""
+    intents = sends = 0
+    for at_s, place in played.points:
+        intents += place == "after create.intended"
+        sends += place == "before create"
+        if sends > intents:
+            yield f"a create was sent at {at_s:.0f} s before its intent was on disk"
+            return
+    asked = {record.data["token"] for record in _named(played, Event.CREATE_INTENDED)}
+    yield from (
+        f"{box.id} bears {box.order.token}, which no journal has"
+        for _, box in _boxes(played)
+        if box.order.token not in asked
+    )
+
+
+def one_at_most(played: Played) -> Iterator[str]:
+    """P2: a second machine of a token that could be seen is gone before the first is shipped to."""
+    for at_s, record in _timed(played):
+        if record.event is not Event.SHIP_INTENDED:
+            continue
+        for cloud, box in _boxes(played):
+            lag_s = cloud.profile.hidden_s + cloud.profile.list_lag_s + _SEEN_S
+            first = record.data.get("id") or _instance_at(played, record.seq)
+            if box.id != first and _lives(box, at_s) and at_s - box.born_s > lag_s:
+                yield f"{box.id} lived beside {first} when shipping began at {at_s:.0f} s"
+
+
+def nothing_forgotten(played: Played) -> Iterator[str]:
+    """P3: whenever a supervisor ended while a machine lived, the journal was red, and the exit code 9."""
+    for outcome in played.outcomes:
+        if outcome.alive and not outcome.state.may_be_billing:
+            yield f"at {outcome.at_s:.0f} s {outcome.alive} lived and the journal says {outcome.state.phase}"
+        if outcome.alive and outcome.exit_code not in (MAY_BE_BILLING, None):
+            yield f"at {outcome.at_s:.0f} s {outcome.alive} lived and the exit code was {outcome.exit_code}"
+        if outcome.state.may_be_billing and outcome.exit_code not in (MAY_BE_BILLING, None):
+            yield f"at {outcome.at_s:.0f} s the journal was red and the exit code was {outcome.exit_code}"
+
+
+def death_is_proven(played: Played) -> Iterator[str]:
+    """P4: what is proven gone, or said never to have been, does not live then or later."""
+    tokens = [record.data["token"] for record in _named(played, Event.CREATE_INTENDED)]
+    current = -1
+    for at_s, record in _timed(played):
+        current += record.event is Event.CREATE_INTENDED
+        if record.event not in (Event.DEATH_PROVEN, Event.CREATE_REFUSED):
+            continue
+        for _, box in _boxes(played):
+            if box.order.token == tokens[current] and (box.died_s is None or box.died_s > at_s):
+                until = "for ever" if box.died_s is None else f"until {box.died_s:.0f} s"
+                yield f"{record.event} at {at_s:.0f} s, and {box.id} (born {box.born_s:.0f} s) lived {until}"
+
+
+def bounded_money(played: Played) -> Iterator[str]:
+    """P5: the meter is within what the receipt says, and within the cap wherever somebody can keep to it."""
+    metered = total(*(cloud.metered() for cloud in played.clouds.values()))
+    cap = played.plan.cap_micros or 0
+    if played.closed:
+        bound = _receipt(played)["cost"]["upper_bound_micros"]
+        if metered > bound and not _ended_unseen(played):
+            yield f"the receipt says at most {bound} micros, the meter {metered}"
+    if metered > cap and not _cap_excused(played):
+        yield f"the cap is {cap} micros, the meter says {metered}"
+
+
+def timers_hold(played: Played) -> Iterator[str]:
+    """P6: a machine with a timer dies by it, and after a sweep from an empty home nothing lives at all."""
+    for cloud, box in _boxes(played):
+        if box.died_s is None:
+            yield f"{box.id} (born {box.born_s:.0f} s) lives for ever, whatever was swept: {played.after_reap}"
+        elif (
+            box.ends_s is not None
+            and box.died_s > box.ends_s + cloud.profile.dying_s
+            and not played.scenario.has("silent")
+        ):
+            yield f"{box.id} outlived its own timer of {box.ends_s:.0f} s until {box.died_s:.0f} s"
+
+
+def side_resources_go(played: Played) -> Iterator[str]:
+    """What was made beside a machine is gone when the run is closed, or the journal says that it is not."""
+    told = json.dumps([record.data for record in _named(played, Event.INCIDENT)])
+    for cloud in played.clouds.values():
+        for thing in cloud.things:
+            if played.closed and thing.removed_s is None and thing.leftover.id not in told and "leftover" not in told:
+                yield f"{thing.leftover.id} was left behind without a word"
+
+
+def it_ends(played: Played) -> Iterator[str]:
+    """P9: whoever resumes often enough comes to the end; nothing fails for ever, and nothing is done for ever."""
+    last = played.outcomes[-1]
+    if played.scenario.ending == "resumed" and not played.closed:
+        yield f"it never closes: {[outcome.words for outcome in played.outcomes]}"
+    for outcome in played.outcomes:
+        if outcome.words.startswith("endless") or (
+            outcome.words in ("BUG", "bug") and not played.scenario.has(Fault.BROKEN)
+        ):
+            yield f"{outcome.words} at {outcome.at_s:.0f} s: {last.state.failure}"
+    kills_only = not played.scenario.strikes and not played.scenario.weather
+    if kills_only and sum(place == "before create" for _, place in played.points) > 1 + played.scenario.has(
+        "kill", "kill and reboot"
+    ):
+        yield "nothing but kills went wrong, and more was created than asked for"
+
+
+def success_is_true(played: Played) -> Iterator[str]:
+    """P9, P10: exit 0 means that training ended well and that every file came home; the receipt's labels are known."""
+    if played.closed and played.outcomes[-1].exit_code == 0:
+        home = {path.name for path in played.folder.artifacts.rglob("*.safetensors")}
+        as_wished = "stopped" if played.scenario.has("stop", "stop now") else "done"
+        if played.outcomes[-1].state.outcome not in ("done", as_wished) or len(home) != 3:
+            yield f"exit 0 with {played.outcomes[-1].state.outcome!r} and {len(home)} files"
+
+
+def books_hold(played: Played) -> Iterator[str]:
+    """P10: an audit by independent code finds nothing wrong, but for a cap that could not be kept."""
+    if not played.closed:
+        return
+    for row in audit(played.home).rows:
+        for problem in row.problems:
+            late = problem == "the cap was not kept" and (_cap_excused(played) or _proof_was_late(played))
+            set_while_asking = "the deadline is later" in problem and played.scenario.has("jump")
+            if not late and not set_while_asking:
+                yield problem
+
+
+def _cap_excused(played: Played) -> bool:
+    """Whether the provider, or a user who went away without a timer, made a cost that nobody could keep down.
+
+    More machines than were asked for, or dearer ones, are the provider's doing; they are ended when they are seen.
+    """
+    strange = played.scenario.has(Fault.TWICE, Fault.DEARER)
+    unarmed = any(box.ends_s is None for _, box in _boxes(played))
+    return strange or (unarmed and _proof_was_late(played)) or played.scenario.has("silent")
+
+
+def _ended_unseen(played: Played) -> bool:
+    """Whether a machine that this laptop never saw was ended from elsewhere, or was a twin that its own timer ended."""
+    absent = any(record.data["reason"] == "absent" for record in _named(played, Event.CREATE_REFUSED))
+    swept = played.scenario.has("reap all", "reap elsewhere") or played.scenario.ending == "reaped elsewhere"
+    timed_out = any(box.ends_s is not None and (box.died_s or 0.0) > box.ends_s for _, box in _boxes(played))
+    return (swept and absent) or ((swept or timed_out) and played.scenario.has(Fault.TWICE))
+
+
+def _proof_was_late(played: Played) -> bool:
+    """Whether nobody looked, nobody answered or a clock was set, so that the receipt must assume the most."""
+    absent = ("kill", "kill and reboot", "sleep", "doze", "jump")
+    return played.scenario.has(*absent, "silent", "revoked", Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN)
+
+
+def _boxes(played: Played) -> list[tuple[FakeCloud, Box]]:
+    return [(cloud, box) for cloud in played.clouds.values() for box in cloud.boxes]
+
+
+def _lives(box: Box, at_s: float) -> bool:
+    return box.born_s <= at_s and (box.died_s is None or box.died_s > at_s)
+
+
+def _named(played: Played, event: Event) -> list[Record]:
+    return [record for record in played.records if record.event is event]
+
+
+def _timed(played: Played) -> list[tuple[float, Record]]:
+    """The records with the true times at which they were on disk."""
+    events = {f"after {event}" for event in Event}
+    return list(zip([at_s for at_s, place in played.points if place in events], played.records, strict=True))
+
+
+def _instance_at(played: Played, seq: int) -> str:
+    told = [r.data["instance"]["id"] for r in played.records if r.seq < seq and r.event is Event.CREATE_OBSERVED]
+    return str(told[-1]) if told else ""
+
+
+def _receipt(played: Played) -> dict[str, Any]:
+    statement = json.loads(base64.b64decode(json.loads(played.folder.receipt.read_bytes())["payload"]))
+    predicate: dict[str, Any] = statement["predicate"]
+    return predicate

@@ -1,0 +1,85 @@
+"""Draws scenarios: mostly a little trouble, sometimes a lot, and never more than a promise is made for.
+
+Two limits keep the cloud within what `Traits` say of it: lies about absence are fewer than the reads of a proof, and
+everything that is bad ends after an hour.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from gpurun.providers.fake import PROFILES, Fault
+from tests.simulation.scenario import Deed, Deeds, Scenario, Strike, Weather
+
+_ANY = (Fault.DROPPED, Fault.BUSY, Fault.REVOKED, Fault.BROKEN)
+_LOOK = (*_ANY, Fault.STALE, Fault.DENIED)
+FAULTS: dict[str, tuple[Fault, ...]] = {
+    "create": (
+        *_ANY, Fault.FULL, Fault.FULL, Fault.REFUSED, Fault.LATE, Fault.LOST, Fault.LOST, Fault.REVOKED_AFTER,
+        Fault.OF_ANOTHER, Fault.TWICE, Fault.DEARER, Fault.OTHER_GPU, Fault.NO_TIMER,
+    ),
+    "find": _LOOK,
+    "read": _LOOK,
+    "destroy": (*_ANY, Fault.DEAF, Fault.DEAF, Fault.LOST),
+    "leftovers": _LOOK,
+    "remove": (*_ANY, Fault.DEAF, Fault.LOST),
+}  # fmt: skip
+_MOST_LIES = 2
+_DEEDS: tuple[Deeds, ...] = (
+    "stop", "stop now", "destroy", "kill", "kill", "kill", "kill and reboot", "sleep", "doze", "jump",
+    "reap elsewhere", "reap all",
+)  # fmt: skip
+_NAPS_S = (30.0, 300.0, 1800.0, 4 * 3600.0)
+_OFF_S = (0.0, 0.0, 60.0, 1800.0)
+_JUMPS_S = (-3600.0, -90.0, 90.0, 3600.0)
+# A run passes some 200 points; the first 60 are the asking and the booting, where most money is lost.
+_POINTS = (12, 60, 200)
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    dice = Random(seed)
+    names = tuple(dice.choice(list(PROFILES)) for _ in range(dice.choice((1, 1, 1, 2, 3))))
+    return Scenario(
+        seed=seed,
+        profiles=names,
+        train_s=dice.choice((5.0, 20.0, 20.0, 60.0, 1e6)),
+        strikes=_strikes(dice, names),
+        deeds=_deeds(dice),
+        weather=_weather(dice),
+        ending=dice.choice(("resumed", "resumed", "never returns", "reaped elsewhere")),
+    )
+
+
+def _strikes(dice: Random, names: tuple[str, ...]) -> tuple[Strike, ...]:
+    strikes: dict[tuple[str, int], Strike] = {}
+    lies = 0
+    for _ in range(dice.choice((0, 1, 1, 2, 4, 8))):
+        verb = dice.choice(("create", "create", "find", "read", "destroy", "destroy", "leftovers", "remove"))
+        fault, nth = dice.choice(FAULTS[verb]), dice.choice((1, 1, 2, 3, dice.randint(1, 25)))
+        lies += fault in (Fault.DENIED, Fault.STALE)
+        secretly_dearer = fault is Fault.DEARER and not all(PROFILES[name].tells_rate for name in names)
+        if lies > _MOST_LIES or secretly_dearer:
+            continue
+        strikes.setdefault((verb, nth), Strike(verb, nth, fault))
+    return tuple(strikes.values())
+
+
+def _deeds(dice: Random) -> tuple[Deed, ...]:
+    deeds: dict[int, Deed] = {}
+    for _ in range(dice.choice((0, 0, 1, 1, 2, 3))):
+        what, at = dice.choice(_DEEDS), dice.randint(1, dice.choice(_POINTS))
+        amount = dice.choice({"jump": _JUMPS_S, "kill": _OFF_S, "kill and reboot": _OFF_S}.get(what, _NAPS_S))
+        deeds.setdefault(at, Deed(at, what, amount))
+    if {"doze", "kill and reboot"} & {deed.what for deed in deeds.values()}:
+        # Time that no monotonic clock counts and a wall clock that is set back: then nobody can know what time it is.
+        deeds = {at: deed for at, deed in deeds.items() if deed.what != "jump" or deed.amount > 0}
+    return tuple(sorted(deeds.values(), key=lambda deed: deed.at))
+
+
+def _weather(dice: Random) -> tuple[Weather, ...]:
+    found = []
+    for _ in range(dice.choice((0, 0, 0, 1, 1, 2))):
+        start_s, long_s = dice.uniform(0, 400), dice.choice((20.0, 120.0, 700.0, 2400.0))
+        found.append(Weather(dice.choice(("silent", "revoked", "line down")), start_s, start_s + long_s))
+    return tuple(found)

@@ -1,0 +1,83 @@
+"""The plan of a simulated run: one offer of each profile, and a cap that leaves nothing to spare."""
+
+from __future__ import annotations
+
+import json
+
+from gpurun.core.model import Offer
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.planning.budget import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load, worst_case
+from gpurun.providers.fake import Profile
+
+RUN = "fox-41"
+LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, kill_allowance_s=60)
+PARAMETERS, DISK_GB = 1000, 50
+
+
+def make_plan(home: Home, profiles: list[Profile]) -> Plan:
+    """A plan over one offer of each profile, with a cap that leaves nothing to spare."""
+    home.prepare()
+    data = home.root / "shards"
+    data.mkdir()
+    (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
+    guess = Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="simulated")
+    load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS, disk_gb=DISK_GB)
+    found = []
+    for place, profile in enumerate(profiles):
+        offer = _offer(profile, place)
+        worst = worst_case(offer, LEASE, load)
+        found.append(
+            Candidate(
+                offer=offer, estimate=guess, lease=LEASE, expected_micros=worst, worst_micros=worst, finishes=True
+            )
+        )
+    first = found[0]
+    return Plan(
+        run=RUN,
+        mode=Mode.PAID,
+        recipe="tiny",
+        form="full",
+        recipe_sha256="0" * 64,
+        resolved={"train": {"steps": 30}, "hardware": {"disk_gb": DISK_GB}},
+        parameters=PARAMETERS,
+        processes=1,
+        offer=first.offer,
+        estimate=guess,
+        lease=LEASE,
+        cap_micros=max(one.worst_micros or usd(0) for one in found),
+        expected_micros=first.expected_micros or usd(0),
+        worst_micros=first.worst_micros or usd(0),
+        candidates=tuple(found),
+        data=DataSummary(
+            folder=str(data),
+            tokenizer="char",
+            tokenizer_sha256="0" * 64,
+            vocab_size=64,
+            train_tokens=1000,
+            val_tokens=100,
+            bytes=2048,
+            sha256="0" * 64,
+            source="stdlib",
+        ),
+        bundle_sha256="0" * 64,
+        ship_files=1,
+        ship_bytes=64,
+    )
+
+
+def _offer(profile: Profile, place: int) -> Offer:
+    return Offer(
+        provider=profile.name,
+        type_id=f"gpu_1x_a100_{place}",
+        gpu="A100",
+        gpu_count=1,
+        vram_gb=80,
+        region=f"region-{place}",
+        rate_micros_per_hour=usd(2 + place),
+        billing_unit_s=profile.billing_unit_s,
+        boot_s=LEASE.boot_s,
+        price_source="simulated",
+        dies_by_itself="NO · laptop only" if profile.timer == "none" else "yes",
+    )

@@ -1,0 +1,230 @@
+"""Plays one scenario with the real lifecycle on simulated clouds, and keeps all that happened; it judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling
+from gpurun.core.model import Instance
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import Plan, Request
+from gpurun.core.progress import Record, RunState
+from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.control import How, wish
+from gpurun.lifecycle.reap import sweep, sweep_leftovers
+from gpurun.lifecycle.runs import open_run
+from gpurun.lifecycle.state import replay
+from gpurun.lifecycle.supervisor import supervise
+from gpurun.machine.answers import Started
+from gpurun.machine.base import MachineLost
+from gpurun.providers.base import Provider
+from gpurun.providers.fake import PROFILES, FakeCloud
+from tests.lifecycle.drive import TINY
+from tests.lifecycle.scripted_cloud import ScriptedFar
+from tests.simulation.laptop import LaptopClock, TrueClock
+from tests.simulation.nemesis import Endless, Killed, Nemesis
+from tests.simulation.plans import LEASE, RUN, make_plan
+from tests.simulation.scenario import Deed, Scenario
+
+MOST_DRIVES = 16
+PAUSE_S = 600.0
+_WISHES: dict[str, How] = {"stop": "save", "stop now": "now", "destroy": "destroy"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt to drive the run ended, and what was true at that moment."""
+
+    at_s: float
+    words: str
+    exit_code: int | None
+    alive: int
+    state: RunState
+
+
+@dataclass
+class Played:
+    """All that happened: the checker's only source besides the run folder and the clouds' own meters."""
+
+    scenario: Scenario
+    home: Home
+    folder: RunFolder
+    plan: Plan
+    clouds: dict[str, FakeCloud]
+    points: list[tuple[float, str]]
+    outcomes: list[Outcome] = field(default_factory=list)
+    after_reap: list[str] = field(default_factory=list)
+    ended_s: float = 0.0
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return read_journal(self.folder.journal).records
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.outcomes) and self.outcomes[-1].state.exit_code is not None
+
+
+class SimulatedFar(ScriptedFar):
+    """The agent on one box: there while the box runs, behind a line that may be down; it stops the trainer in time."""
+
+    def __init__(self, cloud: FakeCloud, box_id: str, nemesis: Nemesis, train_s: float) -> None:
+        super().__init__(cloud)
+        self._box_id, self._nemesis, self.train_s = box_id, nemesis, train_s
+        self._soft_stop_wall = float("inf")
+
+    def start(self, job: Mapping[str, Any]) -> Started:
+        self._soft_stop_wall = min(self._soft_stop_wall, job["soft_stop_wall"])
+        return super().start(job)
+
+    def arm(self, script: bytes, secret: str) -> None:
+        self._call("arm")
+        self.cloud.arm(self._box_id)
+
+    @property
+    def _has_ended(self) -> bool:
+        return super()._has_ended or self.clock.wall() >= self._soft_stop_wall
+
+    def _call(self, verb: str) -> None:
+        super()._call(verb)
+        box = next((box for box in self.cloud.alive if box.id == self._box_id), None)
+        if box is None or self.cloud.now < box.up_s or self._nemesis.weather("line down"):
+            raise MachineLost("no route to host")
+        self.cloud.passing(f"after far.{verb}")
+
+
+def play(scenario: Scenario, root: Path) -> Played:
+    """Play a scenario to its end in an empty folder."""
+    stage = Stage(scenario, root)
+    with stage.set_up():
+        stage.drive_to_the_end()
+    return stage.played
+
+
+class Stage:
+    """The world of one scenario, and the people in it."""
+
+    def __init__(self, scenario: Scenario, root: Path) -> None:
+        self.true = TrueClock()
+        self.laptop = LaptopClock(self.true)
+        self.elsewhere = Home(root / "elsewhere")
+        self.nemesis = Nemesis(scenario, self.laptop, self.do)
+        self._off_s = 0.0
+        self._fars: dict[str, SimulatedFar] = {}
+        silent = [(one.start_s, one.end_s) for one in scenario.weather if one.kind == "silent"]
+        made = partial(FakeCloud, nemesis=self.nemesis.fault, passing=self.nemesis.passing, outages=silent)
+        clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
+        home = Home(root / "home")
+        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles])
+        folder = open_run(home, Request(recipe="tiny"), plan)
+        self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
+
+    @contextlib.contextmanager
+    def set_up(self) -> Iterator[None]:
+        """Put the simulated clouds, the laptop's clock and the points of death in place."""
+        clouds, laptop, passing = self.played.clouds, self.laptop, self.nemesis.passing
+
+        def told(name: str, *rest: object, **named: object) -> FakeCloud:
+            return clouds[name]
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch("gpurun.lifecycle.supervisor.open_provider", told))
+            for module in ("ledger.journal", "ledger.receipt"):
+                stack.enter_context(mock.patch(f"gpurun.{module}.crashpoint", passing))
+            for module in ("ledger.journal", "lifecycle.context"):
+                stack.enter_context(mock.patch(f"gpurun.{module}.boot_id", laptop.boot))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            logging.disable(logging.CRITICAL)
+            stack.callback(logging.disable, logging.NOTSET)
+            yield
+
+    def drive_to_the_end(self) -> None:
+        """Drive, and drive again after whatever ended it, as a user or a cron job would; or never again."""
+        scenario = self.played.scenario
+        for _ in range(MOST_DRIVES):
+            outcome = self.drive()
+            if self.played.closed:
+                break
+            if outcome.words == "killed" and scenario.ending != "resumed":
+                break
+            self.true.sleep(self._off_s if outcome.words == "killed" else PAUSE_S)
+        self.sweep_when_over()
+        if not self.played.closed and scenario.ending == "reaped elsewhere":
+            self.drive()
+            self.sweep_when_over()
+        self.played.ended_s = self.true.monotonic()
+
+    def sweep_when_over(self) -> None:
+        """Long after the deadline: whatever nobody saw to the end is swept from a machine that knows of no run."""
+        self.true.sleep(LEASE.total_s + LEASE.kill_allowance_s + 3600.0)
+        if not self.played.closed:
+            with self.nemesis.resting():
+                self.reap_elsewhere(times=4)
+
+    def reap_elsewhere(self, *, times: int = 1, everything: bool = False) -> None:
+        """`gpurun reap` on another machine, which has no record of any run; what it could not do is kept."""
+        clouds: list[Provider] = list(self.played.clouds.values())
+        for _ in range(times):
+            self.played.after_reap.clear()
+            home, clock = self.elsewhere, self.true
+            try:
+                swept = sweep(clouds, home, clock, destroy_all=everything, older_than_s=0.0, look_only=False)
+                self.played.after_reap += [one.fate for one in swept]
+                list(sweep_leftovers(clouds, home, clock, remove_all=everything, look_only=False))
+            except MayBeBilling as error:
+                self.played.after_reap.append(error.code)
+            except KeyError as broken:
+                self.played.after_reap.append(f"broken answer: {broken}")
+            self.true.sleep(60.0 if times > 1 else 0.0)
+
+    def drive(self) -> Outcome:
+        """One supervisor's life, from its start to its end or its death; the outcome is kept."""
+        played, exit_code = self.played, None
+        try:
+            code = supervise(played.home, RUN, self.laptop, reach=self._reach, trainer=TINY / "trainer")
+            words, exit_code = code.name, int(code)
+        except GpurunError as error:
+            words, exit_code = error.code, int(error.exit_code)
+        except Killed:
+            words = "killed"
+        except Endless as endless:
+            words, exit_code = f"endless: {endless}", int(ExitCode.BUG)
+        alive = sum(len(cloud.alive) for cloud in played.clouds.values())
+        outcome = Outcome(self.true.monotonic(), words, exit_code, alive, replay(RUN, played.records))
+        played.outcomes.append(outcome)
+        return outcome
+
+    def _reach(self, instance: Instance) -> SimulatedFar:
+        if instance.id not in self._fars:
+            cloud = self.played.clouds[instance.provider]
+            self._fars[instance.id] = SimulatedFar(cloud, instance.id, self.nemesis, self.played.scenario.train_s)
+        return self._fars[instance.id]
+
+    def do(self, deed: Deed) -> None:
+        """What people do."""
+        match deed.what:
+            case "stop" | "stop now" | "destroy":
+                wish(self.played.folder, _WISHES[deed.what], by="user", reason="simulated")
+            case "sleep":
+                self.true.sleep(deed.amount)
+            case "doze":
+                self.laptop.doze(deed.amount)
+            case "jump":
+                self.laptop.jump_wall(deed.amount)
+            case "kill":
+                self._off_s = deed.amount
+            case "kill and reboot":
+                self._off_s = deed.amount
+                self.laptop.reboot()
+            case "reap elsewhere":
+                self.reap_elsewhere()
+            case "reap all":
+                self.reap_elsewhere(everything=True)

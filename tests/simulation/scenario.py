@@ -1,0 +1,79 @@
+"""What a simulated run is made of: a plan, what goes wrong, what the user does, and how it ends. Data, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpurun.providers.fake import Fault
+
+Ending = Literal["resumed", "never returns", "reaped elsewhere"]
+Deeds = Literal[
+    "stop", "stop now", "destroy", "kill", "kill and reboot", "sleep", "doze", "jump", "reap elsewhere", "reap all"
+]
+
+
+@dataclass(frozen=True)
+class Strike:
+    """The nth call of a verb goes wrong in this way."""
+
+    verb: str
+    nth: int
+    fault: Fault
+
+
+@dataclass(frozen=True)
+class Deed:
+    """At the nth point that the run passes, this is done; `amount`: seconds of sleep, of being off, or of a jump."""
+
+    at: int
+    what: Deeds
+    amount: float = 0.0
+
+
+@dataclass(frozen=True)
+class Weather:
+    """From one true second to another, the cloud is silent, the key is revoked, or the line to the machine is down."""
+
+    kind: Literal["silent", "revoked", "line down"]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One simulated run, whole: the same scenario always gives the same history."""
+
+    seed: int
+    profiles: tuple[str, ...]
+    train_s: float = 20.0
+    strikes: tuple[Strike, ...] = ()
+    deeds: tuple[Deed, ...] = ()
+    weather: tuple[Weather, ...] = ()
+    ending: Ending = "resumed"
+
+    def smaller(self) -> Iterator[Scenario]:
+        """Every scenario with one thing less."""
+        for name in ("weather", "strikes", "deeds"):
+            have = getattr(self, name)
+            for place in range(len(have)):
+                yield replace(self, **{name: have[:place] + have[place + 1 :]})
+        if len(self.profiles) > 1:
+            yield replace(self, profiles=self.profiles[:1])
+        if self.ending != "resumed":
+            yield replace(self, ending="resumed")
+
+    def plus(self, *more: Strike | Deed | Weather) -> Scenario:
+        """The scenario, grown."""
+        return replace(
+            self,
+            strikes=(*self.strikes, *(one for one in more if isinstance(one, Strike))),
+            deeds=(*self.deeds, *(one for one in more if isinstance(one, Deed))),
+            weather=(*self.weather, *(one for one in more if isinstance(one, Weather))),
+        )
+
+    def has(self, *kinds: str) -> bool:
+        """Whether any of these faults, deeds or weathers is in it."""
+        named = {*(s.fault for s in self.strikes), *(d.what for d in self.deeds), *(w.kind for w in self.weather)}
+        return bool(named & set(kinds))

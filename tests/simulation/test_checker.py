@@ -1,0 +1,86 @@
+"""The checker is worth nothing if it cannot see: each breach, made by hand, is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.money import usd
+from gpurun.providers.fake import Box
+from tests.simulation.checker import check
+from tests.simulation.play import Played, play
+from tests.simulation.scenario import Deed, Scenario
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    """A run in which all went well."""
+    return play(Scenario(0, ("runpod",)), tmp_path)
+
+
+def the_box(played: Played) -> Box:
+    (box,) = played.clouds["runpod"].boxes
+    return box
+
+
+def breaches(played: Played) -> set[str]:
+    return {breach.partition(":")[0] for breach in check(played)}
+
+
+def test_where_all_went_well_it_finds_nothing(played: Played) -> None:
+    assert played.closed
+    assert check(played) == []
+
+
+def test_it_sees_a_machine_that_outlived_its_proof(played: Played) -> None:
+    the_box(played).died_s = played.ended_s
+    assert {"death_is_proven", "bounded_money"} <= breaches(played)
+
+
+def test_it_sees_a_machine_that_lives_for_ever(played: Played) -> None:
+    the_box(played).ends_s = the_box(played).died_s = None
+    assert "timers_hold" in breaches(played)
+
+
+def test_it_sees_a_create_without_an_intent(played: Played) -> None:
+    played.points.insert(0, (0.0, "before create"))
+    assert "intent_first" in breaches(played)
+
+
+def test_it_sees_a_machine_that_nobody_asked_for(played: Played) -> None:
+    box = the_box(played)
+    box.order = box.order.model_copy(update={"token": "gr-fox-41-00000000"})
+    assert "intent_first" in breaches(played)
+
+
+def test_it_sees_a_second_machine_beside_the_first(played: Played) -> None:
+    first = the_box(played)
+    second = Box("i-2", first.order, first.rate, first.born_s, first.up_s, "A100", 1, died_s=first.died_s)
+    played.clouds["runpod"].boxes.append(second)
+    assert "one_at_most" in breaches(played)
+
+
+def test_it_sees_a_meter_over_receipt_and_cap(played: Played) -> None:
+    the_box(played).rate = usd(100)
+    told = [breach for breach in check(played) if breach.startswith("bounded_money")]
+    assert len(told) == 2
+
+
+def test_it_sees_a_supervisor_that_goes_without_saying_9(tmp_path: Path) -> None:
+    played = play(Scenario(0, ("runpod",), deeds=(Deed(30, "kill"),), ending="never returns"), tmp_path)
+    assert "nothing_forgotten" not in breaches(played)
+    killed = played.outcomes[0]
+    played.outcomes[0] = type(killed)(killed.at_s, "DONE", 0, killed.alive, killed.state)
+    assert "nothing_forgotten" in breaches(played)
+
+
+def test_it_sees_a_success_that_is_none(played: Played) -> None:
+    next(played.folder.artifacts.rglob("*.safetensors")).unlink()
+    assert "success_is_true" in breaches(played)
+
+
+def test_it_sees_what_was_left_behind(tmp_path: Path) -> None:
+    played = play(Scenario(0, ("aws",)), tmp_path)
+    played.clouds["aws"].things[0].removed_s = None
+    assert breaches(played) == {"side_resources_go"}

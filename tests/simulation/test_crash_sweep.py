@@ -1,0 +1,58 @@
+"""Kill the supervisor at every kind of record and call, for every provider's manners, and go on: the promises hold.
+
+A point that is passed many times (a poll, a look) is tried at its first and its last passing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from gpurun.providers.fake import PROFILES, Fault
+from tests.simulation.play import play
+from tests.simulation.scenario import Deed, Scenario, Strike
+from tests.simulation.soak import folder_of_one_run, judge
+
+TROUBLES: dict[str, tuple[Strike, ...]] = {
+    "clean": (),
+    "answer lost": (Strike("create", 1, Fault.LOST),),
+    "no capacity, next offer": (Strike("create", 1, Fault.FULL),),
+}
+
+
+def scenario(profile: str, trouble: str, *deeds: Deed) -> Scenario:
+    """Two offers of the profile, a training of a second, one trouble."""
+    return Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds)
+
+
+def points_of(profile: str, trouble: str) -> list[tuple[int, str]]:
+    """The points of an undisturbed run that are worth dying at, by number and name."""
+    with folder_of_one_run() as folder:
+        passed = [place for _, place in play(scenario(profile, trouble), Path(folder)).points]
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for number, place in enumerate(passed, start=1):
+        numbers[place].append(number)
+    return sorted((number, place) for place, all_of in numbers.items() for number in {all_of[0], all_of[-1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_killed_anywhere_and_resumed_every_promise_is_kept(profile: str, trouble: str) -> None:
+    points = points_of(profile, trouble)
+    names = {place for _, place in points}
+    assert {
+        "before create",
+        "after create",
+        "after create.intended",
+        "before death.proven",
+        "after run.closed",
+    } <= names
+    for number, place in points:
+        verdict = judge(scenario(profile, trouble, Deed(number, "kill")))
+        assert not verdict.breaches, f"killed {place} (point {number}): {verdict.breaches}\n{verdict.story}"
+        assert verdict.ends[0] == "killed"
+        assert verdict.ends[1:] in ((), ("DONE",)), f"killed {place} (point {number}) it ends with {verdict.ends}"
+        assert verdict.ends[1:] or place == "after run.closed"

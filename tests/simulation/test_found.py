@@ -1,0 +1,71 @@
+"""What the simulation once found: each story lost money or told an untruth, and is kept so that it cannot again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.providers.fake import Fault
+from tests.simulation.play import Played, play
+from tests.simulation.scenario import Deed, Scenario, Strike, Weather
+from tests.simulation.soak import folder_of_one_run, judge
+
+# The sixth point is after the first create has been recorded: its machine is hidden from every answer still.
+FOUND = {
+    "what was just born and is not to be seen yet is not dead": Scenario(0, ("hostile",), deeds=(Deed(6, "destroy"),)),
+    "what was asked for after hours of sleep was born when it was asked for, not when that was intended": Scenario(
+        0, ("hostile",), deeds=(Deed(4, "sleep", 14400.0),)
+    ),
+    "what was made while nobody could look, and ended itself, was not free, and its cap is spent": Scenario(
+        0, ("aws",), strikes=(Strike("create", 1, Fault.LOST),), weather=(Weather("silent", 30.3, 800.0),)
+    ),
+    "the same, when the laptop was off": Scenario(0, ("aws",), deeds=(Deed(7, "kill", 1800.0),)),
+    "the same, when the laptop slept on a kernel that does not count it": Scenario(
+        0, ("hostile",), strikes=(Strike("create", 1, Fault.LOST),), deeds=(Deed(14, "doze", 1800.0),)
+    ),
+    "one empty list is not the end of what was left beside a machine": Scenario(
+        0, ("aws",), strikes=(Strike("leftovers", 1, Fault.DENIED),)
+    ),
+    "a plan whose second offer is dearer still has sound books": Scenario(0, ("runpod", "aws")),
+    "a run that was told to drop its files while they came home is no success": Scenario(
+        0, ("lambda-guarded",), train_s=5.0, deeds=(Deed(90, "destroy"),)
+    ),
+    "two machines of one order that are found at its end are both on the receipt": Scenario(
+        0, ("lambda-guarded",), strikes=(Strike("create", 1, Fault.TWICE),), deeds=(Deed(7, "kill", 1800.0),)
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", FOUND.values(), ids=list(FOUND))
+def test_what_was_found_once_holds_now(scenario: Scenario) -> None:
+    verdict = judge(scenario)
+    assert verdict.breaches == (), verdict.story
+
+
+@pytest.mark.parametrize("point", range(1, 30))
+def test_destroyed_right_after_it_was_born_it_is_really_dead(point: int) -> None:
+    verdict = judge(Scenario(0, ("hostile",), deeds=(Deed(point, "destroy"),)))
+    assert verdict.breaches == (), verdict.story
+
+
+def clean(profile: str) -> Played:
+    """A run in which nothing goes wrong, to count its points and calls."""
+    with folder_of_one_run() as folder:
+        return play(Scenario(0, (profile,), train_s=90.0), Path(folder))
+
+
+def test_a_laptop_that_sleeps_between_two_reads_of_a_death_still_takes_the_third() -> None:
+    passed = [place for _, place in clean("runpod").points]
+    asleep = Deed(passed.index("after death.read") + 1, "sleep", 60.0)
+    verdict = judge(Scenario(0, ("runpod",), train_s=90.0, deeds=(asleep,)))
+    assert verdict.breaches == (), verdict.story
+
+
+def test_a_machine_that_was_denied_twice_and_is_there_again_is_asked_to_end_at_once() -> None:
+    verbs = [verb for _, verb, _ in clean("runpod").clouds["runpod"].history]
+    before = verbs[: verbs.index("destroy")]
+    lies = [Strike(v, before.count(v) + n, Fault.DENIED) for v in ("find", "read") for n in (1, 2)]
+    verdict = judge(Scenario(0, ("runpod",), train_s=90.0, strikes=(Strike("destroy", 1, Fault.DEAF), *lies)))
+    assert verdict.breaches == (), verdict.story
+    assert verdict.ends == ("DONE",), "in one go, not when somebody calls again"

@@ -1,0 +1,35 @@
+"""A few hundred random scenarios; `make soak` plays thousands more. Whatever goes wrong, every promise is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpurun.providers.fake import PROFILES, Fault
+from tests.simulation.generator import FAULTS, draw
+from tests.simulation.soak import judge_seed, shrunk
+
+SEEDS, GROUP = 320, 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
+def test_whatever_goes_wrong_every_promise_is_kept(first: int) -> None:
+    for seed in range(first, first + GROUP):
+        verdict = judge_seed(seed)
+        if verdict.breaches:
+            small = shrunk(verdict)
+            pytest.fail("\n".join([f"seed {seed}", *small.breaches, repr(small.scenario), small.story]))
+
+
+def test_a_seed_always_gives_the_same_story() -> None:
+    assert draw(11) == draw(11)
+    assert judge_seed(11).ends == judge_seed(11).ends
+
+
+def test_the_scenarios_reach_every_profile_fault_and_deed() -> None:
+    drawn = [draw(seed) for seed in range(2000)]
+    assert {name for one in drawn for name in one.profiles} == set(PROFILES)
+    assert {s.fault for one in drawn for s in one.strikes} == {fault for some in FAULTS.values() for fault in some}
+    assert {fault for some in FAULTS.values() for fault in some} == set(Fault) - {Fault.NONE}
+    assert {w.kind for one in drawn for w in one.weather} == {"silent", "revoked", "line down"}
+    assert {one.ending for one in drawn} == {"resumed", "never returns", "reaped elsewhere"}

@@ -1,0 +1,105 @@
+"""What must survive a power cut is on disk before anything stands on it: file, then name, then folder, in order."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import SetupError
+from gpurun.core.paths import Home, write_atomic
+from gpurun.core.progress import Event
+from gpurun.ledger.chain import Link, append_link, locked, read_chain
+from gpurun.ledger.durable import append_durably, require_durable
+from gpurun.ledger.journal import GENESIS, Journal
+from gpurun.ledger.signing import load_signer
+from tests.lifecycle.tiny_runs import make_run
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every sync, by what is synced, and every renaming, as they happen."""
+    told: list[str] = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        told.append("folder" if path.is_dir() else "file")
+        real_fsync(descriptor)
+
+    def replace(source: str, target: str) -> None:
+        told.append("name")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    return told
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files are read from /proc")
+
+
+@needs_proc
+def test_a_file_that_is_replaced_whole(story: list[str], tmp_path: Path) -> None:
+    write_atomic(tmp_path / "plan.json", b"{}")
+    assert story == ["file", "name", "folder"]
+
+
+@needs_proc
+def test_a_journals_first_record_and_its_next(story: list[str], tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "journal.jsonl", VirtualClock())
+    journal.append(Event.INCIDENT, {})
+    assert story[-2:] == ["file", "folder"]
+    journal.append(Event.INCIDENT, {})
+    assert story[-1] == "file"
+
+
+@needs_proc
+def test_a_torn_line_that_is_cut(story: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"half')
+    Journal.open(path, VirtualClock())
+    assert story[:2] == ["file", "folder"]
+
+
+@needs_proc
+def test_the_chain_of_receipts(story: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with locked(path):
+        assert story == ["folder"], "the file that is locked is there for everybody"
+        append_link(path, read_chain(path), Link(seq=1, run="fox-41", receipt_sha256="0" * 64, prev=GENESIS))
+    assert story == ["folder", "file", "folder"]
+
+
+@needs_proc
+def test_a_new_signing_key_and_then_its_public_half(story: list[str], tmp_path: Path) -> None:
+    assert load_signer(tmp_path / "keys") is not None
+    assert story == ["file", "folder", "file", "name", "folder"]
+
+
+@needs_proc
+def test_a_new_run(story: list[str], tmp_path: Path) -> None:
+    make_run(Home(tmp_path))
+    assert story[-7:] == ["file", "name", "folder"] * 2 + ["folder"], "the request, the plan, and the run's own name"
+
+
+@needs_proc
+def test_a_line_that_could_not_be_written_is_taken_back_for_good(
+    story: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(SetupError):
+        append_durably(tmp_path / "journal.jsonl", b"line\n", after=0)
+    assert story == ["file"]
+
+
+@needs_proc
+def test_a_folder_is_probed_with_real_syncs(story: list[str], tmp_path: Path) -> None:
+    require_durable(tmp_path)
+    assert story == ["file", "folder"]
