@@ -9,8 +9,8 @@ import sys
 from html import escape
 from pathlib import Path
 
-from gpurun.core.model import Plan
 from gpurun.core.paths import RunFolder
+from gpurun.core.plan import Plan
 from gpurun.ledger.journal import read_journal
 from gpurun.view.events import parse_event
 from gpurun.view.paint import Span, spell

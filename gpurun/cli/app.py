@@ -9,7 +9,7 @@ import typer
 
 from gpurun import __version__
 from gpurun.cli.verb import run_app
-from gpurun.cli.verbs import config, prepare, proof, stop, train, version, watch
+from gpurun.cli.verbs import auth, aws, config, confirm, offers, prepare, proof, stop, train, version, watch
 
 app = typer.Typer(
     name="gpurun",
@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for room in (train, watch, stop, proof, prepare, config, version):
+for room in (auth, offers, train, watch, stop, proof, confirm, aws, prepare, config, version):
     room.register(app)
 
 

@@ -1,4 +1,4 @@
-"""Audits and the hunt for orphans: what was paid, whether it holds, and what was forgotten."""
+"""Audits: what was paid, and whether it holds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, UsageError, VerificationFailed
 from gpurun.ledger import audit as ledger
 from gpurun.ledger.lock import holder_of
-from gpurun.lifecycle.reap import Orphan, sweep
 from gpurun.lifecycle.runs import find_run
-from gpurun.providers.registry import PROVIDERS, open_provider
 from gpurun.view.audits import AuditRow, AuditSummary, audit_screen
-from gpurun.view.listings import OrphanRow, reap_table
 from gpurun.view.paint import render
-
-_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_ACTIONS = {
-    "owned": "left: a supervisor here drives it",
-    "within lease": "left: within its lease (--destroy ends it)",
-    "overdue": "overdue: gpurun reap ends it",
-    "destroyed": "destroyed, proven",
-    "not proven gone": "NOT PROVEN GONE",
-}
 
 
 def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, head: str, key: str) -> Result:
@@ -133,56 +121,3 @@ def _key(path: str) -> bytes | None:
     except OSError as error:
         hint = "Name the .pub file of whoever signed."
         raise UsageError("usage.key", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
-
-
-def run_reap(
-    session: Session, providers: list[str], *, destroy: bool, older_than: str, look_only: bool, use_exit_code: bool
-) -> Result:
-    """Sweep the providers; exit 9 when something that should be gone is not proven gone."""
-    chosen = [open_provider(name, session.home, session.clock) for name in providers or PROVIDERS]
-    age_s = _age(older_than)
-    found: list[Orphan] = []
-    silent: MayBeBilling | None = None
-    try:
-        swept = sweep(chosen, session.home, session.clock, destroy_all=destroy, older_than_s=age_s, look_only=look_only)
-        for orphan in swept:
-            found.append(orphan)
-    except MayBeBilling as error:  # A provider did not answer; what the others said is told all the same.
-        silent = error
-    rows = [_orphan_row(orphan) for orphan in found]
-    alive = [orphan for orphan in found if orphan.fate in ("overdue", "not proven gone")]
-    code = ExitCode.DONE
-    if silent or any(orphan.fate == "not proven gone" for orphan in found) or (use_exit_code and alive):
-        code = ExitCode.MAY_BE_BILLING
-    data = {
-        "asked": [provider.name for provider in chosen],
-        "found": [{**orphan.instance.model_dump(mode="json"), "fate": orphan.fate} for orphan in found],
-    }
-    text = render(reap_table(rows, session.style, now=session.clock.wall()), session.style)
-    return Result(data=data, text=text, errors=(silent,) if silent else (), exit_code=code)
-
-
-def _orphan_row(orphan: Orphan) -> OrphanRow:
-    instance = orphan.instance
-    return OrphanRow(
-        run=instance.run or "?",
-        provider=instance.provider,
-        instance=instance.id,
-        state=str(instance.state),
-        owner="a supervisor" if orphan.fate == "owned" else "nobody",
-        action=_ACTIONS[orphan.fate],
-        rate_micros_per_hour=instance.rate_micros_per_hour,
-        created_wall=instance.created_wall,
-        deadline_wall=instance.deadline_wall,
-        alarming=orphan.fate in ("overdue", "not proven gone"),
-    )
-
-
-def _age(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1h` or `2d`; empty means any age."""
-    if not text:
-        return 0.0
-    number, unit = text[:-1], text[-1]
-    if unit not in _AGES or not number.isdigit():
-        raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")
-    return float(int(number) * _AGES[unit])

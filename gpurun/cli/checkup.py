@@ -6,11 +6,14 @@ import importlib.util
 import platform
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpurun.cli.online import Checked, check_online, has_key, online_code, online_data
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError, did_you_mean
+from gpurun.providers.registry import CLOUDS, PROVIDERS
 from gpurun.view.listings import Finding, doctor_lines
 from gpurun.view.paint import render
 from gpurun.view.quantities import format_bytes
@@ -18,24 +21,74 @@ from gpurun.view.quantities import format_bytes
 _ENOUGH_BYTES = 2 * 10**9
 
 
-def check_machine(session: Session) -> Result:
-    """All findings; exit 4 when something keeps gpurun from working here, 9 when something may be billing."""
+def check_machine(session: Session, providers: Sequence[str] = (), *, online: bool = False) -> Result:
+    """All findings; exit 4 when something keeps gpurun from working here, 9 when something may be billing.
+
+    With `online` the providers are asked too: those named, or every one that there is a key for.
+    """
+    _require_known(providers)
+    findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
+    left, billing = _unfinished(session)
+    findings.append(left)
+    keys = [*_keys(session, providers or CLOUDS)]
+    checked: list[Checked] = []
+    if online:
+        names = [*providers] or [name for name, finding in keys if finding.level == "ok"]
+        if names and not session.json:
+            session.say(f"Asking {', '.join(names)}; nothing is changed there.")
+        checked = check_online(session, names)
+        keys = [(name, finding) for name, finding in keys if name not in names]
+    findings += _told(keys, named=bool(providers))
+    findings += [finding for one in checked for finding in one.findings]
+    bad = any(finding.level == "bad" for finding in findings)
+    billing = billing or online_code(checked) is ExitCode.MAY_BE_BILLING
+    code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
+    data = {"findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in findings], **online_data(checked)}
+    return Result(data=data, text=render(doctor_lines(findings, session.style), session.style), exit_code=code)
+
+
+def _require_known(providers: Sequence[str]) -> None:
+    for name in providers:
+        if name not in PROVIDERS:
+            hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
+            raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
+
+
+def _unfinished(session: Session) -> tuple[Finding, bool]:
+    """Runs that nobody drives, and whether one of them may be billing."""
     from gpurun.lifecycle.runs import unfinished_runs
 
-    findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
     left = unfinished_runs(session.home) if session.home.runs.is_dir() else []
-    if left:
-        names = ", ".join(sight.folder.name for sight in left)
-        findings.append(
-            Finding("bad", f"unfinished and driven by nobody: {names}", f"gpurun resume {left[0].folder.name}")
-        )
-    else:
-        findings.append(Finding("ok", "no run is left unfinished"))
-    billing = any(sight.state.may_be_billing for sight in left)
-    bad = any(finding.level == "bad" for finding in findings)
-    code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
-    data = {"findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in findings]}
-    return Result(data=data, text=render(doctor_lines(findings, session.style), session.style), exit_code=code)
+    if not left:
+        return Finding("ok", "no run is left unfinished"), False
+    names = ", ".join(sight.folder.name for sight in left)
+    finding = Finding("bad", f"unfinished and driven by nobody: {names}", f"gpurun resume {left[0].folder.name}")
+    return finding, any(sight.state.may_be_billing for sight in left)
+
+
+def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
+    """Whether each cloud has a key, without asking anybody."""
+    for name in names:
+        if name not in CLOUDS:
+            continue
+        try:
+            source = has_key(session, name)
+        except SetupError as error:
+            yield name, Finding("bad", f"{name}: {error.what}", error.hint)
+            continue
+        if source is None:
+            yield name, Finding("warn", f"{name} has no key", f"gpurun auth set {name}")
+        else:
+            hint = f"gpurun doctor --online --provider {name}"
+            yield name, Finding("ok", f"{name} has a key from {source}, not asked whether it works", hint)
+
+
+def _told(keys: Sequence[tuple[str, Finding]], *, named: bool) -> list[Finding]:
+    """The findings about keys. A cloud that nobody has a key for is no fault, unless there is none for any."""
+    missing = [name for name, finding in keys if finding.level == "warn"]
+    if not named and len(missing) == len(CLOUDS):
+        return [Finding("warn", "there is no key for any cloud: nothing can be rented", "gpurun auth set runpod")]
+    return [finding for name, finding in keys if named or name not in missing]
 
 
 def _python() -> Finding:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpurun.cli.session import Session
+from gpurun.cli.verb import Shared
 
 if TYPE_CHECKING:
-    from gpurun.core.model import Request
+    from gpurun.core.plan import Request
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -36,54 +38,98 @@ RunArgument = Annotated[
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="[RECIPE]", help="A recipe's name or file.", autocompletion=_complete_recipe)
 ]
-Gpu = Annotated[str, typer.Option("--gpu", metavar="GPU", help="For instance 8xA100, 1xH100 or 8xA100-80GB.")]
-MaxCost = Annotated[str, typer.Option("--max-cost", metavar="USD", help="What the whole run may cost at most.")]
 Providers = Annotated[
     list[str],
     typer.Option("--provider", metavar="P", help="Only this one; may be repeated.", autocompletion=_complete_provider),
 ]  # fmt: skip
-Region = Annotated[str, typer.Option("--region", metavar="R", help="Only this region.")]
-Data = Annotated[str, typer.Option("--data", metavar="PATH", help="Prepared shards, or a text file or folder.")]
-Hours = Annotated[float, typer.Option("--hours", metavar="H", help="Train at most this long.")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Rehearse on this machine's CPU, free.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def request_from(
-    session: Session,
-    *,
-    recipe: str,
-    gpu: str,
-    max_cost: str,
-    provider: list[str],
-    region: str,
-    data: str,
-    hours: float,
-    overrides: list[str],
-    dry_run: bool = False,
-) -> Request:
+def request_from(session: Session, **typed: Any) -> Request:
     """What was typed, with the settings' defaults filled in, checked one by one."""
     from gpurun.core.errors import UsageError
-    from gpurun.core.model import Request
     from gpurun.core.money import parse_usd
+    from gpurun.core.plan import Choices, Request
     from gpurun.planning.catalog import parse_gpu
 
     settings = session.settings
-    cap = max_cost or settings["max_cost"].value
-    if hours < 0:
+    cap = typed["max_cost"] or settings["max_cost"].value
+    if typed["hours"] < 0:
         raise UsageError(
-            "usage.hours", f"--hours {hours} is below zero.", hint="Give the hours to train at most: --hours 2."
+            "usage.hours",
+            f"--hours {typed['hours']} is below zero.",
+            hint="Give the hours to train at most: --hours 2.",
         )
-    named = provider or [name for name in settings["providers"].value.split(",") if name]
+    named = typed["provider"] or [name for name in settings["providers"].value.split(",") if name]
+    price = typed["price_per_hour"]
     return Request(
-        recipe=recipe or settings["recipe"].value,
-        overrides=tuple(overrides),
-        gpu=parse_gpu(gpu) if gpu else None,
+        recipe=typed["recipe"] or settings["recipe"].value,
+        overrides=tuple(typed["overrides"]),
+        gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
         providers=tuple(named),
-        region=region or None,
-        data=data or None,
-        hours=hours or None,
-        dry_run=dry_run,
+        data=typed["data"] or None,
+        hours=typed["hours"] or None,
+        dry_run=typed["dry_run"],
+        host=typed["host"],
+        host_key=typed["host_key"],
+        identity=typed["identity"],
+        price_micros_per_hour=parse_usd(price, name="--price-per-hour") if price else None,
+        choices=Choices(
+            region=typed["region"] or None,
+            spot=typed["spot"],
+            guard=typed["lambda_guard"],
+            weak_lease=typed["accept_weak_lease"],
+            accept_cpu=typed["accept_cpu"],
+            image=typed["image"],
+            setup=_script(typed["setup"]),
+        ),
     )
+
+
+def _script(path: str) -> str:
+    """The text of the script that was named; kept with the run, so that it may change or vanish here."""
+    from gpurun.core.errors import UsageError
+
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8") if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "Name a shell script: --setup install.sh"
+        raise UsageError("usage.setup", f"--setup {path} cannot be read: {error}.", hint=hint) from None
+
+
+def _flag(name: str, help_text: str) -> Any:
+    return Annotated[bool, typer.Option(name, help=help_text)]
+
+
+def _text(name: str, metavar: str, help_text: str) -> Any:
+    return Annotated[str, typer.Option(name, metavar=metavar, help=help_text)]
+
+
+REQUEST = Shared(
+    "request",
+    {
+        "recipe": (RecipeArgument, ""),
+        "gpu": (_text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu."), ""),
+        "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),
+        "provider": (Providers, []),
+        "region": (_text("--region", "R", "Only this region."), ""),
+        "data": (_text("--data", "PATH", "Prepared shards, or a text file or folder."), ""),
+        "hours": (Annotated[float, typer.Option("--hours", metavar="H", help="Train at most this long.")], 0.0),
+        "overrides": (Set, []),
+        "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
+        "spot": (_flag("--spot", "Rent what may be taken away, at its lower price."), False),
+        "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this laptop ends the machine."), False),
+        "lambda_guard": (_flag("--lambda-guard", "A key on the Lambda machine, so that it ends itself."), False),
+        "accept_cpu": (_flag("--accept-cpu", "Go on where the machine has no CUDA device."), False),
+        "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
+        "setup": (_text("--setup", "SCRIPT", "Run this on the machine before anything is shipped."), ""),
+        "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
+        "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
+        "identity": (_text("--identity", "FILE", "The private key to log in with."), ""),
+        "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs, for the cap."), ""),
+    },
+    request_from,
+)
+"""The flags that say what run is meant."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gpurun.cli.reader import News
 from gpurun.cli.session import Session
-from gpurun.core.model import Plan
+from gpurun.core.plan import Plan
 from gpurun.view.live import LiveWindow
 from gpurun.view.plain import PlainView
 from gpurun.view.screen import Screen

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
+from gpurun.cli.confirm import shutdown_line
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import VerificationFailed
@@ -12,7 +14,7 @@ from gpurun.core.money import Micros
 from gpurun.core.paths import Home
 from gpurun.ledger.receipt import Receipt, read_receipt
 from gpurun.ledger.signing import Signature
-from gpurun.lifecycle.runs import Sight, find_run, look
+from gpurun.lifecycle.runs import Sight, find_run
 from gpurun.view.paint import render
 from gpurun.view.receipt import FileProof, ReceiptView, receipt_markdown, receipt_screen
 
@@ -21,14 +23,18 @@ _TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "co
 
 def show_receipt(session: Session, run: str, *, markdown: bool) -> Result:
     """A run's receipt as text, Markdown or data."""
-    sight = look(session.home, find_run(session.home, run))
-    receipt = read_receipt(session.home, sight.folder)
-    view = view_of(receipt)
+    folder = session.home.run(find_run(session.home, run))
+    receipt = read_receipt(session.home, folder)
+    shutdown = shutdown_line(session, folder.name, receipt)
+    view = replace(view_of(receipt), shutdown=shutdown)
+    if shutdown.startswith("shutdown "):  # It is done, so it is not the next thing to do.
+        view = replace(view, next_command=f"gpurun audit {folder.name}")
     text = receipt_markdown(view) if markdown else receipt_text(view, session)
-    data = {"statement": receipt.statement, "sha256": receipt.sha256, "signature": receipt.signature}
+    data: dict[str, Any] = {"statement": receipt.statement, "sha256": receipt.sha256, "signature": receipt.signature}
+    data["shutdown"] = shutdown or None
     if receipt.signature is Signature.BAD:
         error = VerificationFailed("receipt.signature", "The signature does not fit the receipt.",
-                                   hint=f"gpurun audit {sight.folder.name}")  # fmt: skip
+                                   hint=f"gpurun audit {folder.name}")  # fmt: skip
         return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
     return Result(data=data, text=text)
 
@@ -72,7 +78,7 @@ def view_of(receipt: Receipt) -> ReceiptView:
         cap_micros=_micros(cost["cap_micros"]),
         result=_result(training),
         teardown=told["teardown"]["is"] or "",
-        proof=_proof(told["teardown"]["evidence"]),
+        proof=_proof(told["teardown"]),
         proof_sha256=_proof_digest(told["teardown"]["evidence"]),
         checkpoints=files,
         incidents=[f"{one['code']}: {one['message']}" for one in told["incidents"]],
@@ -128,9 +134,10 @@ def _result(training: dict[str, Any]) -> str:
     return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
 
 
-def _proof(evidence: list[dict[str, Any]]) -> str:
-    """The reads behind the last machine's end."""
-    if not evidence or evidence[-1]["reads"] is None:
+def _proof(teardown: dict[str, Any]) -> str:
+    """The reads behind the last machine's end; of a box of the user's own only its release was read."""
+    evidence = teardown["evidence"]
+    if not evidence or evidence[-1]["reads"] is None or teardown["is"] == "user_operated":
         return ""
     last = evidence[-1]
     over = f" over {last['spread_s']:.0f} s" if last["spread_s"] else ""
@@ -148,6 +155,8 @@ def _sample(sample: dict[str, Any] | None) -> str:
 def _next(told: dict[str, Any]) -> str:
     """What a person types after this."""
     asked = told["asked"]
+    if told["teardown"]["is"] == "user_operated":
+        return f"gpurun confirm-shutdown {told['run']}   # once you have shut the box down"
     if asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
         return f"gpurun plan {asked['recipe']}   # what the paid run would take, on every offer"
     return f"gpurun audit {told['run']}"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurun.cli.session import Session
+
+if TYPE_CHECKING:
+    from gpurun.lifecycle.runs import Sight
 
 _TAIL_BYTES = 4096
 _CLOSED = b'"event":"run.closed"'
@@ -37,6 +41,20 @@ def note_unfinished(session: Session) -> None:
         many = "1 unfinished run" if len(left) == 1 else f"{len(left)} unfinished runs"
         exists = "its instance may still exist" if left[0].state.may_be_billing else "nothing of it is rented"
         session.say(f"{many}: {first} ({exists}). gpurun resume {first}")
+    for sight in left:
+        _go_on_destroying(session, sight)
+
+
+def _go_on_destroying(session: Session, sight: Sight) -> None:
+    """A machine that should be gone and is not proven gone: whatever the user came for, somebody goes on trying."""
+    from gpurun.core.progress import Phase
+    from gpurun.lifecycle.supervisor import start_supervisor
+
+    state = sight.state
+    overdue = state.deadline_wall is not None and session.clock.wall() > state.deadline_wall
+    if sight.damage is None and state.may_be_billing and (overdue or state.phase is Phase.DESTROYING):
+        start_supervisor(sight.folder, session.home, session.clock)
+        session.say(f"Its supervisor was started again, to see {sight.folder.name} gone.")
 
 
 def _is_closed(journal: Path) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,15 +33,37 @@ _DEFAULTS: dict[str, Any] = {"color": "auto", "home": ""}
 
 Verb = Callable[..., Result]
 
+
+@dataclass(frozen=True)
+class Shared:
+    """Flags that several verbs take, and what is made of them: the verb gets that as the argument `name`."""
+
+    name: str
+    flags: Mapping[str, tuple[Any, Any]]
+    make: Callable[..., Any]
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """The flags as parameters, each with its type and default."""
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in self.flags.items()]
+
+
 # Typer vendors Click, whose usage errors have no public name but this.
 _WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def verb(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[Verb], Verb]:
-    """Register `function(session, …) -> Result` under the last word of a name; its help opens with the examples."""
+def verb(
+    app: typer.Typer, name: str, *, examples: Sequence[str], shares: Shared | None = None
+) -> Callable[[Verb], Verb]:
+    """Register `function(session, …) -> Result` under the last word of a name; its help opens with the examples.
+
+    With `shares` the verb takes those flags too, and is given what is made of them.
+    """
 
     def register(function: Verb) -> Verb:
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "session"]
+        given_by_us = {"session", shares.name if shares else ""}
+        written = [p for p in inspect.signature(function).parameters.values() if p.name not in given_by_us]
+        own = [*(shares.parameters() if shares else []), *(_with_real_type(p, function) for p in written)]
         shared = [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(key, False), annotation=kind)
             for key, kind in COMMON.items()
@@ -48,7 +71,13 @@ def verb(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[V
 
         def command(**given: Any) -> int:
             session = _session({key: given.pop(key) for key in COMMON})
-            return _finish(name, session, lambda: function(session, **given))
+
+            def run() -> Result:
+                if shares is not None:
+                    given[shares.name] = shares.make(session, **{flag: given.pop(flag) for flag in shares.flags})
+                return function(session, **given)
+
+            return _finish(name, session, run)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -59,6 +88,11 @@ def verb(app: typer.Typer, name: str, *, examples: Sequence[str]) -> Callable[[V
         return function
 
     return register
+
+
+def _with_real_type(parameter: inspect.Parameter, function: Verb) -> inspect.Parameter:
+    """The parameter with its annotation evaluated; the other ones may name types that are not imported at run time."""
+    return parameter.replace(annotation=eval(parameter.annotation, function.__globals__))
 
 
 def _session(common: dict[str, Any]) -> Session:

@@ -8,8 +8,8 @@ from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
-from gpurun.core.model import Plan
 from gpurun.core.paths import RunFolder
+from gpurun.core.plan import Plan
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.runs import Sight, look

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.money import Micros, cost_of, times
+from gpurun.core.money import Micros, cost_of, times, total
 from gpurun.core.progress import Event, Record
 from gpurun.ledger.untrusted import plain_data
 
@@ -29,14 +29,14 @@ def last_of(records: Sequence[Record], event: Event) -> Record | None:
 def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
     """Seconds between two records by the widest reading of the clocks, rounded up to a millisecond.
 
-    Wall time may be set back, and monotonic time begins anew at a boot; neither of them makes the larger one wrong.
+    Wall time may be set back, and monotonic time begins anew at a boot: from each record to the next the larger counts.
     """
     between = [record for record in records if start.seq <= record.seq <= end.seq]
-    ticked_us = 0
+    passed_us = 0
     for before, after in pairwise(between):
-        if before.boot_id == after.boot_id:
-            ticked_us += max(0, _microseconds(after.mono) - _microseconds(before.mono))
-    widest_us = max(0, ticked_us, _microseconds(end.wall) - _microseconds(start.wall))
+        ticked_us = _microseconds(after.mono) - _microseconds(before.mono) if before.boot_id == after.boot_id else 0
+        passed_us += max(0, ticked_us, _microseconds(after.wall) - _microseconds(before.wall))
+    widest_us = max(passed_us, _microseconds(end.wall) - _microseconds(start.wall))
     return -(-widest_us // 1000) / 1000
 
 
@@ -119,7 +119,13 @@ class Rental:
     def micros(self) -> Micros:
         """What it cost at most, or has cost so far."""
         unit_s = int(self.intent.data["billing_unit_s"])
-        return times(cost_of(Micros(self.rate), self.seconds, unit_s), self.machines)
+        beside = cost_of(self._quoted("beside_micros_per_hour"), self.seconds, unit_s)
+        once = self._quoted("egress_micros") if self.seconds else Micros(0)
+        return times(total(cost_of(Micros(self.rate), self.seconds, unit_s), beside, once), self.machines)
+
+    def _quoted(self, key: str) -> Micros:
+        """A cost beside the rate, as the plan had it; journals of the first version have none."""
+        return Micros(int(self.intent.data.get(key, 0)))
 
     def phases_s(self) -> dict[str, float]:
         """Seconds of each phase that was reached; each begins where the one before ended."""

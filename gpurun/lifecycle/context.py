@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from gpurun.core.clock import Clock, boot_id, ticks
 from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
-from gpurun.core.model import Instance, InstanceState, Plan
+from gpurun.core.model import Instance, InstanceState
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import Plan
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.machine.base import FarRefusal, MachineLost
@@ -37,7 +38,8 @@ class StopWanted(GpurunError):
 class Context:
     """Everything a step may touch.
 
-    `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped.
+    `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped. `open`
+    gives the provider of another approved offer; without it only the plan's first offer is tried.
     """
 
     home: Home
@@ -47,6 +49,23 @@ class Context:
     provider: Provider
     reach: Callable[[Instance], FarSide]
     trainer: Path
+    open: Callable[[str], Provider] | None = None
+
+    def on_offer(self, place: int) -> Context:
+        """The same context on the approved offer at that place: its plan, its lease, its provider."""
+        approved = self.plan.approved
+        if place == 0 or self.open is None or place >= len(approved):
+            return self
+        plan = self.plan.on(approved[place])
+        return replace(self, plan=plan, provider=self.provider_named(plan.offer.provider))
+
+    def provider_named(self, name: str) -> Provider:
+        """A provider by its name: this attempt's own, or one that another attempt asks."""
+        return self.provider if name == self.provider.name or self.open is None else self.open(name)
+
+    def has_offer(self, place: int) -> bool:
+        """Whether there is an approved offer at that place."""
+        return self.open is not None and place < len(self.plan.approved)
 
     def seconds_left(self, state: RunState) -> float:
         """Until the instance must be asked to end, so that it is gone by its deadline.
@@ -60,6 +79,15 @@ class Context:
         if state.create_boot_id != boot_id():
             return by_wall
         return min(by_wall, ask_wall - state.create_wall - (self.clock.monotonic() - state.create_mono))
+
+    def unsettled_s(self, state: RunState) -> float:
+        """How long the provider may still hide what was asked for; nothing once the instance was seen to run."""
+        if state.facts:
+            return 0.0
+        settle_s = self.provider.traits.settle_s
+        if state.heard_boot_id != boot_id():
+            return settle_s
+        return max(0.0, settle_s - (self.clock.monotonic() - state.heard_mono))
 
     def wants_stop(self, state: RunState) -> bool:
         """Whether the user wants more than what the journal already has."""

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from gpurun.core.clock import Clock, ticks
-from gpurun.core.errors import MayBeBilling, SetupError
+from gpurun.core.errors import MayBeBilling
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
-from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
 from gpurun.lifecycle.duplicates import incident, living, once
-from gpurun.providers.base import Provider, Rejected, Unknown
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.providers.base import Provider
 
 PATIENCE_S = 300.0
 ASK_AGAIN_S = 30.0
+LEAVE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,31 +39,54 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure else state.stop or state.outcome or "lease"
     yield Event.DESTROY_INTENDED, {"id": identifier, "token": state.token, "reason": reason}
-    for event, data in end(context.provider, context.clock, identifier, state.token, run=state.run):
+    if context.plan.box is not None:
+        yield from _leave(state, context)
+    hidden_s = context.unsettled_s(state)
+    for event, data in end(context.provider, context.clock, identifier, state.token, run=state.run, hidden_s=hidden_s):
         if event is Event.INCIDENT:
             yield from once((event, data), context)
         else:
             yield event, data
 
 
-def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: str) -> Iterator[Note]:
+def _leave(state: RunState, context: Context) -> Iterator[Note]:
+    """A box that is kept: end the training there and take the run's folder away, as far as it can be reached."""
+    lost = "it was never tried"
+    for _ in ticks(context.clock, RETRY_S, LEAVE_S):
+        try:
+            context.reach(instance_of(state)).farewell()
+            return
+        except (MachineLost, FarRefusal) as error:
+            lost = error.what
+    left = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
+    yield from once((Event.INCIDENT, {"code": "box.not_left", "message": left}), context)
+
+
+def end(
+    provider: Provider, clock: Clock, identifier: str, token: str, *, run: str, hidden_s: float = 0.0
+) -> Iterator[Note]:
     """Ask and read until death is proven; only what bears the token is ever asked to end.
 
+    What was just asked for may be hidden for `hidden_s` longer: until then, or until it was seen, its absence proves
+    nothing, and a request for its end may have gone to nobody.
     After five minutes without proof it raises MayBeBilling; whoever called keeps the run red and tries again later.
     """
     readings: list[Reading] = []
     attempt, answer, asked_s = 0, "nothing was asked yet", float("-inf")
     started = clock.monotonic()
-    for elapsed in ticks(clock, provider.traits.poll_s, PATIENCE_S):
+    for elapsed in ticks(clock, provider.traits.poll_s, PATIENCE_S + hidden_s):
         if not readings and elapsed - asked_s >= ASK_AGAIN_S:
             attempt, asked_s = attempt + 1, elapsed
-            answer, others = _ask(provider, identifier, token)
-            yield from map(incident, others)
+            answer, found = _ask(provider, identifier, token)
+            yield from map(incident, (one for one in found[0 if identifier else 1 :] if one.id != identifier))
+            hidden_s = 0.0 if found else hidden_s
             yield Event.DESTROY_ASKED, {"id": identifier, "attempt": attempt, "answer": answer}
         if readings and elapsed - readings[-1].at_s < _gap_s(provider):
             continue
         # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
         reading = _look(provider, identifier, token, round(clock.monotonic() - started, 3))
+        if reading.gone and elapsed < hidden_s:
+            continue
         if not reading.gone:
             if readings:  # It was seen gone and is there again: all proof so far is void, and it is asked at once.
                 readings, asked_s = [], float("-inf")
@@ -80,18 +105,16 @@ def end(provider: Provider, clock: Clock, identifier: str, token: str, *, run: s
 
 
 def _ask(provider: Provider, identifier: str, token: str) -> tuple[str, list[Instance]]:
-    """Request the end of the instance and of any other that bears the token; the answer in words, and the others."""
-    others: list[Instance] = []
+    """Request the end of the instance and of all that bears the token; the answer in words, and what was found."""
+    found: list[Instance] = []
     try:
         found = living(provider.find(token), token)
-        others = [one for one in found if identifier and one.id != identifier]
         wanted = {one.id for one in found} | ({identifier} if identifier else set())
         for name in sorted(wanted):
             provider.destroy(name)
-    except (Unknown, Rejected, SetupError) as error:
-        # A key that was revoked in mid-run is no reason to stop asking: it may be restored, and the lease is watched.
-        return f"no clear answer: {error}", others
-    return f"asked {', '.join(sorted(wanted)) or 'nobody: none bears the token'}", others
+    except Exception as error:  # noqa: BLE001 - a key revoked in mid-run, a broken answer: no reason to stop asking.
+        return f"no clear answer: {error}", found
+    return f"asked {', '.join(sorted(wanted)) or 'nobody: none bears the token'}", found
 
 
 def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Reading:
@@ -99,7 +122,7 @@ def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Readi
     try:
         listed = provider.find(token)
         one = provider.read(identifier) if identifier else None
-    except (Unknown, Rejected, SetupError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer.
         return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
     answer = digest_of([_plain(one), [_plain(other) for other in listed]])
     alive = any(other.state is not InstanceState.GONE for other in listed)  # Some clouds list their dead for an hour.

@@ -35,7 +35,7 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
 }
 
 PAUSE_S = 3.0
-_WORKING = (Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
+_WORKING = (Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
 
 
 class Driver:
@@ -61,7 +61,7 @@ class Driver:
             self._journal.append(Event.RUN_OPENED, self._opening())
         while True:
             state = self._heard()
-            step = next_step(state, lease_over=self._context.seconds_left(state) <= 0)
+            step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
             if step is None:
                 return ExitCode(state.exit_code or 0)
             if step is Step.CLOSE:
@@ -76,10 +76,18 @@ class Driver:
         if wish is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
             self._record(Event.STOP_REQUESTED, {"how": wish.how, "by": wish.by, "reason": wish.reason})
             state = self._state()
-        if state.phase in _WORKING and state.stop != "destroy" and self._context.seconds_left(state) <= 0:
+        if state.phase in _WORKING and state.stop != "destroy" and self._at(state).seconds_left(state) <= 0:
             # On record, so that neither a clock set back nor a crash lets the run go on or calls it done.
             self._record(Event.STOP_REQUESTED, {"how": "destroy", "by": "lease", "reason": "the lease is over"})
         return self._state()
+
+    def _at(self, state: RunState) -> Context:
+        """The context on the offer that this attempt is about."""
+        return self._context.on_offer(self._place(state))
+
+    def _place(self, state: RunState) -> int:
+        """Which approved offer is being tried: the first, but for those that had no capacity."""
+        return min(state.passed_over, len(self._context.plan.approved) - 1)
 
     def _state(self) -> RunState:
         return replay(self._context.plan.run, self._journal.records)
@@ -87,7 +95,7 @@ class Driver:
     def _do(self, step: Step, state: RunState) -> None:
         """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
         try:
-            for event, data in STEPS[step](state, self._context):
+            for event, data in STEPS[step](state, self._at(state)):
                 self._record(event, data)
         except StopWanted:
             return
@@ -111,7 +119,7 @@ class Driver:
                 return
             except SetupError as error:
                 state = self._state()
-                if error.code != "disk.full" or not state.may_be_billing or self._context.seconds_left(state) <= 0:
+                if error.code != "disk.full" or not state.may_be_billing or self._at(state).seconds_left(state) <= 0:
                     raise
                 logging.error("%s %s", error.what, error.hint)
                 self._context.clock.sleep(PAUSE_S)
@@ -163,5 +171,5 @@ class Driver:
             "platform": f"{platform.platform()}, Python {platform.python_version()}",
             "provider": plan.offer.provider,
             "cap_micros": plan.cap_micros,
-            "worst_micros": plan.worst_micros,
+            "worst_micros": plan.most_micros,
         }

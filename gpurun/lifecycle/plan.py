@@ -6,28 +6,24 @@ packaged catalogue prices them, and the run on this machine that rehearses it.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NoReturn
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import NoOffer, SetupError, UsageError, did_you_mean
-from gpurun.core.model import Candidate, DataSummary, GpuNeed, Mode, Plan, Request, digest_of
-from gpurun.core.money import usd
+from gpurun.core.errors import SetupError, UsageError, did_you_mean
+from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
-from gpurun.lifecycle.quote import paid_plan, quote
-from gpurun.lifecycle.shards import missing_shards, prepared
+from gpurun.core.plan import Candidate, Mode, Plan, Request
+from gpurun.lifecycle.own_machines import box_plan, local_plan
+from gpurun.lifecycle.quote import need_of, quote
+from gpurun.lifecycle.renting import rented_plan, shown_plan
 from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.pack import survey
-from gpurun.planning.budget import lease_for, load_of, worst_case
 from gpurun.planning.bundle import bundle_root
-from gpurun.planning.estimate import estimate
-from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, parameters_of, resolve
-from gpurun.providers.base import Provider
-from gpurun.providers.registry import PROVIDERS, open_provider
+from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
+from gpurun.providers.registry import PROVIDERS
 
 
 def make_plan(
@@ -41,22 +37,36 @@ def make_plan(
     mode = _mode(request)
     _check_providers(request, mode)
     offered: tuple[Candidate, ...] = ()
+    if mode is Mode.PAID:
+        full = _rented_form(request, recipe)
+        if request.providers == ("ssh",):
+            return with_bundle(box_plan(request, run, full, home, clock, say))
+        if need_data:
+            return with_bundle(rented_plan(request, run, full, home, clock, say))
+        return shown_plan(request, run, full, home, clock)
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe)
     else:
-        full = resolve(recipe, "full", request.overrides, _processes(request))
-        if mode is Mode.PAID:
-            plan = paid_plan(request, run, full, quote(request, full))
-            if need_data:
-                _refuse_to_rent(plan, request, full)
-            return plan
-        here, notes = _form_here(request, recipe, full)
+        here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
     _need_torch()
-    places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
-    data = prepared(here.record, request.data, **places, say=say)
-    plan = _plan_here(request, run, mode, here, data, open_provider("local", home, clock))
+    plan = local_plan(request, run, mode, here, home, clock, say)
     return with_bundle(plan.model_copy(update={"candidates": offered, "notes": notes}))
+
+
+def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
+    """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
+    on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
+    full = resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
+    if need_of(request, full).count or full.tables.hardware.on_cpu == "as_written":
+        return full
+    if full.tables.hardware.on_cpu == "refuse":
+        raise UsageError(
+            "recipe.needs_gpu",
+            f"{recipe.name} is written for {full.tables.hardware.gpu}; it is not trained on a CPU.",
+            hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {recipe.name} --dry-run",
+        )
+    return resolve(recipe, "rehearsal", request.overrides, processes=1)
 
 
 def _paid_form(request: Request, recipe: Recipe) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
@@ -83,19 +93,6 @@ def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[
     return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)
 
 
-def _refuse_to_rent(plan: Plan, request: Request, full: ResolvedRecipe) -> NoReturn:
-    """Say what stands between this plan and a rented machine; the last of it is this version of gpurun."""
-    if request.max_cost_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
-    if request.data is None and full.tables.data.source != "stdlib":
-        raise missing_shards(full.tables.data.source)
-    raise SetupError(
-        "provider.not_yet",
-        f"This gpurun cannot rent from {plan.offer.provider} yet: it knows the price, not the way.",
-        hint="Rehearse the same run for nothing: add --dry-run. Or train here: --provider local.",
-    )
-
-
 def _mode(request: Request) -> Mode:
     if request.dry_run:
         return Mode.REHEARSAL
@@ -104,14 +101,13 @@ def _mode(request: Request) -> Mode:
 
 def _check_providers(request: Request, mode: Mode) -> None:
     """Refuse names that no catalogue and no registry know."""
-    known = sorted({"runpod", "lambda", "aws", *PROVIDERS})
-    strange = [name for name in request.providers if name not in known]
+    strange = [name for name in request.providers if name not in PROVIDERS]
     if strange:
-        hint = did_you_mean(strange[0], known, otherwise=f"Known: {', '.join(known)}.")
+        hint = did_you_mean(strange[0], PROVIDERS, otherwise=f"Known: {', '.join(sorted(PROVIDERS))}.")
         raise UsageError("provider.unknown", f"There is no provider {strange[0]!r}.", hint=hint)
-    if mode is Mode.PAID and "local" in request.providers:
-        hint = "Choose --provider local alone, or a cloud."
-        raise UsageError("provider.mixed", "This machine and a cloud cannot be mixed.", hint=hint)
+    if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh"} & set(request.providers):
+        hint = "Choose --provider local or --provider ssh alone, or clouds only."
+        raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
 
 
 def _processes(request: Request) -> int | None:
@@ -134,40 +130,6 @@ def _need_torch() -> None:
             "Training on this machine needs PyTorch, which is not installed.",
             hint="pip install 'gpurun[local]' (without an NVIDIA GPU, from PyTorch's CPU index; see the README).",
         )
-
-
-def _plan_here(
-    request: Request, run: str, mode: Mode, resolved: ResolvedRecipe, data: DataSummary, provider: Provider
-) -> Plan:
-    """The plan of a run on this machine."""
-    offer = provider.offers(GpuNeed(count=0, name="cpu"))[0]
-    vocab = data.vocab_size
-    guess = estimate(resolved, offer, vocab_size=vocab, cpu_cores=os.cpu_count() or 1)
-    load = load_of(resolved, data.bytes, vocab_size=vocab)
-    lease = lease_for(offer, guess, load, cap=None, hours=request.hours)
-    if lease is None or not guess.fits:
-        raise NoOffer("offer.none_fits", f"This machine cannot train it: {guess.basis}.", hint="Change it with --set.")
-    return Plan(
-        run=run,
-        mode=mode,
-        recipe=resolved.name,
-        form=resolved.form,
-        recipe_sha256=resolved.sha256,
-        resolved=resolved.record,
-        parameters=parameters_of(resolved.tables.model, vocab),
-        processes=resolved.processes,
-        offer=offer,
-        estimate=guess,
-        lease=lease,
-        cap_micros=request.max_cost_micros,
-        expected_micros=usd(0),
-        worst_micros=worst_case(offer, lease, load),
-        candidates=(),
-        data=data,
-        bundle_sha256="",
-        ship_files=0,
-        ship_bytes=0,
-    )
 
 
 def with_bundle(plan: Plan) -> Plan:

@@ -7,40 +7,57 @@ from collections.abc import Iterator
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import MayBeBilling, NoOffer, SetupError
-from gpurun.core.model import Instance, InstanceState, Order, Plan
-from gpurun.core.money import cost_of, format_rate, format_usd
+from gpurun.core.model import Instance, InstanceState, Order
+from gpurun.core.money import format_usd
+from gpurun.core.plan import Mode, Plan
 from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.bargain import check_made, check_price, is_told_otherwise
+from gpurun.lifecycle.box import check_box
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.duplicates import duplicates, incident, living, once
 from gpurun.machine.base import MachineLost
-from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.machine.far import FarSide
+from gpurun.machine.ssh_keys import make_keys
+from gpurun.planning.budget import beside_rate, disk_gb_on
+from gpurun.providers.base import HandsOver, NoCapacity, Rejected, Unknown
 
 ATTEMPTS = 3
 # How much longer than its settling time a provider that answers now and then is asked.
 LOOK_S = 300.0
+LATE_S = 60.0
 
 
 def create(state: RunState, context: Context) -> Iterator[Note]:
-    """Send one create, after its intent is on disk; or, when an earlier answer is missing, look for what it made."""
+    """Send one create, after its intent is on disk; or, when an earlier answer is missing, look for what it made.
+
+    Where there is certainly no capacity, the next attempt is on the next approved offer, with a token of its own.
+    """
     if state.token:
         yield from _look_for(state, context)
         return
-    if state.attempt >= ATTEMPTS:
+    if state.attempt - state.passed_over >= ATTEMPTS:
         raise NoOffer(
             "create.gave_up",
             f"{context.provider.name} made no instance in {ATTEMPTS} attempts.",
             hint="Try again later, or another provider with --provider.",
         )
+    check_price(context.plan, context.provider, context.clock)
     order = _order(state, context)
     yield Event.CREATE_INTENDED, _intent(order, context)
+    if context.clock.wall() > order.deadline_wall - order.lease_s + LATE_S:
+        message = "it was not sent: this machine slept, and the deadline in it is too near"
+        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "absent", "message": message}
+        return
     try:
         instance = context.provider.create(order)
     except (NoCapacity, Rejected) as error:
         reason = "no_capacity" if isinstance(error, NoCapacity) else "rejected"
         yield Event.CREATE_REFUSED, {"token": order.token, "reason": reason, "message": str(error)}
+        if reason == "no_capacity" and context.has_offer(state.passed_over + 1):
+            return
         raise NoOffer(
             f"create.{reason}",
-            f"{context.provider.name} refused to make the instance: {error}.",
+            f"{context.provider.name} refused to make the instance: {str(error).rstrip('.')}.",
             hint="Nothing was made and nothing is billed. Try another --provider or --gpu.",
         ) from error
     except Unknown as error:
@@ -55,7 +72,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     """Wait until the instance runs, is the only one and its agent answers; past the boot limit it is given up."""
     born = instance_of(state)
-    _check_bargain(born, context)
+    check_made(born, context.plan)
     started = context.clock.monotonic()
     limit_s = min(context.plan.lease.boot_s, context.seconds_left(state))
     last = "it never answered"
@@ -67,13 +84,15 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 yield from once(incident(extra), context)
                 context.provider.destroy(extra.id)
             instance = context.provider.read(born.id)
-            if _is_told_dearer(instance, born, context.plan):
+            if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
                 yield Event.CREATE_OBSERVED, _observed(state.token, instance, adopted=False)
                 return
             if _is_up(instance, state.token) and not extras:
                 far = context.reach(instance)
                 far.install_agent()
+                armed = _arm(far, instance, context)
+                _set_up(far, context, limit_s)
                 facts = far.hello()
                 break
             last = f"{len(extras)} more bear its token" if extras else f"the provider says {instance.state}"
@@ -87,12 +106,33 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         )
     seconds = round(context.clock.monotonic() - started, 3)
     seen = instance.model_dump(mode="json")
-    yield Event.READY_OBSERVED, {"id": born.id, "instance": seen, "facts": facts.as_json(), "seconds": seconds}
-    if not facts.torch_found:
+    ready = {"id": born.id, "instance": seen, "facts": facts.as_json(), "seconds": seconds}
+    yield Event.READY_OBSERVED, ready | ({"armed": armed} if armed else {})
+    for warning in check_box(facts, context.plan.offer, accept_cpu=context.plan.choices.accept_cpu):
+        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+
+
+def _arm(far: FarSide, instance: Instance, context: Context) -> str:
+    """Hand over the dead-man timer where it could not be there from the start; in words what was armed."""
+    hand = context.provider.hand(instance) if isinstance(context.provider, HandsOver) else None
+    if hand is None:
+        return ""
+    far.arm(hand.script, hand.secret.reveal())
+    return hand.words
+
+
+def _set_up(far: FarSide, context: Context, limit_s: float) -> None:
+    """Run the user's own script there, if there is one; it may be run again after a cut, and its failure ends it."""
+    script = context.plan.choices.setup
+    if not script:
+        return
+    reply = far.set_up(script.encode(), timeout_s=limit_s)
+    if reply.exit_code:
+        words = reply.stderr[-500:].decode("utf-8", "replace").strip()
         raise SetupError(
-            "box.no_torch",
-            "No Python on the instance imports torch.",
-            hint="On this machine: pip install 'gpurun[local]'. On a cloud: choose an image with PyTorch.",
+            "setup.failed",
+            f"The script of --setup ended with {reply.exit_code} on the machine: {words or 'it said nothing'}",
+            hint="Mend it; `ssh` to a machine of your own is a cheap place to try it.",
         )
 
 
@@ -111,23 +151,36 @@ def _order(state: RunState, context: Context) -> Order:
             f"The worst case {format_usd(worst)} is over the cap {format_usd(plan.cap_micros)}.",
             hint=f"Raise it: --max-cost {format_usd(worst).lstrip('$')}.",
         )
+    keys = make_keys(context.folder.ssh) if plan.mode is Mode.PAID and plan.box is None else None
     return Order(
         run=plan.run,
         token=f"gr-{plan.run}-{secrets.token_hex(4)}",
         attempt=state.attempt + 1,
         offer=plan.offer,
         deadline_wall=context.clock.wall() + plan.lease.total_s,
+        lease_s=plan.lease.total_s,
+        keys=keys,
+        disk_gb=disk_gb_of(plan),
+        image=plan.choices.image,
     )
+
+
+def disk_gb_of(plan: Plan) -> int:
+    """The disk that is ordered, as it was priced."""
+    return disk_gb_on(plan.offer.provider, int(plan.resolved["hardware"]["disk_gb"]))
 
 
 def _intent(order: Order, context: Context) -> dict[str, object]:
     plan = context.plan
+    hourly, once_only = beside_rate(plan.offer.provider, plan.parameters, order.disk_gb)
     return {
         "attempt": order.attempt,
         "token": order.token,
         "provider": plan.offer.provider,
         "offer": plan.offer.model_dump(mode="json"),
         "rate_micros_per_hour": plan.offer.rate_micros_per_hour,
+        "beside_micros_per_hour": hourly,
+        "egress_micros": once_only,
         "billing_unit_s": plan.offer.billing_unit_s,
         "worst_micros": plan.worst_micros,
         "lease": plan.lease.model_dump(mode="json"),
@@ -144,6 +197,8 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
     traits = context.provider.traits
     unclear, steady_since = "nothing was answered", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
+        if context.seconds_left(state) <= 0:
+            return  # What it made may have lived and ended since: that is a death to prove, not an absence.
         try:
             found = living(context.provider.find(state.token), state.token)
         except (Unknown, SetupError) as error:
@@ -166,41 +221,3 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
 
 def _observed(token: str, instance: Instance, *, adopted: bool) -> dict[str, object]:
     return {"token": token, "instance": instance.model_dump(mode="json"), "adopted": adopted}
-
-
-def _is_told_dearer(instance: Instance, born: Instance, plan: Plan) -> bool:
-    """Whether the provider says only now that what it made is not what was agreed to."""
-    told = (instance.rate_micros_per_hour, instance.gpu, instance.gpu_count)
-    changed = told != (born.rate_micros_per_hour, born.gpu, born.gpu_count)
-    return changed and instance.token == born.token and (_costs_more(instance, plan) or _is_another(instance, plan))
-
-
-def _costs_more(instance: Instance, plan: Plan) -> bool:
-    rate = instance.rate_micros_per_hour
-    return rate is not None and rate > plan.offer.rate_micros_per_hour
-
-
-def _is_another(instance: Instance, plan: Plan) -> bool:
-    """Whether its GPUs are not those of the offer; what a provider does not tell is not held against it."""
-    offer = plan.offer
-    other_kind = bool(instance.gpu) and instance.gpu != offer.gpu
-    return other_kind or (bool(instance.gpu_count) and instance.gpu_count != offer.gpu_count)
-
-
-def _check_bargain(instance: Instance, context: Context) -> None:
-    """Refuse an instance that costs more than was agreed to, or is another; the driver destroys it."""
-    plan, rate = context.plan, instance.rate_micros_per_hour
-    agreed = plan.offer.rate_micros_per_hour
-    if rate is not None and _costs_more(instance, plan):
-        worst = cost_of(rate, plan.lease.total_s + plan.lease.kill_allowance_s, plan.offer.billing_unit_s)
-        raise NoOffer(
-            "price.rose",
-            f"The instance costs {format_rate(rate)}, not the {format_rate(agreed)} agreed to.",
-            hint=f"It is being destroyed. At the new price the worst case is {format_usd(worst)}; run the plan again.",
-        )
-    if _is_another(instance, plan):
-        raise NoOffer(
-            "gpu.other",
-            f"It is {instance.gpu_count or '?'}×{instance.gpu or '?'}, not the {plan.offer.label} agreed to.",
-            hint="It is being destroyed. Run the plan again, or choose another --provider.",
-        )

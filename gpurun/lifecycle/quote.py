@@ -1,13 +1,17 @@
-"""What the paid run would be: every catalogue offer, judged and ranked by the dollars that finishing takes."""
+"""What a paid run would be on each offer, live or from the catalogue, ranked by the dollars that finishing takes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.core.clock import local_time
 from gpurun.core.errors import NoOffer
-from gpurun.core.model import Candidate, DataSummary, GpuNeed, Mode, Offer, Plan, Request
-from gpurun.core.money import usd
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.money import format_usd, usd
+from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.lifecycle.market import Market
 from gpurun.planning.budget import Load, candidates, choose, load_of
 from gpurun.planning.catalog import counts_of, offers_for, parse_gpu
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
@@ -18,6 +22,7 @@ BYTES_PER_TOKEN = 2
 GPT2_VOCABULARY = 50257
 CHARACTERS = 128
 DEFAULT_TEXT_MB = 32
+WEAK = "needs --accept-weak-lease"
 
 
 @dataclass(frozen=True)
@@ -27,47 +32,95 @@ class Quote:
     candidates: tuple[Candidate, ...]
     load: Load
     notes: tuple[str, ...]
+    read_wall: float = 0.0
 
 
-def quote(request: Request, full: ResolvedRecipe) -> Quote:
-    """Judge the catalogue's offers; NoOffer when it has none for the GPU, the providers or the region."""
-    need = request.gpu or parse_gpu(full.tables.hardware.gpu)
-    load, notes = _load(request, full)
+def quote(
+    request: Request, full: ResolvedRecipe, market: Market | None = None, data: DataSummary | None = None
+) -> Quote:
+    """Judge the offers: the market's, or without one the catalogue's; NoOffer when there are none for the need.
+
+    `data` are the shards that will be shipped; without them their size is guessed.
+    """
+    need = need_of(request, full)
+    load, notes = _load(request, full, data)
+    offers = _catalogued(request, need) if market is None else _live(market, need)
     found = candidates(
-        _offers(request, need),
+        offers,
         full,
         load,
         cap=request.max_cost_micros,
         hours=request.hours,
-        vocab_size=_vocabulary(full),
+        vocab_size=data.vocab_size if data else _vocabulary(full),
     )
-    priced = (
-        f"Prices are from the packaged {found[0].offer.price_source.split(' (')[0]}; the live price is what counts."
-    )
-    return Quote(found, load, (priced, *notes))
+    if not request.choices.weak_lease:
+        found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))
+    return Quote(found, load, (*_price_notes(offers, market), *notes), market.read_wall if market else 0.0)
 
 
-def _offers(request: Request, need: GpuNeed) -> list[Offer]:
-    """The offers that the request leaves."""
+def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:
+    """The GPUs that were asked for, or those that the recipe is written for."""
+    return request.gpu or parse_gpu(full.tables.hardware.gpu)
+
+
+def is_weak(offer: Offer) -> bool:
+    """Whether nothing but this laptop ends the machine; a box that the user has is the user's own to end."""
+    return offer.dies_by_itself.startswith("NO") and offer.provider != "ssh"
+
+
+def _unless_weak(candidate: Candidate) -> Candidate:
+    """The candidate; one that dies only by this laptop's hand may not be rented without being asked for."""
+    if candidate.lease is None or not is_weak(candidate.offer):
+        return candidate
+    return candidate.model_copy(update={"lease": None, "finishes": False, "worst_micros": None, "why_not": WEAK})
+
+
+def _price_notes(offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
+    """Where the prices are from, and who could not be asked."""
+    if market is None:
+        source = offers[0].price_source.split(" (")[0]
+        return (f"Prices are from the packaged {source}; the live price is what counts.",)
+    silent = (f"{name} could not be asked: {why}" for name, why in market.silent)
+    packaged = {f"{o.provider}: price from the {o.price_source}." for o in offers if o.price_source.startswith("catal")}
+    read = f"Prices were read live at {local_time(market.read_wall, now=market.read_wall)}."
+    return (read, *sorted(packaged), *silent)
+
+
+def _live(market: Market, need: GpuNeed) -> list[Offer]:
+    """The market's offers; NoOffer when there is nothing, with what each silent provider said."""
+    if market.offers:
+        return list(market.offers)
+    silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
+    sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need)) if need.count else ""
+    raise NoOffer(
+        "offer.no_capacity",
+        f"Nobody who could be asked has {need} now. {silent}".strip(),
+        hint=f"It is sold as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
+    )
+
+
+def _catalogued(request: Request, need: GpuNeed) -> list[Offer]:
+    """The catalogue's offers that the request leaves."""
     clouds = [name for name in request.providers if name != "local"]
     offers = [offer for offer in offers_for(need) if not clouds or offer.provider in clouds]
     if not offers:
         sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, clouds))
         what = f"{' and '.join(clouds)} has no {need}" if clouds else f"No provider in the catalogue has {need}"
         raise NoOffer("offer.none", f"{what}.", hint=f"Sold as {sold}." if sold else "Try another --gpu or provider.")
-    if request.region is None:
-        return offers
-    here = [offer for offer in offers if offer.region in (request.region, "any")]
+    region = request.choices.region
+    here = [offer for offer in offers if region is None or offer.region in (region, "any")]
     if not here:
         regions = ", ".join(sorted({offer.region for offer in offers}))
         hint = f"The catalogue has: {regions}."
-        raise NoOffer("offer.no_region", f"{need} is not offered in {request.region!r}.", hint=hint)
+        raise NoOffer("offer.no_region", f"{need} is not offered in {region!r}.", hint=hint)
     return here
 
 
-def _load(request: Request, full: ResolvedRecipe) -> tuple[Load, tuple[str, ...]]:
+def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> tuple[Load, tuple[str, ...]]:
     """What a paid run would move; shards that do not exist yet are counted from a bucket, and that is said."""
     train, source = full.tables.train, full.tables.data.source
+    if data is not None:
+        return load_of(full, data.bytes, vocab_size=data.vocab_size), ()
     if request.data is not None and Path(request.data).exists():
         files = [path for path in [Path(request.data), *Path(request.data).rglob("*")] if path.is_file()]
         return load_of(full, sum(path.stat().st_size for path in files), vocab_size=_vocabulary(full)), ()
@@ -83,8 +136,9 @@ def _load(request: Request, full: ResolvedRecipe) -> tuple[Load, tuple[str, ...]
     return load, (note,)
 
 
-def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote) -> Plan:
-    """The plan of the best offer that the cap pays for; NoOffer names the cap that would do when there is none."""
+def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, data: DataSummary | None = None) -> Plan:
+    """The plan of the best offer that the cap pays for; NoOffer says what would do when there is none."""
+    _refuse_only_weak(quoted, request)
     chosen = choose(quoted.candidates, quoted.load, cap=request.max_cost_micros)
     if chosen.lease is None:
         raise RuntimeError(f"{chosen.offer.label} was chosen without a lease")
@@ -92,10 +146,10 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote) -
         run=run,
         mode=Mode.PAID,
         recipe=full.name,
-        form="full",
+        form=full.form,
         recipe_sha256=full.sha256,
         resolved=full.record,
-        parameters=parameters_of(full.tables.model, _vocabulary(full)),
+        parameters=parameters_of(full.tables.model, data.vocab_size if data else _vocabulary(full)),
         processes=chosen.offer.gpu_count or 1,
         offer=chosen.offer,
         estimate=chosen.estimate,
@@ -104,12 +158,30 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote) -
         expected_micros=chosen.expected_micros or usd(0),
         worst_micros=chosen.worst_micros or usd(0),
         candidates=quoted.candidates,
-        data=_not_prepared(full, quoted.load.ship_bytes),
+        data=data or _not_prepared(full, quoted.load.ship_bytes),
         bundle_sha256="",
         ship_files=0,
         ship_bytes=quoted.load.ship_bytes,
         notes=quoted.notes,
+        choices=request.choices,
+        quoted_wall=quoted.read_wall,
     )
+
+
+def _refuse_only_weak(quoted: Quote, request: Request) -> None:
+    """Say it where only machines that nothing ends by itself could be rented."""
+    if any(one.lease is not None for one in quoted.candidates):
+        return
+    weak = [one for one in quoted.candidates if one.why_not == WEAK]
+    if weak:
+        first = weak[0]
+        price = format_usd(first.expected_micros) if first.expected_micros is not None else "an unknown sum"
+        raise NoOffer(
+            "offer.weak_lease",
+            f"Only {first.offer.provider} can run this under the cap ({first.offer.label}, about {price}), and nothing "
+            "on that machine ends it: if this laptop is lost, it goes on billing.",
+            hint="Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease.",
+        )
 
 
 def _not_prepared(full: ResolvedRecipe, size: int) -> DataSummary:

@@ -8,14 +8,14 @@ from typing import Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
-from gpurun.core.model import Instance
+from gpurun.core.model import Instance, InstanceState, Leftover
 from gpurun.core.paths import RUN_NAME, Home
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.base import Provider, Unknown
+from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 
 Fate = Literal["owned", "within lease", "overdue", "destroyed", "not proven gone"]
 
@@ -28,6 +28,14 @@ class Orphan:
     fate: Fate
     overdue_s: float
     age_s: float
+
+
+@dataclass(frozen=True)
+class Stray:
+    """One side resource that was found, and what was done about it."""
+
+    leftover: Leftover
+    fate: Literal["owned", "kept", "removed", "not removed"]
 
 
 def sweep(
@@ -44,7 +52,7 @@ def sweep(
         except (Unknown, SetupError) as error:
             silent.append(f"{provider.name} ({error})")
             continue
-        for instance in found:
+        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
             orphan = _judge(instance, home, clock)
             doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
             if doomed and orphan.age_s >= older_than_s and not look_only:
@@ -52,15 +60,14 @@ def sweep(
             else:
                 yield orphan
     if silent:
-        what = f"What exists could not be seen at {', '.join(silent)}."
-        raise MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers, or look by hand.")
+        raise _cannot_look(silent)
 
 
 def _judge(instance: Instance, home: Home, clock: Clock) -> Orphan:
     """What an instance is, by its own tags and by whoever drives it here."""
     now = clock.wall()
     overdue_s = now - instance.deadline_wall if instance.deadline_wall is not None else 0.0
-    age_s = now - instance.created_wall if instance.created_wall is not None else 0.0
+    age_s = now - instance.created_wall if instance.created_wall is not None else float("inf")  # Lambda tells none.
     if RUN_NAME.fullmatch(instance.run) and holder_of(home.run(instance.run).lock) is not None:
         return Orphan(instance, "owned", overdue_s, age_s)
     return Orphan(instance, "overdue" if overdue_s > 0 else "within lease", overdue_s, age_s)
@@ -101,3 +108,46 @@ def _is_ours(instance: Instance, home: Home) -> bool:
     except GpurunError:
         return False
     return sight.damage is None and sight.state.token == instance.token and sight.state.may_be_billing
+
+
+def sweep_leftovers(
+    providers: list[Provider], home: Home, clock: Clock, *, remove_all: bool, look_only: bool
+) -> Iterator[Stray]:
+    """Remove side resources that no living machine and no supervisor here needs any more.
+
+    One that does not tell its deadline may belong to a rental that is just beginning elsewhere: it takes `remove_all`.
+    A provider that does not answer is MayBeBilling, raised once all the others have been swept.
+    """
+    silent: list[str] = []
+    for provider in providers:
+        if not isinstance(provider, LeavesThings):
+            continue
+        try:
+            needed = {one.token for one in provider.find(None) if one.state is not InstanceState.GONE}
+            found = provider.leftovers(None)
+        except (Unknown, SetupError) as error:
+            silent.append(f"{provider.name} ({error})")
+            continue
+        for left in found:
+            overdue = left.deadline_wall is not None and clock.wall() > left.deadline_wall
+            if RUN_NAME.fullmatch(left.run) and holder_of(home.run(left.run).lock) is not None:
+                yield Stray(left, "owned")
+            elif left.token in needed or look_only or not (overdue or remove_all):
+                yield Stray(left, "kept")
+            else:
+                yield _remove(left, provider)
+    if silent:
+        raise _cannot_look(silent)
+
+
+def _remove(left: Leftover, provider: LeavesThings) -> Stray:
+    try:
+        provider.remove(left)
+    except (Unknown, Rejected, SetupError):
+        return Stray(left, "not removed")
+    return Stray(left, "removed")
+
+
+def _cannot_look(silent: list[str]) -> MayBeBilling:
+    what = f"What exists could not be seen at {', '.join(silent)}."
+    return MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers, or look by hand.")

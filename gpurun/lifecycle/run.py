@@ -1,8 +1,4 @@
-"""Start the trainer on the instance and watch it: the far side works alone, this only reads, and may ask it to stop.
-
-What is read goes to `events.jsonl` and `run.log` byte for byte; the length of the local copy is the offset to read
-from next, so nothing is lost or doubled however often this process or the connection dies.
-"""
+"""Start the trainer on the instance and watch it: the far side works alone, this only reads, and may ask it to stop."""
 
 from __future__ import annotations
 
@@ -11,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import StoreFull
 from gpurun.core.model import digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
+from gpurun.lifecycle.local_copy import LocalCopy
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide, Poll
@@ -86,7 +82,8 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _job(state: RunState, context: Context) -> dict[str, Any]:
     """What the agent is to run and until when; the trainer is told to save early enough to bring it home."""
     plan, lease = context.plan, context.plan.lease
-    hard_stop_wall = context.clock.wall() + context.seconds_left(state) - lease.collect_s
+    there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
+    hard_stop_wall = there + context.seconds_left(state) - lease.collect_s
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
     if plan.processes > 1:
@@ -99,7 +96,7 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
         "argv": ["{python}", "-m", *launcher, "trainer.train", *paths],
         "cwd": "bundle",
         "env": variables,
-        "soft_stop_wall": min(hard_stop_wall - SAVE_S, context.clock.wall() + lease.train_s),
+        "soft_stop_wall": min(hard_stop_wall - SAVE_S, there + lease.train_s),
         "hard_stop_wall": hard_stop_wall,
         "save_s": SAVE_S,
     }
@@ -116,35 +113,16 @@ def _tell(far: FarSide, how: str) -> str:
 
 def _copy(far: FarSide, context: Context) -> Poll:
     """Fetch what is new of the events and the log, and append it."""
-    targets = {"events.jsonl": context.folder.events, "trainer.log": context.folder.log}
-    poll = far.poll({name: (_size(path), MOST_BYTES) for name, path in targets.items()})
+    copies = {"events.jsonl": LocalCopy(context.folder.events), "trainer.log": LocalCopy(context.folder.log)}
+    poll = far.poll({name: (copy.offset, MOST_BYTES) for name, copy in copies.items()})
     for name, chunk in poll.chunks.items():
-        _append(targets[name], chunk.data)
+        copies[name].append(chunk.data)
     return poll
 
 
 def _is_behind(poll: Poll) -> bool:
     """Whether more than has come is to be had at once; the end is not believed before all of it is here."""
     return any(chunk.data and chunk.offset + len(chunk.data) < chunk.size for chunk in poll.chunks.values())
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _append(path: Path, chunk: bytes) -> None:
-    """Add bytes to a local copy; a full disk leaves what fits, and the offset says so."""
-    if not chunk:
-        return
-    try:
-        with path.open("ab") as out:
-            out.write(chunk)
-    except OSError as error:
-        raise StoreFull(
-            "watch.disk_full",
-            f"{path.name} cannot be written: {error.strerror}.",
-            hint="Make room on this machine: it goes on by itself. Training does too, until its lease.",
-        ) from None
 
 
 def _outcome(status: Status, context: Context) -> dict[str, object]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from gpurun.core.errors import RunHeld, UsageError, VerificationFailed, did_you_mean
-from gpurun.core.model import Plan, Request
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
+from gpurun.core.plan import Plan, Request
 from gpurun.core.progress import Event, Phase, Record, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import holder_of
@@ -25,7 +25,10 @@ _ANIMALS = (
 
 @dataclass(frozen=True)
 class Sight:
-    """One run as its folder shows it. `owner` names the process that drives it; `damage` a break in its journal."""
+    """One run as its folder shows it, with the plan on the offer that it is about.
+
+    `owner` names the process that drives it; `damage` a break in its journal.
+    """
 
     folder: RunFolder
     plan: Plan
@@ -57,11 +60,12 @@ def look(home: Home, name: str) -> Sight:
             f"The plan of {name} cannot be read: {type(error).__name__}.",
             hint=f"Put {folder.plan} back from a copy. What the run may have left ends with: gpurun reap --destroy",
         ) from error
+    state = replay(name, reading.records)
     return Sight(
         folder=folder,
-        plan=plan,
+        plan=plan.on(plan.approved[min(state.passed_over, len(plan.approved) - 1)]),
         records=tuple(reading.records),
-        state=replay(name, reading.records),
+        state=state,
         owner=holder_of(folder.lock),
         damage=reading.damage,
     )

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.model import DataSummary, digest_of
+from gpurun.core.model import digest_of
+from gpurun.core.plan import DataSummary
 from gpurun.core.secrets import child_environment
 
 HEADER_BYTES = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpurun.core.model import Plan
+from gpurun.core.plan import Plan
 
 
 def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:

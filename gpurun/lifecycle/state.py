@@ -11,6 +11,8 @@ from gpurun.core.model import Instance, Teardown
 from gpurun.core.progress import Event, Phase, Record, RunState
 from gpurun.lifecycle.control import STRENGTH
 
+TALK_S = 120.0
+
 
 class Step(StrEnum):
     """What can be done next."""
@@ -44,7 +46,8 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.OPENED:
             return Step.SETTLE if state.failure or state.stop else Step.CREATE
         case Phase.CREATING:
-            return Step.CREATE
+            # What is not found after its deadline may have lived until then: it is proven dead, and paid for.
+            return Step.DESTROY if lease_over else Step.CREATE
         case Phase.CREATED:
             return Step.DESTROY if abandoned else Step.AWAIT_READY
         case Phase.READY:
@@ -76,7 +79,7 @@ def exit_code_of(state: RunState) -> ExitCode:
         return ExitCode.TRAINING_FAILED
     if state.reason == "lease":
         return ExitCode.BUDGET_STOP
-    if state.stop and not state.outcome:
+    if state.stop == "destroy" or (state.stop and not state.outcome):
         return ExitCode.INTERRUPTED
     return ExitCode.DONE
 
@@ -93,20 +96,38 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "create_wall": record.wall,
         "create_mono": record.mono,
         "create_boot_id": record.boot_id,
+        **_heard(record),
     }
 
 
+def _heard(record: Record) -> dict[str, Any]:
+    return {"heard_mono": record.mono, "heard_boot_id": record.boot_id}
+
+
 def _create_observed(state: RunState, record: Record) -> dict[str, Any]:
-    return {"phase": Phase.CREATED, "instance": Instance.model_validate(record.data["instance"])}
+    return {
+        "phase": Phase.CREATED,
+        "instance": Instance.model_validate(record.data["instance"]),
+        **_heard(record),
+    }
 
 
 def _ready_observed(state: RunState, record: Record) -> dict[str, Any]:
     instance = Instance.model_validate(record.data["instance"])
-    return {"phase": Phase.READY, "instance": instance, "facts": record.data["facts"]}
+    facts = record.data["facts"]
+    return {"phase": Phase.READY, "instance": instance, "facts": facts, "clock_ahead_s": _clock_ahead_s(record, facts)}
+
+
+def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
+    """How far the machine's clock is ahead: it told its time some seconds before the record, up to a minute or two."""
+    ahead_s = float(facts.get("wall", record.wall)) - record.wall
+    return ahead_s if abs(ahead_s) > TALK_S else 0.0
 
 
 def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
-    return {"phase": Phase.OPENED, "token": "", "instance": None, "deadline_wall": None}
+    passed_over = state.passed_over + (record.data["reason"] == "no_capacity")
+    nothing = {"token": "", "instance": None, "deadline_wall": None}
+    return {"phase": Phase.OPENED, "passed_over": passed_over, **nothing}
 
 
 def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
@@ -156,6 +177,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.CREATE_INTENDED: _create_intended,
     Event.CREATE_OBSERVED: _create_observed,
     Event.CREATE_REFUSED: _create_refused,
+    Event.CREATE_UNKNOWN: lambda state, record: _heard(record),
     Event.READY_OBSERVED: _ready_observed,
     Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
     Event.TRAIN_STARTED: _to(Phase.TRAINING),

@@ -11,19 +11,21 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gpurun.core.clock import Clock, SystemClock, ticks
-from gpurun.core.errors import ExitCode, GpurunError, SetupError
-from gpurun.core.model import Instance, Plan
+from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.model import Instance
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import Plan
 from gpurun.ledger.durable import require_durable
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.lock import RunLock, holder_of
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
+from gpurun.lifecycle.reach import Reach
 from gpurun.machine.far import FarSide
-from gpurun.machine.local import LocalMachine
 from gpurun.planning.bundle import bundle_root
 from gpurun.providers.registry import open_provider
 
@@ -44,28 +46,18 @@ def supervise(
         plan = Plan.from_json(folder.plan.read_bytes())
         require_durable(folder.path)
         journal = Journal.open(folder.journal, clock)
-        provider = open_provider(plan.offer.provider, home, clock)
+        opened = partial(open_provider, home=home, clock=clock, choices=plan.choices)
         context = Context(
             home=home,
             folder=folder,
             plan=plan,
             clock=clock,
-            provider=provider,
-            reach=reach or reach_instance,
+            provider=opened(plan.offer.provider),
+            reach=reach or Reach(folder, plan, clock),
             trainer=trainer or bundle_root() / "trainer",
+            open=opened,
         )
         return Driver(context, journal).drive()
-
-
-def reach_instance(instance: Instance) -> FarSide:
-    """The way to an instance's agent."""
-    if instance.address is None or instance.address.kind != "folder":
-        raise SetupError(
-            "machine.no_way",
-            f"This gpurun has no way to reach {instance.id}: it knows only instances on this machine.",
-            hint="Look for a newer gpurun; the instance is being destroyed.",
-        )
-    return FarSide(LocalMachine(Path(instance.address.folder), token=instance.token), python=sys.executable)
 
 
 def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:

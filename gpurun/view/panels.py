@@ -63,7 +63,7 @@ def live_screen(screen: Screen, style: Style, *, now: float, footer: str = "Ctrl
 
 def _header(screen: Screen, style: Style, now: float) -> Line:
     plan, offer = screen.plan, screen.plan.offer
-    rented = f"{offer.provider} {offer.label} {offer.region}"
+    rented = f"{offer.provider} {offer.label} {offer.place}"
     place = f"this machine, {offer.label}" if offer.provider == "local" else rented
     begun = screen.opened_wall if screen.opened_wall is not None else now
     age = format_duration((screen.closed_wall or now) - begun)

@@ -12,7 +12,8 @@ from gpurun.view.style import Style
 from gpurun.view.tables import Column, fields, table
 
 if TYPE_CHECKING:
-    from gpurun.core.model import Candidate, Offer, Plan
+    from gpurun.core.model import Offer
+    from gpurun.core.plan import Candidate, Plan
 
 OFFER_COLUMNS = (
     Column(""),
@@ -44,6 +45,8 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[L
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
         lines += [line(), *offers_table(plan.candidates, style, chosen=plan.offer)]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
+    if plan.mode.value == "paid":
+        lines += fields([("Trust", _trust(plan))], style)
     if plan.notes:
         lines.append(line())
     for note in plan.notes:
@@ -66,7 +69,7 @@ def _offer_row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
         Span(str(number), look),
         Span(offer.provider, look),
         Span(offer.label, look),
-        Span(offer.region, look),
+        Span(offer.place, look),
         Span(_bare(offer.rate_micros_per_hour), look),
         Span(format_duration(estimate.train_s[1]) if estimate.train_s else "—", look),
         Span(_bare(candidate.expected_micros), look),
@@ -138,6 +141,16 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
             Span(f"left {format_usd(left)}", "good" if left >= 0 else "bad"),
         ]
     return [("Expected", [format_usd(plan.expected_micros)]), ("Worst case", worst)]
+
+
+def _trust(plan: Plan) -> list[Cell]:
+    """Which machine will be believed, and what it will be told."""
+    key = (
+        f"host key: {plan.box.trusted}" if plan.box else "host key made here, there before boot, the only one accepted"
+    )
+    guard = plan.choices.guard and plan.offer.provider == "lambda"
+    secrets: Cell = Span("secrets on the machine: the guard key, until the run ends", "warn") if guard else ""
+    return [key, secrets or "secrets shipped: none"]
 
 
 def _lease(plan: Plan, now: float | None) -> list[Cell]:

@@ -62,6 +62,7 @@ class ReceiptView:
     teardown: str = ""
     proof: str = ""
     proof_sha256: str = ""
+    shutdown: str = ""
     checkpoints: Sequence[FileProof] = ()
     incidents: Sequence[str] = ()
     log_lines: Sequence[str] = ()
@@ -105,7 +106,8 @@ def receipt_screen(view: ReceiptView, style: Style, *, now: float) -> list[Line]
 def _pairs(view: ReceiptView, now: float) -> list[tuple[str, list[Cell]]]:
     """The fields of both forms, in their order."""
     name, said, look = _TEARDOWNS.get(view.teardown, ("Teardown", view.teardown or UNKNOWN, "bad"))
-    ended: list[Cell] = [Span(said, look), view.proof, _hashed("evidence", view.proof_sha256)]
+    shutdown = Span(view.shutdown, "bad" if view.shutdown.startswith("SHUTDOWN NOT") else "good")
+    ended: list[Cell] = [Span(said, look), view.proof, _hashed("evidence", view.proof_sha256), shutdown]
     chain = _hashed("after", view.previous) if view.previous.strip("0") else "the first receipt of this home"
     by = f"by gpurun {view.gpurun_version}" if view.gpurun_version else ""
     return [

@@ -17,7 +17,7 @@ from gpurun.view.safe import safe_line
 from gpurun.view.story import BEGINS, ENDS, PHASES, is_alarming, tell_event, tell_record
 
 if TYPE_CHECKING:
-    from gpurun.core.model import Plan
+    from gpurun.core.plan import Plan
     from gpurun.core.progress import Record
 
 _MOST_POINTS = 4096

@@ -15,8 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import view_samples as samples
 
-from gpurun.core.model import Mode
 from gpurun.core.money import usd
+from gpurun.core.plan import Mode
 from gpurun.view.audits import audit_screen
 from gpurun.view.errors import error_lines
 from gpurun.view.listings import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table

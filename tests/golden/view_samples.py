@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpurun.core.model import Candidate, DataSummary, Estimate, Lease, Mode, Offer, Plan
+from gpurun.core.model import Offer
 from gpurun.core.money import Micros, usd
+from gpurun.core.plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.core.progress import Event, Record
 from gpurun.view.audits import AuditRow, AuditSummary
 from gpurun.view.listings import Finding, OrphanRow, PackedFile, RecipeRow, RunRow

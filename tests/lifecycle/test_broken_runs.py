@@ -57,7 +57,7 @@ def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(
     own: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, provider = SystemClock(), LocalProvider(own, SystemClock())
-    offer = provider.offers(GpuNeed(count=0, name="cpu"))[0]
+    offer = provider.offers(GpuNeed(count=0, name="cpu"), ())[0]
     order = Order(
         run="lost-1",
         token=f"gr-lost-1-{secrets.token_hex(4)}",

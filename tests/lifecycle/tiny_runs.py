@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.model import DataSummary, Estimate, GpuNeed, Lease, Mode, Plan, Request
+from gpurun.core.model import GpuNeed
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.runs import open_run
 from gpurun.providers.local import LocalProvider
@@ -29,14 +30,14 @@ def make_run(
     data.mkdir(exist_ok=True)
     (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
     (data / "train_000001.bin").write_bytes(bytes(range(256)) * 8)
-    offer = LocalProvider(home, SystemClock()).offers(GpuNeed(count=0, name="cpu"))[0]
+    offer = LocalProvider(home, SystemClock()).offers(GpuNeed(count=0, name="cpu"), ())[0]
     plan = Plan(
         run=name,
         mode=Mode.LOCAL,
         recipe="tiny",
         form="full",
         recipe_sha256="0" * 64,
-        resolved={"train": {"steps": steps, **train}},
+        resolved={"train": {"steps": steps, **train}, "hardware": {"disk_gb": 1}},
         parameters=1000,
         processes=1,
         offer=offer,

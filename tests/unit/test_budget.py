@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import NoOffer, UsageError
-from gpurun.core.model import Candidate, Estimate, Offer
+from gpurun.core.model import Offer
 from gpurun.core.money import Micros, parse_usd, usd
+from gpurun.core.plan import Candidate, Estimate
 from gpurun.planning.budget import Load, candidates, choose, expected_train_s, lease_for, load_of, worst_case
 from gpurun.planning.catalog import all_offers, offers_for, parse_gpu
 from gpurun.planning.recipe import load_recipe, resolve

@@ -75,8 +75,8 @@ def test_a_number_that_nobody_has_gives_no_offer_and_says_which_there_are() -> N
 
 def test_every_row_is_complete_and_bills_as_its_provider_does() -> None:
     offers = all_offers()
-    assert len(offers) == 60
-    assert len({(o.provider, o.type_id, o.region, o.gpu_count) for o in offers}) == len(offers)
+    assert len(offers) == 62
+    assert len({(o.provider, o.type_id, o.tier, o.region, o.gpu_count) for o in offers}) == len(offers)
     for offer in offers:
         assert offer.rate_micros_per_hour > 0
         assert offer.boot_s >= 300

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import RecipeArgument
+from gpurun.cli.options import Providers, RecipeArgument
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
     verb(recipes, "recipes check", examples=["gpurun recipes check", "gpurun recipes check my-recipe.toml"])(check)
     verb(recipes, "recipes new", examples=["gpurun recipes new my-recipe"])(new)
     verb(app, "pack", examples=["gpurun pack ./shards --dry-run", "gpurun pack ./shards -o shards.tar.zst"])(pack)
-    verb(app, "doctor", examples=["gpurun doctor", "gpurun doctor --json"])(doctor)
+    verb(app, "doctor", examples=["gpurun doctor", "gpurun doctor --online --provider runpod"])(doctor)
 
 
 def list_all(session: Session) -> Result:
@@ -67,8 +67,12 @@ def pack(
     return pack_folder(session, folder, output=output, dry_run=dry_run)
 
 
-def doctor(session: Session) -> Result:
-    """Check this machine: Python, PyTorch, disk, clock, home, ledger, orphans."""
+def doctor(
+    session: Session,
+    provider: Providers = [],  # noqa: B006 - Typer copies defaults.
+    online: Annotated[bool, typer.Option("--online", help="Ask the clouds too; it changes nothing there.")] = False,
+) -> Result:
+    """Check this machine, its keys, and with --online what the clouds say of them and of what was left there."""
     from gpurun.cli.checkup import check_machine
 
-    return check_machine(session)
+    return check_machine(session, provider, online=online)

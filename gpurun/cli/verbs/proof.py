@@ -57,6 +57,6 @@ def reap(
     ] = False,
 ) -> Result:
     """Find what bears gpurun's mark anywhere, and end what is past its deadline."""
-    from gpurun.cli.audits import run_reap
+    from gpurun.cli.reaping import run_reap
 
     return run_reap(session, provider, destroy=destroy, older_than=older_than, look_only=look, use_exit_code=exit_code)

@@ -12,49 +12,26 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
 if TYPE_CHECKING:
-    from gpurun.core.model import Plan, Request
+    from gpurun.core.plan import Plan, Request
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    verb(app, "plan", examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 25", "gpurun plan mini-gpt --json"])(
-        plan
-    )
-    verb(app, "train", examples=["gpurun train --gpu 8xA100 --max-cost 25", "gpurun train mini-gpt --dry-run"])(train)
+    planning = ["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 25", "gpurun plan mini-gpt --json"]
+    verb(app, "plan", examples=planning, shares=options.REQUEST)(plan)
+    training = ["gpurun train --gpu 8xA100 --max-cost 25", "gpurun train mini-gpt --dry-run"]
+    verb(app, "train", examples=training, shares=options.REQUEST)(train)
 
 
-def plan(
-    session: Session,
-    recipe: options.RecipeArgument = "",
-    gpu: options.Gpu = "",
-    max_cost: options.MaxCost = "",
-    provider: options.Providers = [],  # noqa: B006 - Typer copies defaults.
-    region: options.Region = "",
-    data: options.Data = "",
-    hours: options.Hours = 0.0,
-    overrides: options.Set = [],  # noqa: B006
-    dry_run: options.DryRun = False,
-) -> Result:
+def plan(session: Session, request: Request) -> Result:
     """Show what a run would take and cost, on every offer, and spend nothing."""
-    request = options.request_from(
-        session, recipe=recipe, gpu=gpu, max_cost=max_cost, provider=provider, region=region, data=data,
-        hours=hours, overrides=overrides, dry_run=dry_run,
-    )  # fmt: skip
     made = _make_plan(session, request, name="", need_data=False)
     return Result(data=made.model_dump(mode="json"), text=_plan_text(session, made))
 
 
 def train(
     session: Session,
-    recipe: options.RecipeArgument = "",
-    gpu: options.Gpu = "",
-    max_cost: options.MaxCost = "",
-    provider: options.Providers = [],  # noqa: B006
-    region: options.Region = "",
-    data: options.Data = "",
-    hours: options.Hours = 0.0,
-    overrides: options.Set = [],  # noqa: B006
-    dry_run: options.DryRun = False,
+    request: Request,
     yes: options.Yes = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start it and return at once.")] = False,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
@@ -70,10 +47,6 @@ def train(
     if on_interrupt not in ("ask", "detach", "stop"):
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
                          hint="Leave it out, or choose one of the three.")  # fmt: skip
-    request = options.request_from(
-        session, recipe=recipe, gpu=gpu, max_cost=max_cost, provider=provider, region=region, data=data,
-        hours=hours, overrides=overrides, dry_run=dry_run,
-    )  # fmt: skip
     made = _make_plan(session, request, name=name, need_data=True)
     _show_and_ask(session, made, yes=yes)
     folder = open_run(session.home, request, made)
@@ -105,7 +78,8 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
     if yes:
         return
-    question = f"Spend up to {format_usd(plan.worst_micros)}? [y/N]"
+    others = f" ({format_usd(plan.most_micros)} if it has to be another offer)" if _may_cost_more(plan) else ""
+    question = f"Spend up to {format_usd(plan.worst_micros)}{others}? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
 
@@ -114,3 +88,8 @@ def _plan_text(session: Session, plan: Plan) -> str:
     from gpurun.view.plan import plan_text
 
     return plan_text(plan, session.style, now=session.clock.wall())
+
+
+def _may_cost_more(plan: Plan) -> bool:
+    """Whether another approved offer, taken when the first has no capacity, has a dearer worst case."""
+    return plan.most_micros > plan.worst_micros

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpurun.core.model import Teardown, digest_of
-from gpurun.core.money import Micros, cost_of
+from gpurun.core.money import Micros, cost_of, total
 from gpurun.core.progress import Event
 from gpurun.ledger.audit.lines import Json
 
@@ -96,7 +96,9 @@ def _intent_problems(intent: Json, opened: Json) -> Iterator[str]:
     data, lease = intent["data"], intent["data"]["lease"]
     lease_s = sum(lease[part] for part in ("boot_s", "ship_s", "train_s", "collect_s", "destroy_s"))
     rate, unit_s = Micros(data["rate_micros_per_hour"]), data["billing_unit_s"]
-    if cost_of(rate, lease_s + lease["kill_allowance_s"], unit_s) > data["worst_micros"]:
+    longest_s, once = lease_s + lease["kill_allowance_s"], Micros(data.get("egress_micros", 0))
+    hourly = Micros(data.get("beside_micros_per_hour", 0))
+    if total(cost_of(rate, longest_s, unit_s), cost_of(hourly, longest_s, unit_s), once) > data["worst_micros"]:
         yield "the worst case is less than the lease costs"
     cap = opened["data"]["cap_micros"]
     if cap is not None and data["worst_micros"] > cap:

@@ -29,16 +29,15 @@ def named(records: Sequence[Json], event: str) -> list[Json]:
 
 
 def seconds_between(records: Sequence[Json], first: int, last: int) -> Decimal:
-    """Seconds from line to line: by wall clock, or by the monotonic clock of each boot added up, whichever is more."""
+    """Seconds from line to line: between two lines the clock that went further, the monotonic one within a boot."""
     stretch = [record for record in records if first <= record["seq"] <= last]
-    by_boot = Decimal(0)
-    while stretch:
-        boot = stretch[0]["boot_id"]
-        same = next((i for i, record in enumerate(stretch) if record["boot_id"] != boot), len(stretch))
-        by_boot += Decimal(str(stretch[same - 1]["mono"])) - Decimal(str(stretch[0]["mono"]))
-        stretch = stretch[same:]
+    steps, nothing = Decimal(0), Decimal(0)
+    for i in range(1, len(stretch)):
+        a, b = stretch[i - 1], stretch[i]
+        ticked = Decimal(str(b["mono"])) - Decimal(str(a["mono"])) if a["boot_id"] == b["boot_id"] else nothing
+        steps += max(nothing, ticked, Decimal(str(b["wall"])) - Decimal(str(a["wall"])))
     ends = {record["seq"]: Decimal(str(record["wall"])) for record in records}
-    most = max(Decimal(0), by_boot, ends[last] - ends[first])
+    most = max(steps, ends[last] - ends[first])
     return most.quantize(Decimal("0.001"), rounding=ROUND_CEILING)
 
 
@@ -64,7 +63,9 @@ def rental_facts(rental: Sequence[Json]) -> Json:
     until = proven["seq"] if proven else rental[-1]["seq"]
     seconds = 0.0 if refused else float(seconds_between(rental, rental[0]["seq"], until))
     rate = max(rates) if rates else intent["rate_micros_per_hour"]
-    spent = times(cost_of(Micros(rate), seconds, intent["billing_unit_s"]), machines)
+    hourly, once = (Micros(intent.get(key, 0)) for key in ("beside_micros_per_hour", "egress_micros"))
+    lasting = total(*(cost_of(Micros(one), seconds, intent["billing_unit_s"]) for one in (rate, hourly)))
+    spent = times(total(lasting, once if seconds else Micros(0)), machines)
     return {
         "attempt": intent["attempt"],
         "token": intent["token"],

@@ -15,9 +15,10 @@ class AuditRow:
     """One run, audited.
 
     `chain`: its journal's chain and its place among the receipts. `files`: of those collected, how many lie here with
-    the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone) or "none" (nothing
-    was made). `measured_micros` is the audit's own figure; a floor while `may_be_billing`. `verdict` is "gpu", "smoke",
-    "may be billing" or "none" (there is no receipt). A row without problems and warnings is sound.
+    the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
+    was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
+    `measured_micros` is the audit's own figure; a floor while `may_be_billing`. `verdict` is "gpu", "smoke", "may be
+    billing" or "none" (there is no receipt). A row without problems and warnings is sound.
     """
 
     run: str

@@ -18,6 +18,7 @@ from gpurun.ledger.audit.lines import Json, Lines, journal_lines
 from gpurun.ledger.audit.order import open_token, order_problems
 from gpurun.ledger.audit.rentals import measured_micros, named
 from gpurun.ledger.audit.report import AuditRow, Mark
+from gpurun.ledger.audit.shutdown import check_shutdown
 from gpurun.ledger.signing import Signature, payload_of, verify
 from gpurun.ledger.untrusted import plain_line
 
@@ -37,6 +38,7 @@ class _Findings:
     files: str = "0/0"
     verdict: str = "none"
     receipt_proves_death: bool = False
+    death: str = "proven"
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
         """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
@@ -68,7 +70,7 @@ def audit_run(folder: RunFolder, link: Json | None, keys: Mapping[str, Ed25519Pu
         chain="bad" if lines.problem else found.chain,
         signature=found.signature,
         files=found.files,
-        death="not seen" if live else "proven" if proven else "none",
+        death="not seen" if live else found.death if proven else "none",
         measured_micros=spent,
         verdict="may be billing" if live else found.verdict,
         may_be_billing=live,
@@ -125,6 +127,7 @@ def _check_receipt(
     found.verdict = str(statement["predicate"]["verdict"]["is"])
     ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven")
     found.receipt_proves_death = in_chain and found.signature == "ok" and ended
+    _check_shutdown(found, folder, statement, hashlib.sha256(content).hexdigest(), keys)
     head = statement["predicate"]["journal"]["head"]
     if head not in lines.digests:
         if lines.problem is None:
@@ -136,6 +139,17 @@ def _check_receipt(
     if later:
         found.problems.append(f"journal line {later[0]['seq']} ({later[0]['event']}) is newer than the receipt")
     _compare(found, folder, lines.parsed[:count], statement, link)
+
+
+def _check_shutdown(
+    found: _Findings, folder: RunFolder, statement: Json, sha256: str, keys: Mapping[str, Ed25519PublicKey]
+) -> None:
+    """What is stated about the end of a box that its user ends."""
+    shutdown = check_shutdown(folder, statement, sha256, keys)
+    if shutdown is not None:
+        found.death = shutdown.death
+        found.problems += [shutdown.problem] if shutdown.problem else []
+        found.warnings += [shutdown.warning] if shutdown.warning else []
 
 
 def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping[str, Ed25519PublicKey]) -> None:
@@ -178,9 +192,13 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
 
 def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
     """Whether the run was opened with what its plan says, figure by figure."""
-    for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros", "worst_micros"):
+    for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
         if opened[name] != plan[name]:
             yield f"the run was not opened with the plan's {name}"
+    approved = plan.get("candidates", ()) if plan["mode"] == "paid" else ()
+    worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
+    if opened["worst_micros"] != worst:
+        yield "the run was not opened with the plan's worst_micros"
     if opened["data_sha256"] != plan["data"]["sha256"]:
         yield "the run was not opened with the plan's data"
 

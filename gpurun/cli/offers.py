@@ -1,0 +1,148 @@
+"""What `gpurun offers` lists: live prices of every cloud with a key, else the packaged catalogue, and which it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.clock import local_time, utc
+from gpurun.core.errors import NoOffer, UsageError, did_you_mean
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.money import Micros, format_rate, parse_usd
+from gpurun.core.plan import Choices
+from gpurun.lifecycle.market import Market, live_offers, ready_providers
+from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
+from gpurun.planning.recipe import load_recipe
+from gpurun.providers.registry import CLOUDS, OVERRIDES, PROVIDERS
+from gpurun.view.offers import offers_screen
+from gpurun.view.paint import render
+
+ANY = "any"
+_CATALOGUE = "catalogue"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Offers, and what should be said about them: `notes`, and `warnings` where a price or a key is not what it seems.
+
+    `if_none` is the sentence for an empty list. `read_wall` is None for the catalogue.
+    """
+
+    offers: Sequence[Offer]
+    notes: Sequence[str]
+    warnings: Sequence[str]
+    if_none: str
+    silent: Sequence[tuple[str, str]] = ()
+    read_wall: float | None = None
+
+
+def list_offers(
+    session: Session, gpu: str, providers: Sequence[str], *, max_price: str, region: str, spot: bool
+) -> Result:
+    """The offers for a GPU, cheapest first. NoOffer (exit 5) when there is nothing at all, with who said what."""
+    clouds = _clouds(providers)
+    limit = parse_usd(max_price, name="--max-price") if max_price else None
+    need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
+    found = _listed(session, need, clouds, Choices(region=region or None, spot=spot))
+    shown = [one for one in found.offers if limit is None or one.rate_micros_per_hour <= limit]
+    shown.sort(key=lambda one: (one.rate_micros_per_hour, one.provider, one.type_id, one.region))
+    data = {
+        "gpu": str(need) if need else ANY,
+        "live": found.read_wall is not None,
+        "read_at": utc(found.read_wall) if found.read_wall is not None else None,
+        "offers": [one.model_dump(mode="json") for one in shown],
+        "silent": [{"provider": name, "why": why} for name, why in found.silent],
+        "warnings": list(found.warnings),
+    }
+    warnings = [*(f"{name} could not be asked: {why}" for name, why in found.silent), *found.warnings]
+    text = render(offers_screen(shown, found.notes, warnings, session.style), session.style)
+    if not shown:
+        error = _nothing(found, need, clouds, limit)
+        return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
+    after = f"What a run would cost there: gpurun plan --gpu {need}" if need else "Name one: gpurun offers --gpu 8xA100"
+    return Result(data=data, text=text, after=after)
+
+
+def _clouds(providers: Sequence[str]) -> list[str]:
+    """The clouds to list; a UsageError for what rents nothing out."""
+    for name in providers:
+        if name not in PROVIDERS:
+            hint = did_you_mean(name, PROVIDERS, otherwise=f"Known: {', '.join(CLOUDS)}.")
+            raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
+        if name not in CLOUDS:
+            what = f"{name} rents nothing out: it is a machine of your own."
+            raise UsageError("offers.not_a_cloud", what, hint=f"Use it: gpurun plan --provider {name}")
+    return [name for name in CLOUDS if not providers or name in providers]
+
+
+def _usual_gpu(session: Session) -> str:
+    """The GPU of the recipe that is trained when none is named."""
+    return load_recipe(session.settings["recipe"].value).tables.hardware.gpu
+
+
+def _listed(session: Session, need: GpuNeed | None, clouds: Sequence[str], choices: Choices) -> Listed:
+    """Live offers of the clouds with a key, or the catalogue's of all of them."""
+    if need is None:
+        return _catalogued(None, clouds, choices, "Name a GPU to see live prices.")
+    ready = [name for name in ready_providers(session.home) if name in clouds]
+    if not ready:
+        whose = " or ".join(clouds) if len(clouds) < len(CLOUDS) else "any cloud"
+        return _catalogued(need, clouds, choices, f"There is no key for {whose}: gpurun auth set {clouds[0]}")
+    if not session.json:
+        session.say(f"Asking {', '.join(ready)} for {need}.")
+    market = live_offers(need, ready, session.home, session.clock, choices)
+    where = f" in {choices.region}" if choices.region else ""
+    how = " on spot" if choices.spot else ""
+    nobody = "None of the clouds that have a key could be asked." if len(market.silent) == len(ready) else ""
+    if_none = nobody or f"Nobody who was asked has {need}{how}{where} now."
+    notes = _read_notes(market, [name for name in clouds if name not in ready], session)
+    return Listed(market.offers, notes, _live_warnings(market, ready), if_none, market.silent, market.read_wall)
+
+
+def _read_notes(market: Market, keyless: Sequence[str], session: Session) -> list[str]:
+    """When prices were read, and who was not asked for them."""
+    at = local_time(market.read_wall, now=session.clock.wall())
+    read = [f"Prices were read at {at}."] if market.offers else []
+    return [*read, *([f"Not asked, for want of a key: {', '.join(keyless)}."] if keyless else [])]
+
+
+def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
+    """Prices that a cloud did not tell after all, and keys that go elsewhere."""
+    packaged = {(one.provider, one.price_source) for one in market.offers if one.price_source.startswith(_CATALOGUE)}
+    found = [f"The prices of {name} are NOT LIVE: {source}." for name, source in sorted(packaged)]
+    for name, variable in OVERRIDES.items():
+        if name in ready and os.environ.get(variable):
+            found.append(f"{variable} is set: {name} prices, and your key, go by {os.environ[variable]}.")
+    return found
+
+
+def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> Listed:
+    """The packaged catalogue's rows, marked as what they are; it knows no spot prices."""
+    rows = [one for one in (offers_for(need) if need else all_offers()) if one.provider in clouds]
+    kept = [one for one in rows if choices.region in (None, one.region) or one.region == "any"]
+    if choices.spot:
+        return Listed((), [why], (), "The packaged catalogue has no spot prices.")
+    if not kept:
+        regions = ", ".join(sorted({one.region for one in rows}))
+        where = f" in {choices.region}; it has it in {regions}" if rows else ""
+        none = f"The packaged catalogue has no {need or 'offer'} of {' or '.join(clouds)}{where}."
+        return Listed((), [why], (), none)
+    dates = sorted({one.price_source.split(" (")[0] for one in kept})
+    return Listed(kept, [why], [f"NOT LIVE: prices of the packaged {' and '.join(dates)}."], "")
+
+
+def _nothing(found: Listed, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None) -> NoOffer:
+    """The one sentence for an empty list: all is too dear, nobody answered, or nobody has it."""
+    if found.offers and limit is not None:
+        what, cheapest = str(need) if need else "anything", min(one.rate_micros_per_hour for one in found.offers)
+        return NoOffer(
+            "offers.too_dear",
+            f"Nothing for {what} costs at most {format_rate(limit)}; the cheapest is {format_rate(cheapest)}.",
+            hint="Raise --max-price, or take a smaller --gpu.",
+        )
+    counts = counts_of(need, clouds) if need and need.count else []
+    sold = f"It is sold as {', '.join(f'{count}x{need.name}' for count in counts)}. " if need and counts else ""
+    return NoOffer("offers.none", found.if_none, hint=f"{sold}Every card there is: gpurun offers --gpu any")

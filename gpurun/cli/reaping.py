@@ -1,0 +1,97 @@
+"""The hunt for what was forgotten: on every cloud that there is a key for, with local records or without."""
+
+from __future__ import annotations
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import ExitCode, MayBeBilling, UsageError
+from gpurun.lifecycle.market import ready_providers
+from gpurun.lifecycle.reap import Orphan, Stray, sweep, sweep_leftovers
+from gpurun.providers.registry import open_provider
+from gpurun.view.listings import OrphanRow, reap_table
+from gpurun.view.paint import render
+
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ACTIONS = {
+    "owned": "left: a supervisor here drives it",
+    "within lease": "left: within its lease (--destroy ends it)",
+    "overdue": "overdue: gpurun reap ends it",
+    "destroyed": "destroyed, proven",
+    "not proven gone": "NOT PROVEN GONE",
+}
+
+
+def run_reap(
+    session: Session, providers: list[str], *, destroy: bool, older_than: str, look_only: bool, use_exit_code: bool
+) -> Result:
+    """Sweep the providers; exit 9 when something that should be gone is not proven gone."""
+    names = providers or [*ready_providers(session.home), "local"]
+    chosen = [open_provider(name, session.home, session.clock) for name in names]
+    age_s = _age(older_than)
+    found: list[Orphan] = []
+    strays: list[Stray] = []
+    silent: MayBeBilling | None = None
+    try:
+        swept = sweep(chosen, session.home, session.clock, destroy_all=destroy, older_than_s=age_s, look_only=look_only)
+        for orphan in swept:
+            found.append(orphan)
+    except MayBeBilling as error:  # A provider did not answer; what the others said is told all the same.
+        silent = error
+    try:
+        for stray in sweep_leftovers(chosen, session.home, session.clock, remove_all=destroy, look_only=look_only):
+            strays.append(stray)
+    except MayBeBilling as error:
+        silent = silent or error
+    rows = [*map(_orphan_row, found), *map(_stray_row, strays)]
+    alive = any(orphan.fate in ("overdue", "not proven gone") for orphan in found)
+    lost = any(orphan.fate == "not proven gone" for orphan in found) or any(s.fate == "not removed" for s in strays)
+    code = ExitCode.MAY_BE_BILLING if silent or lost or (use_exit_code and alive) else ExitCode.DONE
+    data = {
+        "asked": [provider.name for provider in chosen],
+        "found": [{**orphan.instance.model_dump(mode="json"), "fate": orphan.fate} for orphan in found],
+        "leftovers": [{**stray.leftover.model_dump(mode="json"), "fate": stray.fate} for stray in strays],
+    }
+    text = render(reap_table(rows, session.style, now=session.clock.wall()), session.style)
+    return Result(data=data, text=text, errors=(silent,) if silent else (), exit_code=code)
+
+
+def _orphan_row(orphan: Orphan) -> OrphanRow:
+    instance = orphan.instance
+    return OrphanRow(
+        run=instance.run or "?",
+        provider=instance.provider,
+        instance=instance.id,
+        state=str(instance.state),
+        owner="a supervisor" if orphan.fate == "owned" else "nobody",
+        action=_ACTIONS[orphan.fate],
+        rate_micros_per_hour=instance.rate_micros_per_hour,
+        created_wall=instance.created_wall,
+        deadline_wall=instance.deadline_wall,
+        alarming=orphan.fate in ("overdue", "not proven gone"),
+    )
+
+
+def _stray_row(stray: Stray) -> OrphanRow:
+    left = stray.leftover
+    return OrphanRow(
+        run=left.run or "?",
+        provider=left.provider,
+        instance=left.id,
+        state=left.kind,
+        owner="a supervisor" if stray.fate == "owned" else "nobody",
+        action={"kept": "left: it may be needed (--destroy removes it)"}.get(stray.fate, stray.fate),
+        rate_micros_per_hour=None,
+        created_wall=None,
+        deadline_wall=left.deadline_wall,
+        alarming=stray.fate == "not removed",
+    )
+
+
+def _age(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h` or `2d`; empty means any age."""
+    if not text:
+        return 0.0
+    number, unit = text[:-1], text[-1]
+    if unit not in _AGES or not number.isdigit():
+        raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")
+    return float(int(number) * _AGES[unit])

@@ -1,0 +1,65 @@
+"""The local copy of a file that grows on the instance: byte for byte, never longer than a cap.
+
+Its own length says where to read on, so nothing is lost or doubled however often this process or the connection dies.
+A flood would fill this disk: at the cap the newer part is dropped, so that a head and the latest always stay.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpurun.core.errors import StoreFull
+from gpurun.core.paths import write_atomic
+
+MOST_BYTES = 1 << 30
+HEAD_BYTES = MOST_BYTES // 2
+
+
+class LocalCopy:
+    """One copied file. Beside it, `NAME.cut` holds how many bytes of the original were dropped after the head."""
+
+    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES, head_bytes: int = HEAD_BYTES) -> None:
+        self.path = path
+        self._cut = path.with_name(f"{path.name}.cut")
+        self._most_bytes = most_bytes
+        self._head_bytes = head_bytes
+
+    @property
+    def offset(self) -> int:
+        """How much of the original has been read: what is here, and what was dropped."""
+        return self._size() + self.dropped_bytes
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How much of the original is not here."""
+        try:
+            return int(self._cut.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+
+    def append(self, chunk: bytes) -> None:
+        """Add what follows; StoreFull when the disk takes no more: what fitted is here, and the offset says so."""
+        if not chunk:
+            return
+        try:
+            if self._size() + len(chunk) > self._most_bytes:
+                self._drop()
+            with self.path.open("ab") as out:
+                out.write(chunk)
+        except OSError as error:
+            raise StoreFull(
+                "watch.disk_full",
+                f"{self.path.name} cannot be written: {error.strerror}.",
+                hint="Make room on this machine: it goes on by itself. Training does too, until its lease.",
+            ) from None
+
+    def _drop(self) -> None:
+        """Take away all but the head. Cut first: a crash before the note means reading that part again, no more."""
+        dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
+        if self._size() > self._head_bytes:
+            os.truncate(self.path, self._head_bytes)
+        write_atomic(self._cut, str(dropped).encode("ascii"))
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0

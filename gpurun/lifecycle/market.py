@@ -1,0 +1,59 @@
+"""What can be rented now: the live offers of every provider with a key, asked at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gpurun.core.clock import Clock
+from gpurun.core.credentials import aws_source, find_credential
+from gpurun.core.errors import GpurunError
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.paths import Home
+from gpurun.core.plan import Choices
+from gpurun.planning.catalog import rows_for
+from gpurun.providers.base import Unknown
+from gpurun.providers.registry import CLOUDS, open_provider
+
+
+@dataclass(frozen=True)
+class Market:
+    """The offers as they were read at `read_wall`, and the providers that did not answer, with the reason."""
+
+    offers: tuple[Offer, ...]
+    silent: tuple[tuple[str, str], ...]
+    read_wall: float
+
+
+def ready_providers(home: Home) -> list[str]:
+    """The clouds that there is a key for."""
+    return [name for name in CLOUDS if (aws_source() if name == "aws" else find_credential(name, home))]
+
+
+def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:
+    """Ask these clouds what they have for a need, in all the regions or the chosen one; read-only.
+
+    A cloud that cannot be asked is among the `silent`: the others' offers are not lost with it.
+    """
+
+    def ask(name: str) -> list[Offer] | str:
+        try:
+            return open_provider(name, home, clock, choices).offers(need, rows_for(need, name))
+        except Unknown as error:
+            return str(error)
+        except GpurunError as error:
+            return f"{error.what} {error.hint}"
+
+    with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+        answers = dict(zip(names, pool.map(ask, names), strict=True))
+    offers = [offer for answer in answers.values() if not isinstance(answer, str) for offer in answer]
+    silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
+    return Market(tuple(_in_region(offers, choices.region)), silent, clock.wall())
+
+
+def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:
+    """The offers of a region; one that is for any region becomes one for this."""
+    if region is None:
+        return list(offers)
+    return [offer.model_copy(update={"region": region}) for offer in offers if offer.region in (region, "any")]

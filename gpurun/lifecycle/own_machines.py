@@ -1,0 +1,152 @@
+"""The plan of a run on a machine that is not rented here: this one, or a box that the user has, over SSH."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Box, DataSummary, Mode, Plan, Request
+from gpurun.lifecycle.quote import need_of
+from gpurun.lifecycle.renting import shards_of
+from gpurun.machine.remote import scan_host_key
+from gpurun.machine.ssh_keys import fingerprint, make_keys
+from gpurun.planning.budget import candidates, choose, load_of
+from gpurun.planning.catalog import offers_for
+from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+from gpurun.providers.local import LocalProvider
+from gpurun.providers.ssh import SshBox, SshProvider
+from gpurun.providers.ssh_login import parse_host
+
+Trust = Literal["given", "known", "first use"]
+SCAN_S = 15.0
+_TRUST: Mapping[Trust, str] = {
+    "given": "Its host key is the one given with --host-key",
+    "known": "Its host key is the one seen at an earlier run",
+    "first use": "Its host key was seen for the first time and is trusted from now on; compare it",
+}
+
+
+def local_plan(
+    request: Request,
+    run: str,
+    mode: Mode,
+    resolved: ResolvedRecipe,
+    home: Home,
+    clock: Clock,
+    say: Callable[[str], None],
+) -> Plan:
+    """The plan of a run on this machine; its shards are prepared."""
+    data = shards_of(request, run, resolved, home, say)
+    offer = LocalProvider(home, clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
+    return _plan_on(offer, request, run, mode, resolved, data)
+
+
+def box_plan(
+    request: Request, run: str, resolved: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
+) -> Plan:
+    """The plan of a run on a box that the user has: its host key is settled and its price is the user's word."""
+    if not request.host:
+        hint = "Say it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
+        raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
+    login = parse_host(request.host)
+    rate = request.price_micros_per_hour or usd(0)
+    if rate and request.max_cost_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+    box = SshBox(login.host, login.port, login.user, rate, need_of(request, resolved))
+    offer = SshProvider(home, clock, box).offers(box.need, offers_for(box.need))[0]
+    identity = _identity(request, home)
+    host_key, trusted = _host_key(request, login.host, login.port, home, clock)
+    data = shards_of(request, run, resolved, home, say)
+    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data)
+    settled = Box(target=offer.type_id, identity=str(identity), host_key=host_key, trusted=trusted)
+    notes = [f"{_TRUST[trusted]}: {fingerprint(host_key)}.", "To shut the box down is yours; nothing here can."]
+    if not rate:
+        notes.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
+    return plan.model_copy(update={"box": settled, "notes": tuple(notes)})
+
+
+def _identity(request: Request, home: Home) -> Path:
+    """The private key to log in with: the one named, or gpurun's own, made at the first use."""
+    if request.identity:
+        path = Path(request.identity).expanduser().absolute()
+        if not path.is_file():
+            hint = "Name a private key file, or leave --identity out to use gpurun's own."
+            raise UsageError("identity.missing", f"There is no key file {path}.", hint=hint)
+        return path
+    folder = home.keys / "ssh"
+    is_new = not (folder / "client").exists()
+    public = make_keys(folder).client_public
+    if is_new:
+        raise SetupError(
+            "ssh.new_identity",
+            "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
+            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE): "
+            f"{public}",
+        )
+    return folder / "client"
+
+
+def _host_key(request: Request, host: str, port: int, home: Home, clock: Clock) -> tuple[str, Trust]:
+    """The host key to expect, and why it is trusted; one that changed since the last run is refused."""
+    if request.host_key:
+        return request.host_key, "given"
+    seen = scan_host_key(host, port, clock, SCAN_S)
+    known = known_host(home, host, port)
+    if known is None:
+        remember_host(home, host, port, seen)
+        return seen, "first use"
+    if known.split()[:2] != seen.split()[:2]:
+        raise SetupError(
+            "ssh.host_key_changed",
+            f"{host} shows another host key than at the last run: {fingerprint(seen)}, not {fingerprint(known)}.",
+            hint="If the machine was made anew, give the new one: --host-key SHA256:… . Else somebody is in between.",
+        )
+    return seen, "known"
+
+
+def _plan_on(offer: Offer, request: Request, run: str, mode: Mode, resolved: ResolvedRecipe, data: DataSummary) -> Plan:
+    """The plan of a run on the one machine that there is; NoOffer when it cannot train it, or not under the cap."""
+    load = load_of(resolved, data.bytes, vocab_size=data.vocab_size)
+    cap = request.max_cost_micros if mode is Mode.PAID else None
+    found = candidates(
+        [offer],
+        resolved,
+        load,
+        cap=cap,
+        hours=request.hours,
+        vocab_size=data.vocab_size,
+        cpu_cores=os.cpu_count() or 1,
+    )
+    chosen = choose(found, load, cap=cap)
+    if chosen.lease is None or chosen.worst_micros is None:
+        raise RuntimeError(f"{offer.label} was chosen without a lease")
+    return Plan(
+        run=run,
+        mode=mode,
+        recipe=resolved.name,
+        form=resolved.form,
+        recipe_sha256=resolved.sha256,
+        resolved=resolved.record,
+        parameters=parameters_of(resolved.tables.model, data.vocab_size),
+        processes=offer.gpu_count or resolved.processes,
+        offer=offer,
+        estimate=chosen.estimate,
+        lease=chosen.lease,
+        cap_micros=request.max_cost_micros,
+        expected_micros=chosen.expected_micros or usd(0),
+        worst_micros=chosen.worst_micros,
+        candidates=(),
+        data=data,
+        bundle_sha256="",
+        ship_files=0,
+        ship_bytes=0,
+        choices=request.choices,
+    )

@@ -1,0 +1,68 @@
+"""The way to an instance: a folder on this machine, or SSH with a key that was pinned before it booted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.model import Address, Instance
+from gpurun.core.paths import RunFolder
+from gpurun.core.plan import Plan
+from gpurun.machine.base import Machine, Reply
+from gpurun.machine.far import FarSide
+from gpurun.machine.local import LocalMachine
+from gpurun.machine.remote import RemoteMachine
+
+LEAST_S = 2.0
+
+
+class Reach:
+    """Makes the far side of an instance, and keeps it, so that all steps share one connection."""
+
+    def __init__(self, folder: RunFolder, plan: Plan, clock: Clock) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._clock = clock
+        self._kept: tuple[Address, FarSide] | None = None
+
+    def __call__(self, instance: Instance) -> FarSide:
+        """The way to an instance that has an address; nothing is connected yet."""
+        address = instance.address
+        if address is None:
+            raise RuntimeError(f"{instance.id} has no address yet")
+        if self._kept is None or self._kept[0] != address:
+            self._kept = (address, self._to(address, instance))
+        return self._kept[1]
+
+    def _to(self, address: Address, instance: Instance) -> FarSide:
+        if address.kind == "folder":
+            return FarSide(LocalMachine(Path(address.folder), token=instance.token), python=sys.executable)
+        box = self._plan.box
+        machine = RemoteMachine(
+            address,
+            client_key=Path(box.identity) if box else self._folder.ssh / "client",
+            host_key=box.host_key if box else (self._folder.ssh / "host.pub").read_text(encoding="ascii"),
+            folder=f".gpurun/{instance.token}",
+            clock=self._clock,
+        )
+        return FarSide(_WithinLease(machine, instance.deadline_wall, self._clock))
+
+
+class _WithinLease:
+    """A machine none of whose calls waits longer than until its deadline: by then there is nobody to answer."""
+
+    def __init__(self, machine: Machine, deadline_wall: float | None, clock: Clock) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._end_mono = clock.monotonic() + (deadline_wall - clock.wall() if deadline_wall else float("inf"))
+
+    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+        """See `Machine.call`."""
+        left_s = max(LEAST_S, self._end_mono - self._clock.monotonic())
+        return self._machine.call(argv, stdin=stdin, timeout_s=min(timeout_s, left_s))
+
+    def put(self, path: str, content: bytes) -> None:
+        """See `Machine.put`."""
+        self._machine.put(path, content)

@@ -1,0 +1,93 @@
+"""The plan of a run that is paid for: asked of the clouds now, prepared here, nothing rented yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from gpurun.core.clock import Clock
+from gpurun.core.credentials import require_credential
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.paths import Home
+from gpurun.core.plan import DataSummary, Plan, Request
+from gpurun.lifecycle.market import Market, live_offers, ready_providers
+from gpurun.lifecycle.quote import need_of, paid_plan, quote
+from gpurun.lifecycle.shards import missing_shards, prepared
+from gpurun.planning.bundle import bundle_root
+from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.providers.registry import CLOUDS, OVERRIDES
+
+
+def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock) -> Plan:
+    """What renting would be: at live prices where there is a key, else at the catalogue's. Nothing is prepared."""
+    names = [name for name in _named(request) if name in ready_providers(home)]
+    market = _market(request, full, names, home, clock) if names else None
+    if market is not None and not market.offers and market.silent:
+        told = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
+        made = paid_plan(request, run, full, quote(request, full))
+        return made.model_copy(update={"notes": (*made.notes, *told)})
+    return _warned(paid_plan(request, run, full, quote(request, full, market)), names)
+
+
+def rented_plan(
+    request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
+) -> Plan:
+    """The plan of a run that is to be started: every reason to refuse comes before the shards are prepared.
+
+    Prices are read again once the shards are there, since that may have taken long. UsageError, SetupError or NoOffer.
+    """
+    if request.max_cost_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+    if request.data is None and full.tables.data.source != "stdlib":
+        raise missing_shards(full.tables.data.source)
+    names = _with_keys(request, home)
+    before = quote(request, full, _market(request, full, names, home, clock))
+    paid_plan(request, run, full, before)
+    data = shards_of(request, run, full, home, say)
+    quoted = quote(request, full, _market(request, full, names, home, clock), data)
+    return _warned(paid_plan(request, run, full, quoted, data), names)
+
+
+def shards_of(
+    request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
+) -> DataSummary:
+    """The shards of a run, prepared or checked here."""
+    places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
+    return prepared(resolved.record, request.data, **places, say=say)
+
+
+def _named(request: Request) -> list[str]:
+    """The clouds that the request leaves."""
+    return [name for name in CLOUDS if not request.providers or name in request.providers]
+
+
+def _with_keys(request: Request, home: Home) -> list[str]:
+    """The clouds to rent from; SetupError when a named one, or every one, has no key."""
+    ready = ready_providers(home)
+    for name in request.providers:
+        if name not in ready and name != "aws":
+            require_credential(name, home)
+    names = [name for name in _named(request) if name in ready]
+    if not names:
+        asked = "aws has no credentials" if request.providers else "There is no key for any cloud"
+        raise SetupError(
+            "auth.no_provider",
+            f"{asked}, so nothing can be rented.",
+            hint="Give one: gpurun auth set runpod (or lambda, aws). Rehearse for nothing: add --dry-run. "
+            "Train here: --provider local.",
+        )
+    return names
+
+
+def _market(request: Request, full: ResolvedRecipe, names: list[str], home: Home, clock: Clock) -> Market:
+    return live_offers(need_of(request, full), names, home, clock, request.choices)
+
+
+def _warned(plan: Plan, names: list[str]) -> Plan:
+    """The plan, with a warning for each key that the environment sends elsewhere."""
+    told = [
+        f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
+        for name, variable in OVERRIDES.items()
+        if name in names and os.environ.get(variable)
+    ]
+    return plan.model_copy(update={"notes": (*plan.notes, *told)}) if told else plan

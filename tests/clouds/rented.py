@@ -1,0 +1,143 @@
+"""A user at a terminal, a cloud on this machine, and its meter: what every test of a whole rental needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.progress import Event
+from gpurun.core.secrets import child_environment
+from gpurun.ledger.journal import read_journal
+from tests.emulators.guests import Meter
+
+SMALL = ("--set", "train.steps=60", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
+         "--set", "train.checkpoint_every=30", "--set", "eval.every=30", "--set", "eval.tokens=2048")  # fmt: skip
+"""The first lab, smaller than its own rehearsal: what is tested here is the rental."""
+
+
+@dataclass
+class Cloud:
+    """One emulated cloud: how a user reaches it, its oracle, and what is alive there whatever anybody is told."""
+
+    name: str
+    environment: Mapping[str, str]
+    meter: Meter
+    alive: Callable[[], Sequence[object]]
+    asks: tuple[str, ...] = ()
+    """What a user has to add to `--provider NAME`."""
+
+
+@dataclass
+class User:
+    """Somebody who types gpurun commands in a home of their own."""
+
+    cloud: Cloud
+    home: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """What the user's shell hands to gpurun: their keys for this cloud and nothing else of this test's."""
+        extra = {"GPURUN_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(self.home)}
+        return child_environment({**extra, **self.cloud.environment})
+
+    def types(self, *words: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        command = [sys.executable, "-m", "gpurun.cli.app", *words]
+        return subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+
+    def trains(self, *more: str, name: str = "fox-41") -> subprocess.CompletedProcess[str]:
+        """`gpurun train mini-gpt` on the cloud, with a cap of five dollars."""
+        return self.types("train", "mini-gpt", "--provider", self.cloud.name, "--max-cost", "5", "--yes", "--json",
+                          "--name", name, *self.cloud.asks, *SMALL, *more)  # fmt: skip
+
+    def tells(self, *words: str) -> tuple[int, Any]:
+        """The exit code and the envelope of one command with --json."""
+        done = self.types(*words, "--json")
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+    def events(self, name: str = "fox-41") -> list[Event]:
+        """What the run's journal tells, in order."""
+        return [record.event for record in read_journal(self.home / "runs" / name / "journal.jsonl").records]
+
+    def said(self, name: str = "fox-41") -> str:
+        """Everything that was written about a run, for the message of a test that fails."""
+        folder = self.home / "runs" / name
+        logs = [folder / "supervisor.log", folder / "run.log", folder / "journal.jsonl"]
+        return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
+
+
+def supervisors(home: Path) -> list[int]:
+    """The supervisors that work in a home, by their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"gpurun.lifecycle.supervisor" in words and str(home).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def kill_supervisors(home: Path) -> None:
+    """SIGKILL, and nobody left afterwards."""
+    for _ in ticks(SystemClock(), 0.05, 10):
+        left = supervisors(home)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+Opened = Callable[[Path], AbstractContextManager[Cloud]]
+
+
+@contextmanager
+def runpod(folder: Path) -> Iterator[Cloud]:
+    """RunPod with real containers."""
+    from tests.emulators.runpod import FULL_KEY, RunPodEmulator, real_guest
+
+    with RunPodEmulator(boot=real_guest(folder)) as emulator:
+        environment = {"RUNPOD_API_BASE_URL": emulator.base_url, "RUNPOD_API_KEY": FULL_KEY}
+        yield Cloud("runpod", environment, emulator.world.meter, lambda: emulator.world.alive, ("--accept-cpu",))
+        assert emulator.violations == []
+
+
+@contextmanager
+def lambda_cloud(folder: Path) -> Iterator[Cloud]:
+    """Lambda with real machines, on which a key is put so that they end themselves."""
+    from tests.emulators.lambda_cloud import KEY, LambdaEmulator, real_guest
+
+    with LambdaEmulator(boot=real_guest(folder)) as emulator:
+        environment = {"LAMBDA_API_BASE_URL": emulator.base_url, "LAMBDA_API_KEY": KEY}
+        asks = ("--accept-cpu", "--lambda-guard", "--gpu", "1xA10")
+        yield Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks)
+        assert emulator.violations == []
+
+
+@contextmanager
+def aws(folder: Path) -> Iterator[Cloud]:
+    """AWS with real machines; it has no single A100, so the first lab is trained on one without a GPU."""
+    from tests.emulators.aws import AwsEmulator, real_guest
+
+    with AwsEmulator(boot=real_guest(folder)) as emulator:
+        yield Cloud("aws", emulator.environment, emulator.world.meter, lambda: emulator.world.alive, ("--gpu", "cpu"))
+
+
+CLOUDS: dict[str, Opened] = {"runpod": runpod, "lambda": lambda_cloud, "aws": aws}

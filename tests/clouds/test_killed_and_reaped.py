@@ -1,0 +1,82 @@
+"""The laptop is lost at a random moment; somebody else, with the keys and no records, reaps after the deadline.
+
+Real supervisors are killed with SIGKILL, real machines go on; only the wait for the deadline is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Choices
+from gpurun.lifecycle.reap import sweep, sweep_leftovers
+from gpurun.providers.registry import open_provider
+from tests.clouds.rented import CLOUDS, User, kill_supervisors
+from tests.emulators import guests
+
+MOMENTS = int(os.environ.get("GPURUN_SOAK_MOMENTS", "1"))
+LONGEST_S = 25.0
+LEASE_S = 3600.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
+
+
+class LaterClock(SystemClock):
+    """An hour later, and in a hurry: a sleep passes at once, but for a moment in which the cloud may act."""
+
+    def __init__(self) -> None:
+        self.ahead_s = LEASE_S
+
+    def wall(self) -> float:
+        return super().wall() + self.ahead_s
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(min(seconds, 0.2))
+        self.ahead_s += max(0.0, seconds - 0.2)
+
+
+@pytest.fixture(params=sorted(CLOUDS))
+def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
+    with CLOUDS[request.param](tmp_path / "cloud") as cloud:
+        somebody = User(cloud, tmp_path / "home")
+        yield somebody
+        kill_supervisors(somebody.home)
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_killed_at_a_random_moment_and_only_reaped_nothing_lives_and_the_cap_holds(
+    user: User, tmp_path: Path, moment: int
+) -> None:
+    chance = random.Random(f"{user.cloud.name} {moment}")
+    started = user.trains("--set", "train.steps=100000", "--hours", "0.1", "--detach")
+    assert started.returncode == 8, started.stderr
+    time.sleep(chance.uniform(0.0, LONGEST_S))
+    kill_supervisors(user.home)
+    reap_later(user, tmp_path / "elsewhere")
+    assert user.cloud.alive() == []
+    assert user.cloud.meter.total_micros() <= usd(5)
+
+
+def reap_later(user: User, elsewhere: Path) -> None:
+    """`gpurun reap` after the deadline in a home that knows of no run; once more, as cron would, for what lagged."""
+    home, clock = Home(elsewhere).prepare(), LaterClock()
+    with patch.dict(os.environ, user.cloud.environment):
+        for _ in range(2):
+            providers = [open_provider(user.cloud.name, home, clock, Choices())]
+            swept = sweep(providers, home, clock, destroy_all=False, older_than_s=0, look_only=False)
+            fates = [one.fate for one in swept]
+            strays = list(sweep_leftovers(providers, home, clock, remove_all=False, look_only=False))
+        assert fates == []
+        assert strays == []

@@ -1,0 +1,160 @@
+"""What was agreed to is what is rented: approved offers in their order, at their price, nothing left beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.model import Offer
+from gpurun.core.money import Micros, times, usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Candidate, Plan
+from gpurun.core.progress import Event
+from gpurun.ledger.journal import Journal
+from gpurun.lifecycle.bargain import STALE_S
+from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.driver import Driver
+from gpurun.providers.base import Unknown
+from gpurun.providers.fake import Fault
+from tests.lifecycle.drive import TINY
+from tests.lifecycle.scripted_cloud import World
+
+
+class Market(World):
+    """A paid run that may be rented on three offers of one cloud, the second dearer than the first."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home)
+        first = self.plan.offer
+        others = [first.model_copy(update={"region": "second"}), first.model_copy(update={"region": "third"})]
+        self.set_plan(candidates=tuple(self.candidate(offer) for offer in (first, *others)))
+
+    def candidate(self, offer: Offer) -> Candidate:
+        plan = self.plan
+        return Candidate(
+            offer=offer,
+            estimate=plan.estimate,
+            lease=plan.lease,
+            expected_micros=plan.expected_micros,
+            worst_micros=plan.worst_micros,
+            finishes=True,
+        )
+
+    def set_plan(self, **changes: object) -> None:
+        self.plan = self.plan.model_copy(update=changes)
+        self.folder.plan.write_text(self.plan.to_json())
+
+    def supervise(self) -> ExitCode:
+        plan = Plan.from_json(self.folder.plan.read_bytes())
+        context = Context(
+            home=self.home,
+            folder=self.folder,
+            plan=plan,
+            clock=self.clock,
+            provider=self.cloud,
+            reach=lambda instance: self.far,
+            trainer=TINY / "trainer",
+            open=lambda name: self.cloud,
+        )
+        return Driver(context, Journal.open(self.folder.journal, self.clock)).drive()
+
+    @property
+    def regions(self) -> list[str]:
+        return [intent["offer"]["region"] for intent in self.all_of(Event.CREATE_INTENDED)]
+
+
+@pytest.fixture
+def market(tmp_path: Path) -> Market:
+    return Market(Home(tmp_path))
+
+
+def test_no_capacity_takes_the_next_approved_offer_with_a_token_of_its_own(market: Market) -> None:
+    market.cloud.script["create"] = [Fault.FULL, Fault.FULL]
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second", "third"]
+    assert len({intent["token"] for intent in market.all_of(Event.CREATE_INTENDED)}) == 3
+    assert len(market.cloud.boxes) == 1
+    assert not market.cloud.alive
+
+
+def test_no_capacity_anywhere_makes_nothing_and_costs_nothing(market: Market) -> None:
+    market.cloud.script["create"] = [Fault.FULL] * 9
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert len(market.regions) == 3
+    assert market.cloud.metered() == 0
+
+
+def test_a_refusal_for_another_reason_is_not_answered_with_another_offer(market: Market) -> None:
+    market.cloud.script["create"] = [Fault.REFUSED]
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert market.regions == ["here"]
+
+
+def test_an_answer_that_was_lost_is_looked_for_on_the_offer_that_it_was_about(market: Market) -> None:
+    market.cloud.script["create"] = [Fault.FULL, Fault.LOST]
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second"]
+    assert len(market.cloud.boxes) == 1
+
+
+def test_each_attempt_stays_within_the_cap_by_itself(market: Market) -> None:
+    market.cloud.script["create"] = [Fault.FULL]
+    market.supervise()
+    cap = market.plan.cap_micros
+    assert cap is not None
+    assert all(intent["worst_micros"] <= cap for intent in market.all_of(Event.CREATE_INTENDED))
+
+
+def test_another_machine_type_than_the_one_agreed_to_is_destroyed(market: Market) -> None:
+    market.set_plan(offer=market.plan.offer.model_copy(update={"type_id": "gpu_8x_a100"}), candidates=())
+    market.cloud.gpu = "T4"
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert not market.cloud.alive
+
+
+@pytest.mark.parametrize(("age_s", "sent"), [(STALE_S - 1, True), (STALE_S + 1, False)])
+def test_a_price_that_rose_while_the_plan_lay_there_is_refused_before_anything_is_asked_for(
+    market: Market, age_s: float, sent: bool
+) -> None:
+    market.set_plan(quoted_wall=market.clock.wall())
+    market.clock.sleep(age_s)
+    dearer = market.plan.offer.model_copy(update={"rate_micros_per_hour": times(rate_of(market), 2)})
+    market.cloud.stock = [dearer]
+    code = market.supervise()
+    assert bool(market.all_of(Event.CREATE_INTENDED)) is sent
+    assert code is (ExitCode.DONE if sent else ExitCode.NO_OFFER)
+
+
+def test_an_old_price_that_cannot_be_read_again_is_not_spent_on(market: Market) -> None:
+    market.set_plan(quoted_wall=market.clock.wall())
+    market.clock.sleep(STALE_S + 1)
+    market.cloud.broken["offers"] = Unknown("503")
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert market.cloud.created == 0
+
+
+def test_what_lies_beside_the_machine_is_gone_before_the_receipt(market: Market) -> None:
+    market.cloud.profile = replace(market.cloud.profile, leaves=("ssh_key", "firewall"))
+    assert market.supervise() is ExitCode.DONE
+    assert market.cloud.things
+    assert all(thing.removed_s is not None for thing in market.cloud.things)
+
+
+def test_a_machine_whose_clock_is_an_hour_ahead_trains_as_long_as_one_whose_clock_is_right(market: Market) -> None:
+    jobs = []
+    start = market.far.start
+    market.far.start = lambda job: (jobs.append(job), start(job))[1]  # type: ignore[method-assign]
+    hello = market.far.hello
+    market.far.hello = lambda python=None: hello().model_copy(  # type: ignore[method-assign]
+        update={"wall": market.clock.wall() + 3600}
+    )
+    assert market.supervise() is ExitCode.DONE
+    left_s = jobs[0]["hard_stop_wall"] - 3600 - market.clock.wall()
+    assert -market.plan.lease.total_s < left_s < market.plan.lease.total_s
+
+
+def rate_of(market: Market) -> Micros:
+    return market.plan.offer.rate_micros_per_hour or usd(1)

@@ -1,0 +1,349 @@
+"""A box of one's own is one's own to end: what is signed about its end is what was seen, or who says so."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.confirm import ANSWERS, confirm, knock
+from gpurun.cli.receipts import show_receipt
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import MayBeBilling, UsageError, VerificationFailed
+from gpurun.core.model import canonical
+from gpurun.core.paths import Home, RunFolder
+from gpurun.ledger.audit import AuditRow, audit
+from gpurun.ledger.receipt import read_receipt
+from gpurun.ledger.signing import PRIVATE_NAME, load_signer, make_envelope, payload_of
+from tests.unit.ledger_samples import RATE, CloudRun, Note, finished_run
+
+BOX = "root@connect.example.com:40123"
+
+
+class BoxRun(CloudRun):
+    """A run on a box of the user's own."""
+
+    rate = RATE
+
+    def intended(self, attempt: int = 1) -> Note:
+        event, data = super().intended(attempt)
+        data["offer"] |= {"provider": "ssh", "type_id": BOX}
+        return event, {**data, "provider": "ssh", "rate_micros_per_hour": self.rate}
+
+    def instance(self, **changes: Any) -> dict[str, Any]:
+        return super().instance(**{"provider": "ssh", "type_id": BOX, "rate_micros_per_hour": None, **changes})
+
+    def death(self, **changes: Any) -> Iterator[tuple[float, Note]]:  # type: ignore[override]
+        return super().death(**{"reads": 1, "teardown": "user_operated", **changes})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(1_800_007_200.0)  # Two hours after the run was asked for.
+
+
+@pytest.fixture
+def session(home: Home, clock: VirtualClock) -> Session:
+    return Session(home=home, quiet=True, clock=clock)
+
+
+@pytest.fixture
+def folder(home: Home) -> RunFolder:
+    return BoxRun(home).until_gone().settle().folder
+
+
+def always(seen: str) -> Callable[[str, int], str]:
+    return lambda host, port: seen
+
+
+def row(home: Home) -> AuditRow:
+    (only,) = audit(home).rows
+    return only
+
+
+def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
+    """Change what is stated, as the owner of the key could: signed anew."""
+    path = folder.path / "shutdown.json"
+    statement = json.loads(payload_of(json.loads(path.read_bytes())))
+    change(statement)
+    path.write_text(json.dumps(make_envelope(canonical(statement), load_signer(home.keys))))
+
+
+# What is seen --------------------------------------------------------------------------------------------------------
+
+
+def test_a_box_that_is_silent_all_the_time_is_confirmed_and_signed(
+    session: Session, home: Home, folder: RunFolder, clock: VirtualClock
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def refuse(host: str, port: int) -> str:
+        asked.append((host, port))
+        return "refused"
+
+    told = confirm(session, "fox-41", None, refuse)
+    assert set(asked) == {("connect.example.com", 40123)}
+    statement = told.data["statement"]
+    assert [one["seen"] for one in statement["checked"]["tries"]] == ["refused"] * 5
+    assert statement["checked"]["tries"][-1]["at_s"] == 10.0
+    assert (statement["verdict"], statement["words"]) == ("confirmed", None)
+    assert "still switched on" in told.text, "a refusal is not sold as more than it is"
+    found = row(home)
+    assert (found.death, found.problems, found.warnings) == ("shutdown confirmed", (), ())
+
+
+def test_it_says_what_the_box_cost_until_then_and_not_only_while_it_trained(
+    session: Session, folder: RunFolder
+) -> None:
+    """The receipt ends with the run; the box went on billing until somebody shut it down."""
+    told = confirm(session, "fox-41", None, always("timed out"))
+    seconds = 7200 + 10  # From the asking to the end of the last try.
+    assert told.data["statement"]["cost"]["until_confirmed_micros"] == -(-seconds // 60) * 60 * RATE // 3600
+    assert "it cost at most $5.03 until then" in told.text
+
+
+def test_a_box_that_still_answers_and_costs_money_is_exit_9(session: Session, folder: RunFolder) -> None:
+    with pytest.raises(MayBeBilling, match=r"still answers SSH, at \$2.49/h"):
+        confirm(session, "fox-41", None, always(ANSWERS))
+    assert not (folder.path / "shutdown.json").exists()
+
+
+def test_a_free_box_that_still_answers_is_exit_10(session: Session, home: Home) -> None:
+    run = BoxRun(home, "owl-07")
+    run.rate = 0
+    run.until_gone().settle()
+    with pytest.raises(VerificationFailed, match="still answers SSH"):
+        confirm(session, "owl-07", None, always(ANSWERS))
+
+
+def test_one_sign_of_life_among_the_tries_is_enough(session: Session, folder: RunFolder) -> None:
+    seen = iter(["timed out", "timed out", ANSWERS])
+    with pytest.raises(MayBeBilling):
+        confirm(session, "fox-41", None, lambda host, port: next(seen))
+
+
+@pytest.mark.parametrize(
+    "seen", ["no network", "its name is not known here", "open without a greeting", "closed without a greeting"]
+)
+def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: RunFolder, seen: str) -> None:
+    """Above all a laptop that is offline: to it every box in the world looks shut down."""
+    with pytest.raises(VerificationFailed, match="cannot be told") as told:
+        confirm(session, "fox-41", None, always(seen))
+    assert "--force" in told.value.hint
+    assert not (folder.path / "shutdown.json").exists()
+
+
+# What is said --------------------------------------------------------------------------------------------------------
+
+
+def test_the_users_word_is_signed_as_a_word_with_what_was_seen(session: Session, home: Home, folder: RunFolder) -> None:
+    told = confirm(session, "fox-41", "I pulled the \x1b[31mplug", always(ANSWERS))
+    statement = told.data["statement"]
+    assert statement["verdict"] == "stated by the user"
+    assert statement["checked"]["tries"][0]["seen"] == ANSWERS
+    assert "\x1b" not in told.text + statement["words"]
+    assert row(home).death == "shutdown stated"
+
+
+def test_a_word_gives_way_to_what_is_seen_later_and_not_the_other_way_round(
+    session: Session, home: Home, folder: RunFolder
+) -> None:
+    confirm(session, "fox-41", "trust me", always(ANSWERS))
+    confirm(session, "fox-41", None, always("refused"))
+    assert row(home).death == "shutdown confirmed"
+    again = confirm(session, "fox-41", "trust me", always(ANSWERS))
+    assert "was confirmed before" in again.text
+    assert row(home).death == "shutdown confirmed"
+
+
+@pytest.mark.parametrize("words", ["", "  "])
+def test_a_word_must_be_a_word(session: Session, folder: RunFolder, words: str) -> None:
+    with pytest.raises(UsageError, match="needs your own words"):
+        confirm(session, "fox-41", words, always("refused"))
+
+
+# For whom ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_gpurun_ended_has_nothing_to_confirm(session: Session, home: Home) -> None:
+    finished_run(home)
+    with pytest.raises(UsageError, match="'destroyed'"):
+        confirm(session, "fox-41", None, always("refused"))
+
+
+def test_a_run_without_a_receipt_is_not_over(session: Session, home: Home) -> None:
+    BoxRun(home).until_gone()
+    with pytest.raises(UsageError, match="no receipt yet"):
+        confirm(session, "fox-41", None, always("refused"))
+
+
+# Where it is shown and checked ---------------------------------------------------------------------------------------
+
+
+def shown(session: Session, **flags: bool) -> Result:
+    return show_receipt(session, "fox-41", **{"markdown": False, **flags})
+
+
+def test_the_audit_says_whose_duty_the_end_is_until_it_is_confirmed(home: Home, folder: RunFolder) -> None:
+    assert row(home).death == "yours to end"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told["subject"][0]["digest"].update(sha256="0" * 64),
+        lambda told: told["subject"].append({"name": "another", "digest": {"sha256": "0" * 64}}),
+        lambda told: told["predicate"].update(box="root@elsewhere:22"),
+        lambda told: told["predicate"].update(run="owl-07"),
+        lambda told: told["predicate"].update(confirmed_at="2020-01-01T00:00:00.000Z"),
+        lambda told: told["predicate"]["cost"].update(until_confirmed_micros=1),
+        lambda told: told["predicate"]["checked"].update(tries=[]),
+        lambda told: told["predicate"]["checked"].update(tries=told["predicate"]["checked"]["tries"][:1]),
+        lambda told: told["predicate"]["checked"]["tries"][0].update(seen=ANSWERS),
+        lambda told: told["predicate"].update(verdict="stated by the user"),
+        lambda told: told["predicate"].update(words="trust me"),
+        lambda told: told.update(predicateType="https://gpurun.dev/receipt/v1"),
+        lambda told: told.pop("predicate"),
+    ],
+)
+def test_even_the_owner_of_the_key_cannot_state_what_does_not_follow(
+    session: Session, home: Home, folder: RunFolder, change: Callable[[Any], None]
+) -> None:
+    confirm(session, "fox-41", None, always("refused"))
+    edit(home, folder, change)
+    found = row(home)
+    assert found.death == "yours to end"
+    assert any("shutdown.json" in problem for problem in found.problems)
+
+
+def test_another_hand_is_seen(session: Session, home: Home, folder: RunFolder, tmp_path: Path) -> None:
+    confirm(session, "fox-41", None, always("refused"))
+    path = folder.path / "shutdown.json"
+    stranger = load_signer(tmp_path / "other")
+    path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), stranger)))
+    assert any("signature of shutdown.json" in problem for problem in row(home).problems)
+    path.write_text("not json")
+    assert any("cannot be followed" in problem for problem in row(home).problems)
+
+
+def test_without_a_key_it_is_unsigned_and_says_so(session: Session, home: Home, folder: RunFolder) -> None:
+    (home.keys / PRIVATE_NAME).unlink()
+    assert "Unsigned" in confirm(session, "fox-41", None, always("refused")).text
+    found = row(home)
+    assert (found.death, found.problems) == ("shutdown confirmed", ())
+    assert "shutdown.json is unsigned" in found.warnings
+
+
+def test_a_confirmation_of_a_machine_that_gpurun_ended_is_nonsense(home: Home) -> None:
+    folder = finished_run(home)
+    (folder.path / "shutdown.json").write_text("{}")
+    assert any("not the user's to end" in problem for problem in row(home).problems)
+
+
+def test_the_receipt_shows_it_and_stays_the_same_receipt(session: Session, home: Home, folder: RunFolder) -> None:
+    before = folder.receipt.read_bytes()
+    assert "gpurun confirm-shutdown fox-41" in shown(session).text
+    assert "absent from the list" not in shown(session).text, "nobody listed a box that no cloud knows"
+    confirm(session, "fox-41", None, always("refused"))
+    assert "shutdown confirmed at" in shown(session).text
+    assert "confirm-shutdown" not in shown(session).text
+    assert "shutdown confirmed at" in shown(session, markdown=True).text
+    assert str(shown(session).data["shutdown"]).startswith("shutdown confirmed at")
+    assert folder.receipt.read_bytes() == before
+    assert read_receipt(home, folder).signature == "ok"
+
+
+def test_the_receipt_shows_a_confirmation_that_does_not_hold_as_none(
+    session: Session, home: Home, folder: RunFolder
+) -> None:
+    confirm(session, "fox-41", None, always("refused"))
+    edit(home, folder, lambda told: told["predicate"].update(box="root@elsewhere:22"))
+    assert "SHUTDOWN NOT CONFIRMED" in shown(session).text
+    (folder.path / "shutdown.json").write_text("not json")
+    assert "SHUTDOWN NOT CONFIRMED" in shown(session).text
+
+
+# Knocking, at real sockets -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(*words: bytes, stay: bool = False) -> Iterator[int]:
+    """A server that says something to whoever calls, and hangs up unless it stays."""
+    calls: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                call, _ = listening.accept()
+            except OSError:
+                return
+            calls.append(call)
+            for word in words:
+                call.sendall(word)
+            if not stay:
+                call.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            for call in calls:
+                call.close()
+            thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("words", "stay", "seen"),
+    [
+        ([b"SSH-2.0-OpenSSH_9.6\r\n"], True, ANSWERS),
+        ([b"welcome to the gateway\r\n", b"SSH-2.0-x\r\n"], True, ANSWERS),
+        ([], False, "closed without a greeting"),
+        ([], True, "open without a greeting"),
+        ([b"HTTP/1.1 400\r\n"], True, "open without a greeting"),
+        ([b"x" * 40_000], True, "something else answers"),
+    ],
+)
+def test_a_port_that_takes_the_call_is_listened_to(words: list[bytes], stay: bool, seen: str) -> None:
+    with server(*words, stay=stay) as port:
+        assert knock("127.0.0.1", port, 0.5) == seen
+
+
+def test_a_port_that_nobody_listens_at_refuses() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert knock("127.0.0.1", taken.getsockname()[1], 0.5) == "refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (TimeoutError(), "timed out"),
+        (OSError(113, "No route to host"), "unreachable"),
+        (OSError(101, "Network is unreachable"), "no network"),
+        (socket.gaierror(-3, "Temporary failure"), "its name is not known here"),
+    ],
+)
+def test_what_keeps_a_call_from_being_made_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, seen: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    assert knock("box", 22, 0.5) == seen
