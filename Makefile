@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick venv style types soak mutants bench-pack picture clean
+.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -35,6 +35,9 @@ mutants: venv
 
 bench-pack: venv
 	@$(BIN)/python tests/bench/bench_pack.py
+
+bench-rental: venv
+	@$(BIN)/python tests/bench/bench_rental.py
 
 # The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv

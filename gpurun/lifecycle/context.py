@@ -16,7 +16,7 @@ from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
-from gpurun.providers.base import Provider, Unknown
+from gpurun.providers.base import LetsIn, Provider, Unknown
 
 T = TypeVar("T")
 RETRY_S = 2.0
@@ -125,8 +125,13 @@ class Context:
         )
 
     def is_down(self, instance: Instance) -> bool:
-        """Whether the provider says that the instance does not run; no clear answer, or two that differ, mean no."""
+        """Whether the provider says that the instance does not run; no clear answer, or two that differ, mean no.
+
+        It is asked when the instance did not answer: perhaps only because this laptop has another address now.
+        """
         try:
+            if isinstance(self.provider, LetsIn):
+                self.provider.let_in(instance)
             said = self.provider.read(instance.id).state
             if said is not InstanceState.GONE:
                 return said is InstanceState.STOPPED

@@ -110,6 +110,15 @@ class HandsOver(Protocol):
 
 
 @runtime_checkable
+class LetsIn(Protocol):
+    """A provider whose machines are open to this laptop's address alone, which may change on the way."""
+
+    def let_in(self, instance: Instance) -> None:
+        """Open an instance to the address that this laptop has now; cheap to call again and again."""
+        ...
+
+
+@runtime_checkable
 class LeavesThings(Protocol):
     """A provider where a rental leaves more than its machine."""
 

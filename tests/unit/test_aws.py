@@ -174,6 +174,16 @@ def test_where_one_zone_is_sold_out_the_next_is_asked_with_a_token_of_its_own(
     assert made.token == TOKEN
 
 
+def test_the_same_order_again_is_no_second_instance_where_the_first_zone_has_room_again(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.rules.sold_out = {"p4d.24xlarge@us-east-1a"}
+    made = aws.create(order_of(clock))
+    cloud.rules.sold_out = set()
+    assert AwsProvider(clock).create(order_of(clock)).id == made.id
+    assert len(billed(cloud)) == 1
+
+
 def test_sold_out_everywhere_is_no_capacity_and_each_zone_was_asked_once(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
@@ -807,3 +817,16 @@ def test_gpurun_aws_setup_shows_a_policy_that_covers_every_call_that_is_made(
 
 def _listed(action: str | list[str]) -> list[str]:
     return [action] if isinstance(action, str) else action
+
+
+def test_a_laptop_that_has_moved_is_let_in_again_once_a_minute_at_most(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock))
+    before = cloud.count("AuthorizeSecurityGroupIngress")
+    for _ in range(3):
+        aws.let_in(made)
+    assert cloud.count("AuthorizeSecurityGroupIngress") == before + 1
+    clock.sleep(61)
+    aws.let_in(made)
+    assert cloud.count("AuthorizeSecurityGroupIngress") == before + 2

@@ -19,7 +19,8 @@ from gpurun.machine.remote.words import harmless
 if TYPE_CHECKING:
     from gpurun.machine.remote.connection import Connection
 
-# No byte in either direction for this long, and four questions unanswered, is a connection that is dead.
+# Not a byte heard for this long is a connection that is dead: four questions were left unanswered. While something is
+# being sent the far side says now and then how much more it takes.
 STALL_S = 60.0
 KILL_S = 5.0
 PUT_S = 300.0
@@ -110,7 +111,7 @@ class RemoteMachine:
             now = self._clock.monotonic()
             if now >= end_mono:
                 raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
-            if now - max(begun_mono, connection.heard_mono, program.moved_mono) > STALL_S:
+            if now - max(begun_mono, connection.heard_mono) > STALL_S:
                 self.close()
                 raise MachineLost(f"The connection to {self._where} is dead: not a byte for {STALL_S:.0f} s.")
 
@@ -125,7 +126,7 @@ class RemoteMachine:
 
     def _begin(self, connection: Connection, argv: Sequence[str], stdin: Iterable[bytes] | None) -> Program:
         mark = new_mark()
-        return Program(connection, run_line(mark, self._folder, argv), mark, stdin, self._clock)
+        return Program(connection, run_line(mark, self._folder, argv), mark, stdin)
 
     def _kill(self, connection: Connection, program: Program) -> None:
         """End a program that nobody waits for any more, before it can take the end of its input for the whole of it.

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from gpurun.core.clock import Clock
 from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost, Reply
 from gpurun.machine.remote.words import harmless, words_of
 
@@ -36,19 +35,14 @@ def new_mark() -> str:
 class Program:
     """A program, begun at once. What it says counts from its mark on (`MARK GROUP`), and before that it is fed nothing.
 
-    `group` is its process group over there, None until it has begun; `moved_mono` is when the last of its input was
-    taken.
+    `group` is its process group over there, None until it has begun.
     """
 
-    def __init__(
-        self, connection: Connection, line: str, mark: str, stdin: Iterable[bytes] | None, clock: Clock
-    ) -> None:
+    def __init__(self, connection: Connection, line: str, mark: str, stdin: Iterable[bytes] | None) -> None:
         self.group: int | None = None
-        self.moved_mono = clock.monotonic()
         self._connection = connection
         self._channel: Channel | None = None
         self._mark = mark.encode("ascii")
-        self._clock = clock
         self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
@@ -117,7 +111,6 @@ class Program:
             count = channel.send(bytes(rest[:_PIECE_BYTES]))
             if count == 0:
                 raise BrokenPipeError
-            self.moved_mono = self._clock.monotonic()
             rest = rest[count:]
 
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:

@@ -16,11 +16,14 @@ from gpurun.providers.aws.launch import launch, network_of
 from gpurun.providers.aws.offers import offers_for_need
 from gpurun.providers.aws.reading import NOT_THERE, instance_of, instances_in, place_of, read_instance
 from gpurun.providers.aws.schedule import arm_schedule
-from gpurun.providers.aws.side import leftovers_in, make_group, public_address, remove_leftover
+from gpurun.providers.aws.side import GROUP, leftovers_in, let_in, make_group, public_address, remove_leftover
 from gpurun.providers.aws.wire import Refused, Wire, everywhere
 from gpurun.providers.base import Traits, Unknown
 
 T = TypeVar("T")
+
+
+LET_IN_S = 60.0
 
 
 class AwsProvider:
@@ -47,6 +50,7 @@ class AwsProvider:
         self._images: dict[tuple[str, str], Image] = {}
         self._homes: dict[str, str] = {}  # The region of each token: a token is sent to one region only.
         self._closed: set[str] = set()
+        self._let_in_mono = float("-inf")
 
     @cached_property
     def traits(self) -> Traits:
@@ -115,6 +119,16 @@ class AwsProvider:
         except Refused as refused:
             if refused.code not in NOT_THERE:
                 raise trouble(refused) from refused
+
+    def let_in(self, instance: Instance) -> None:
+        """Open its firewall to the address that this laptop has now, once a minute at most."""
+        now = self._wire.clock.monotonic()
+        if now - self._let_in_mono < LET_IN_S:
+            return
+        self._let_in_mono = now
+        for beside in leftovers_in(self._wire, instance.region, instance.token):
+            if beside.kind == GROUP:
+                let_in(self._wire, instance.region, beside.id, self._my_address)
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Firewall groups, volumes and network cards that no machine holds, and schedules."""

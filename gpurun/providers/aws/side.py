@@ -71,12 +71,13 @@ def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]
             group = _group_of(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
             if not group:
                 raise
-    let_in(wire, region, group, _LOOPBACK if wire.is_near("ec2", region) else f"{my_address()}/32")
+    let_in(wire, region, group, my_address)
     return group
 
 
-def let_in(wire: Wire, region: str, group: str, source: str) -> None:
-    """Open the SSH port of a group to a range of addresses; harmless when it is open."""
+def let_in(wire: Wire, region: str, group: str, my_address: Callable[[], str]) -> None:
+    """Open the SSH port of a group to the address that this laptop has now; harmless when it is open."""
+    source = _LOOPBACK if wire.is_near("ec2", region) else f"{my_address()}/32"
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": source}]}
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
         try:

@@ -36,7 +36,7 @@ def get_products(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: b
     asked = {one["Field"]: one["Value"] for one in call.json.get("Filters", ())}
     type_id, region = asked.get("instanceType", ""), asked.get("regionCode", "")
     price = rules.usd(type_id, region) if type_id else None
-    products = [_product(type_id, region, price, "OnDemand"), _product(type_id, region, "0.01", "CapacityBlock")]
+    products = [_product(type_id, region, price, "OnDemand"), _product(type_id, region, "99", "CapacityBlock")]
     return json_reply({"FormatVersion": "aws_v1", "PriceList": products if price else []})
 
 

@@ -1,0 +1,70 @@
+"""Where the seconds of a small rental go, on an emulated cloud with a real machine: run by `make bench-rental`.
+
+SSH ready to first step, without the transfer and without Python's import of torch; Ctrl-C to proven death.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.progress import Event, Record
+from gpurun.ledger.journal import read_journal
+from tests.clouds.rented import CLOUDS, SMALL, User
+
+ROUNDS = 3
+
+
+def main() -> None:
+    print("cloud   ready→first step, less transfer and import   Ctrl-C→proven")
+    for name, opened in CLOUDS.items():
+        for _ in range(ROUNDS):
+            with tempfile.TemporaryDirectory() as place, opened(Path(place) / "cloud") as cloud:
+                user = User(cloud, Path(place) / "home")
+                overhead_s, proof_s = rental(user)
+                print(f"{name:7} {overhead_s:10.2f} s {proof_s:37.1f} s", flush=True)
+
+
+def rental(user: User) -> tuple[float, float]:
+    """One run, interrupted once it trains: both figures, from its own journal and events."""
+    command = [sys.executable, "-m", "gpurun.cli.app", "train", "mini-gpt", "--provider", user.cloud.name, "--yes",
+               "--max-cost", "5", "--name", "fox-41", "--on-interrupt", "stop", *user.cloud.asks, *SMALL,
+               "--set", "train.steps=100000", "--set", "train.checkpoint_every=100000", "--hours", "0.1"]  # fmt: skip
+    child = subprocess.Popen(command, env=user.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = user.home / "runs" / "fox-41"
+    for _ in ticks(SystemClock(), 0.1, 180):
+        if any(event["kind"] == "step" for event in events(folder)):
+            break
+    pressed_wall = SystemClock().wall()
+    child.send_signal(signal.SIGINT)
+    child.wait(180)
+    seen = {record.event: record for record in read_journal(folder / "journal.jsonl").records}
+    return overhead(seen, events(folder)), seen[Event.DEATH_PROVEN].wall - pressed_wall
+
+
+def overhead(seen: dict[Event, Record], story: list[dict[str, Any]]) -> float:
+    """Seconds from the ready machine to the first step that are neither transfer nor the trainer's own start."""
+    first = next(event for event in story if event["kind"] == "step")
+    start = next(event for event in story if event["kind"] == "start")
+    importing_s = start["wall"] - seen[Event.TRAIN_STARTED].data["started_wall"]
+    whole_s = first["wall"] - seen[Event.READY_OBSERVED].wall
+    return float(whole_s - seen[Event.SHIP_OBSERVED].data["seconds"] - importing_s)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """The trainer's events that have come home whole."""
+    path = folder / "events.jsonl"
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return [json.loads(line) for line in whole.splitlines() if line]
+
+
+if __name__ == "__main__":
+    main()
