@@ -1,6 +1,6 @@
 """Just enough of a torch for the agent's question which Python has one."""
 
-__version__ = "0.0-tiny"
+__version__ = "2.13.0+tiny"
 
 
 class version:
