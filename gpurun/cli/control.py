@@ -53,29 +53,34 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str) -> Result:
 
 
 def sweep_damaged(session: Session, sight: Sight) -> Result:
-    """End what a run with a damaged journal may have left, by its token, with proof, and without writing to it."""
+    """End what a run with a damaged journal may have left, by its tokens, with proof, and without writing to it.
+
+    Every provider of the plan is asked, since the damage may hide which one made the machine.
+    """
+    from gpurun.core.errors import GpurunError
     from gpurun.lifecycle.destroy import end
+    from gpurun.lifecycle.runs import asked_for
     from gpurun.providers.base import Unknown
     from gpurun.providers.registry import open_provider
 
-    provider = open_provider(sight.plan.offer.provider, session.home, session.clock)
-    try:
-        found = [one for one in provider.find(None) if one.run == sight.folder.name]
-    except Unknown as error:
-        what = f"{provider.name} does not say what exists: {error}."
-        silent = MayBeBilling("destroy.cannot_look", what, hint=f"Try again: gpurun destroy {sight.folder.name}")
-        return Result(errors=(silent,), exit_code=silent.exit_code)
-    left: list[MayBeBilling] = []
-    for one in found:
+    run, ended, left = sight.folder.name, [], list[MayBeBilling]()
+    names = dict.fromkeys(one.offer.provider for one in sight.approved)
+    for name in names:
         try:
-            for _ in end(provider, session.clock, one.id, one.token, run=one.run):
-                pass
+            provider = open_provider(name, session.home, session.clock, sight.plan.choices)
+            ours = [one for one in provider.find(None) if one.run == run and asked_for(sight.folder, one.token)]
+            for one in ours:
+                for _ in end(provider, session.clock, one.id, one.token, run=run):
+                    pass
+                ended.append(one.id)
         except MayBeBilling as error:
             left.append(error)
+        except (Unknown, GpurunError) as error:
+            why = error.what if isinstance(error, GpurunError) else str(error)
+            hint = f"Try again: gpurun destroy {run}"
+            left.append(MayBeBilling("destroy.cannot_look", f"{name} does not say what exists: {why}.", hint=hint))
     if left:
         return Result(errors=tuple(left), exit_code=ExitCode.MAY_BE_BILLING)
-    names = ", ".join(one.id for one in found)
-    text = (
-        f"Destroyed (proven): {names}" if found else f"Nothing at {provider.name} bears the name {sight.folder.name}."
-    )
-    return Result(data={"run": sight.folder.name, "destroyed": [one.id for one in found]}, text=text)
+    asked = ", ".join(names)
+    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"Nothing at {asked} was asked for by {run}."
+    return Result(data={"run": run, "destroyed": ended}, text=text)

@@ -7,6 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpurun.cli.session import Session
+from gpurun.core.clock import local_time
 from gpurun.core.errors import Declined
 from gpurun.core.money import format_rate
 from gpurun.core.progress import Phase
@@ -60,7 +61,7 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
         return True
     if phase in (Phase.COLLECTED, Phase.DESTROYING):
         rate = format_rate(sight.plan.offer.rate_micros_per_hour)
-        session.say(f"The instance is being destroyed; leaving here could leave {rate} running. Ctrl-C again leaves.")
+        session.say(f"Being destroyed; leaving could leave {rate} running. Ctrl-C again leaves.")
         return False
     return False
 
@@ -81,11 +82,13 @@ def _while_training(session: Session, sight: Sight, number: int, on_interrupt: s
 
 def _ask(session: Session, sight: Sight) -> str:
     rate = format_rate(sight.plan.offer.rate_micros_per_hour)
-    session.say(f"Run {sight.folder.name} keeps training without this terminal ({rate}).")
+    deadline = sight.state.deadline_wall
+    until = f", until {local_time(deadline, now=session.clock.wall())} at the latest" if deadline else ""
+    session.say(f"{sight.folder.name} trains on without this terminal ({rate}{until}).")
     # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching", flag="--on-interrupt").lower()
+        return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)", flag="--on-interrupt").lower()
     except Declined:
         return "d"
     finally:

@@ -9,7 +9,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.money import Micros
-from gpurun.core.progress import Phase
+from gpurun.core.progress import Event, Phase
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.runs import Sight, look_at_all, planned_runs
 from gpurun.view.events import parse_event, whole
@@ -19,6 +19,19 @@ from gpurun.view.safe import safe_line
 from gpurun.view.screen import Screen
 
 _TAIL_BYTES = 1 << 16
+# The live view's words for what goes on; the other phases are called so already.
+_WORDS = {
+    Phase.OPENED: "starting",
+    Phase.CREATING: "provisioning",
+    Phase.CREATED: "provisioning",
+    Phase.READY: "shipping",
+    Phase.SHIPPED: "shipping",
+    Phase.TRAINING: "running",
+    Phase.TRAINED: "collecting",
+    Phase.COLLECTED: "collected",
+    Phase.GONE: "settling",
+    Phase.SETTLED: "settling",
+}
 
 
 def list_runs(session: Session, *, all_runs: bool) -> Result:
@@ -33,9 +46,17 @@ def list_runs(session: Session, *, all_runs: bool) -> Result:
     return Result(
         data={"runs": [_as_data(sight) for sight in shown]},
         text=text,
+        after="\n".join(_ways_on(rows)),
         errors=tuple(errors),
         exit_code=ExitCode.MAY_BE_BILLING if billing else errors[0].exit_code if errors else ExitCode.DONE,
     )
+
+
+def _ways_on(rows: list[RunRow]) -> Iterator[str]:
+    """The next command for every run that may be billing while nobody drives it."""
+    for row in rows:
+        if row.may_be_billing:
+            yield f"Nobody drives {row.run}: gpurun resume {row.run}, or gpurun destroy {row.run}"
 
 
 def _row(sight: Sight, now: float) -> RunRow:
@@ -71,8 +92,11 @@ def _state_word(sight: Sight) -> str:
     if sight.damage is not None:
         return "damaged"
     if state.phase is not Phase.CLOSED:
-        return str(state.phase) if sight.owner else f"{state.phase}, nobody drives it"
-    return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or "never started"
+        word = _WORDS.get(state.phase, str(state.phase))
+        return word if sight.owner else f"{word}, nobody drives it"
+    begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
+    nothing = "cut off" if begun else "never started"
+    return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or nothing
 
 
 def _as_data(sight: Sight) -> dict[str, object]:

@@ -7,6 +7,7 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, UsageError
 from gpurun.lifecycle.market import ready_providers
 from gpurun.lifecycle.reap import Orphan, Stray, sweep, sweep_leftovers
+from gpurun.lifecycle.runs import unfinished_runs
 from gpurun.providers.registry import open_provider
 from gpurun.view.listings import OrphanRow, reap_table
 from gpurun.view.paint import render
@@ -42,6 +43,7 @@ def run_reap(
             strays.append(stray)
     except MayBeBilling as error:
         silent = silent or error
+    silent = silent or _out_of_sight(session, names)
     rows = [*map(_orphan_row, found), *map(_stray_row, strays)]
     alive = any(orphan.fate in ("overdue", "not proven gone") for orphan in found)
     lost = any(orphan.fate == "not proven gone" for orphan in found) or any(s.fate == "not removed" for s in strays)
@@ -53,6 +55,16 @@ def run_reap(
     }
     text = render(reap_table(rows, session.style, now=session.clock.wall()), session.style)
     return Result(data=data, text=text, errors=(silent,) if silent else (), exit_code=code)
+
+
+def _out_of_sight(session: Session, asked: list[str]) -> MayBeBilling | None:
+    """A run of this home that may be billed by somebody who was not asked."""
+    for sight in unfinished_runs(session.home) if session.home.runs.is_dir() else []:
+        provider = sight.plan.offer.provider
+        if sight.state.may_be_billing and provider not in asked:
+            what = f"{sight.folder.name} may be billed by {provider}, which was not asked."
+            return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {provider}, then: gpurun reap")
+    return None
 
 
 def _orphan_row(orphan: Orphan) -> OrphanRow:

@@ -76,7 +76,7 @@ def view_of(receipt: Receipt) -> ReceiptView:
         cost_label=cost["is"],
         billed_micros=_micros(cost["billed_micros"]),
         cap_micros=_micros(cost["cap_micros"]),
-        result=_result(training),
+        result=_result(training, begun=_wall(told["timeline"]["train_start"]) is not None),
         teardown=told["teardown"]["is"] or "",
         proof=_proof(told["teardown"]),
         proof_sha256=_proof_digest(told["teardown"]["evidence"]),
@@ -123,11 +123,12 @@ def _machine(told: dict[str, Any]) -> list[str]:
     return [str(part) for part in parts if part]
 
 
-def _result(training: dict[str, Any]) -> str:
+def _result(training: dict[str, Any], *, begun: bool) -> str:
     """One line of what came out."""
     figures = training["figures"]
     step, loss, best = figures.get("last_step"), figures.get("last_loss"), figures.get("best_val_loss")
-    words = [training["outcome"].upper()]
+    nothing = "CUT OFF" if begun else "NEVER STARTED"
+    words = [nothing if training["outcome"] == "none" else training["outcome"].upper()]
     words += [f"step {step}"] if step is not None else []
     words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
     words += [f"best val {best:.4f}"] if isinstance(best, float) else []

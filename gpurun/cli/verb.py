@@ -180,5 +180,6 @@ def run_app(app: typer.Typer) -> int:
         error = UsageError("usage", message, hint="See the verb's --help.")
         return _render("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except (typer.Abort, KeyboardInterrupt):
+        print("Interrupted. gpurun ps shows what runs.", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else 0

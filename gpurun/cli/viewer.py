@@ -141,8 +141,9 @@ def finished(session: Session, sight: Sight) -> Result:
     if not errors and state.outcome in ("failed", "lost"):
         errors = (_training_failed(sight),)
     text = "" if session.quiet else receipt_text(view, session)
+    after = f"The checkpoints are in {sight.folder.artifacts}" if view.checkpoints else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
-    return Result(data=data, text=text, errors=errors, exit_code=code)
+    return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
 def _training_failed(sight: Sight) -> GpurunError:

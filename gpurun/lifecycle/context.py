@@ -16,12 +16,12 @@ from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
-from gpurun.providers.base import LetsIn, Provider, Unknown
+from gpurun.providers.base import LetsIn, Provider, Rejected, Unknown
 
 T = TypeVar("T")
 RETRY_S = 2.0
 # What the far side refuses only for now: an earlier call that was cut off still holds on, or the line broke again.
-_PASSING = frozenset({"busy", "cut_stream"})
+PASSING = frozenset({"busy", "cut_stream"})
 
 # A step yields what it is about to do or has seen; the line after a yield runs only once the record is on disk.
 Note = tuple[Event, dict[str, object]]
@@ -54,7 +54,7 @@ class Context:
     def on_offer(self, place: int) -> Context:
         """The same context on the approved offer at that place: its plan, its lease, its provider."""
         approved = self.plan.approved
-        if place == 0 or self.open is None or place >= len(approved):
+        if self.open is None or place >= len(approved):
             return self
         plan = self.plan.on(approved[place])
         return replace(self, plan=plan, provider=self.provider_named(plan.offer.provider))
@@ -112,7 +112,7 @@ class Context:
             except MachineLost as error:
                 lost = error.what
             except FarRefusal as error:
-                if error.reason not in _PASSING:
+                if error.reason not in PASSING:
                     raise
                 lost = error.what
                 continue
@@ -136,7 +136,7 @@ class Context:
             if said is not InstanceState.GONE:
                 return said is InstanceState.STOPPED
             return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))
-        except (Unknown, SetupError):
+        except (Unknown, Rejected, SetupError):
             return False
 
 

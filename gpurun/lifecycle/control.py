@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import RunFolder, write_atomic
 
 How = Literal["save", "now", "destroy"]
@@ -35,6 +36,7 @@ def read_wish(folder: RunFolder) -> Wish | None:
 
 def wish(folder: RunFolder, how: How, *, by: str, reason: str) -> None:
     """Ask the supervisor to stop the run; a weaker wish than the one that stands changes nothing."""
-    standing = read_wish(folder)
-    if standing is None or STRENGTH[how] > STRENGTH[standing.how]:
-        write_atomic(folder.control, json.dumps({"how": how, "by": by, "reason": reason}).encode())
+    with exclusive(folder.path / ".control.lock"):  # Two terminals may wish at the same moment.
+        standing = read_wish(folder)
+        if standing is None or STRENGTH[how] > STRENGTH[standing.how]:
+            write_atomic(folder.control, json.dumps({"how": how, "by": by, "reason": reason}).encode())

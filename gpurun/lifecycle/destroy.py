@@ -105,16 +105,25 @@ def end(
 
 
 def _ask(provider: Provider, identifier: str, token: str) -> tuple[str, list[Instance]]:
-    """Request the end of the instance and of all that bears the token; the answer in words, and what was found."""
+    """Request the end of the instance and of all that bears the token; the answer in words, and what was found.
+
+    Each is asked whatever became of the others, and the known one whatever the list says. No answer is a reason to stop
+    asking: a key that was revoked in mid-run may be restored, and the lease is watched.
+    """
     found: list[Instance] = []
+    asked, unclear = [], []
     try:
         found = living(provider.find(token), token)
-        wanted = {one.id for one in found} | ({identifier} if identifier else set())
-        for name in sorted(wanted):
+    except Exception as error:  # noqa: BLE001 - whatever it was, the known one is asked to end all the same.
+        unclear.append(str(error))
+    for name in sorted({one.id for one in found} | ({identifier} if identifier else set())):
+        try:
             provider.destroy(name)
-    except Exception as error:  # noqa: BLE001 - a key revoked in mid-run, a broken answer: no reason to stop asking.
-        return f"no clear answer: {error}", found
-    return f"asked {', '.join(sorted(wanted)) or 'nobody: none bears the token'}", found
+            asked.append(name)
+        except Exception as error:  # noqa: BLE001 - the others are asked all the same, and this one again.
+            unclear.append(f"{name}: {error}")
+    words = f"asked {', '.join(asked) or 'nobody: none bears the token'}"
+    return (f"no clear answer: {'; '.join(unclear)}" if unclear else words), found
 
 
 def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Reading:

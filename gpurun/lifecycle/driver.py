@@ -7,6 +7,7 @@ there is no other recovery path.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import platform
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from gpurun import __version__
-from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, SetupError, StoreFull
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
 from gpurun.core.progress import Event, Phase, RunState
 from gpurun.ledger.journal import Journal
 from gpurun.lifecycle import collect, destroy, provision, run, settle, ship
@@ -52,9 +53,18 @@ class Driver:
         except MayBeBilling:
             raise
         except GpurunError as error:
-            if not self._state().may_be_billing:
+            state = self._state()
+            if not state.may_be_billing:
                 raise
+            self._end_unrecorded(state)
             raise self._still_there(error) from error
+
+    def _end_unrecorded(self, state: RunState) -> None:
+        """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""
+        context, identifier = self._at(state), state.instance.id if state.instance else ""
+        with contextlib.suppress(MayBeBilling):
+            for _ in destroy.end(context.provider, context.clock, identifier, state.token, run=state.run):
+                pass
 
     def _drive(self) -> ExitCode:
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
@@ -140,7 +150,8 @@ class Driver:
             self._give_up(self._still_there(error))
         record = {"step": str(step), **error.as_record(), "exit_code": int(error.exit_code)}
         self._record(Event.STEP_FAILED, record)
-        if before.phase is Phase.CREATING and self._state().phase is Phase.CREATING:
+        still = before.phase is Phase.CREATING and self._state().phase is Phase.CREATING
+        if still and not isinstance(error, NoOffer):
             self._give_up(self._still_there(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:

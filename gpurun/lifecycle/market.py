@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpurun.core.clock import Clock
 from gpurun.core.credentials import aws_source, find_credential
-from gpurun.core.errors import GpurunError
+from gpurun.core.errors import SetupError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices
@@ -19,11 +19,12 @@ from gpurun.providers.registry import CLOUDS, open_provider
 
 @dataclass(frozen=True)
 class Market:
-    """The offers as they were read at `read_wall`, and the providers that did not answer, with the reason."""
+    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason."""
 
     offers: tuple[Offer, ...]
     silent: tuple[tuple[str, str], ...]
     read_wall: float
+    asked: tuple[str, ...] = ()
 
 
 def ready_providers(home: Home) -> list[str]:
@@ -34,22 +35,28 @@ def ready_providers(home: Home) -> list[str]:
 def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:
     """Ask these clouds what they have for a need, in all the regions or the chosen one; read-only.
 
-    A cloud that cannot be asked is among the `silent`: the others' offers are not lost with it.
+    A cloud that cannot be asked is among the `silent`: the others' offers are not lost with it. Where nobody has
+    anything and a key was refused, that refusal is raised: a SetupError.
     """
+    refused: list[SetupError] = []
 
     def ask(name: str) -> list[Offer] | str:
         try:
             return open_provider(name, home, clock, choices).offers(need, rows_for(need, name))
         except Unknown as error:
             return str(error)
-        except GpurunError as error:
+        except SetupError as error:
+            refused.append(error)
             return f"{error.what} {error.hint}"
 
     with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
         answers = dict(zip(names, pool.map(ask, names), strict=True))
     offers = [offer for answer in answers.values() if not isinstance(answer, str) for offer in answer]
+    if refused and not offers:
+        raise refused[0]
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
-    return Market(tuple(_in_region(offers, choices.region)), silent, clock.wall())
+    wanted = [offer for offer in offers if offer.spot == choices.spot]
+    return Market(tuple(_in_region(wanted, choices.region)), silent, clock.wall(), tuple(names))
 
 
 def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:

@@ -105,6 +105,8 @@ def _check_providers(request: Request, mode: Mode) -> None:
     if strange:
         hint = did_you_mean(strange[0], PROVIDERS, otherwise=f"Known: {', '.join(sorted(PROVIDERS))}.")
         raise UsageError("provider.unknown", f"There is no provider {strange[0]!r}.", hint=hint)
+    if request.host and request.providers != ("ssh",):
+        raise UsageError("host.unused", "--host is for a box of your own.", hint="Add --provider ssh, or leave it out.")
     if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh"} & set(request.providers):
         hint = "Choose --provider local or --provider ssh alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)

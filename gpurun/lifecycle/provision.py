@@ -13,9 +13,9 @@ from gpurun.core.plan import Mode, Plan
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.bargain import check_made, check_price, is_told_otherwise
 from gpurun.lifecycle.box import check_box
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
 from gpurun.lifecycle.duplicates import duplicates, incident, living, once
-from gpurun.machine.base import MachineLost
+from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.budget import beside_rate, disk_gb_on
@@ -96,6 +96,10 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 facts = far.hello()
                 break
             last = f"{len(extras)} more bear its token" if extras else f"the provider says {instance.state}"
+        except FarRefusal as refusal:
+            if refusal.reason not in PASSING:
+                raise
+            last = refusal.what
         except (Unknown, Rejected, MachineLost) as error:
             last = str(error)
     else:
@@ -195,6 +199,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
     between begins it anew.
     """
     traits = context.provider.traits
+    looked_late = context.unsettled_s(state) <= 0
     unclear, steady_since = "nothing was answered", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
         if context.seconds_left(state) <= 0:
@@ -208,6 +213,12 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
             yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
             return
         steady_since = min(steady_since, elapsed)
+        if elapsed - steady_since >= traits.settle_s and looked_late:
+            raise NoOffer(
+                "create.unseen",
+                f"Nobody looked for {state.token} in time, and now it is not there: it may have lived meanwhile.",
+                hint="It is proven gone, and counted as if it had lived. Train anew: gpurun train.",
+            )
         if elapsed - steady_since >= traits.settle_s:
             yield Event.CREATE_REFUSED, {"token": state.token, "reason": "absent", "message": "not found by its token"}
             return

@@ -91,11 +91,12 @@ def _live(market: Market, need: GpuNeed) -> list[Offer]:
     if market.offers:
         return list(market.offers)
     silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
-    sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need)) if need.count else ""
+    sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.asked)) if need.count else ""
+    asked = ", ".join(market.asked)
     raise NoOffer(
         "offer.no_capacity",
-        f"Nobody who could be asked has {need} now. {silent}".strip(),
-        hint=f"It is sold as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
+        f"Of those asked ({asked}) nobody has {need} now, in that region and kind. {silent}".strip(),
+        hint=f"Sold there as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
     )
 
 

@@ -47,16 +47,18 @@ class Reach:
             folder=f".gpurun/{instance.token}",
             clock=self._clock,
         )
-        return FarSide(_WithinLease(machine, instance.deadline_wall, self._clock))
+        deadline_wall = instance.deadline_wall
+        ask_wall = deadline_wall - self._plan.lease.destroy_s if deadline_wall is not None else None
+        return FarSide(_WithinLease(machine, ask_wall, self._clock))
 
 
 class _WithinLease:
-    """A machine none of whose calls waits longer than until its deadline: by then there is nobody to answer."""
+    """A machine none of whose calls waits longer than until its end must be asked for: `ask_wall`."""
 
-    def __init__(self, machine: Machine, deadline_wall: float | None, clock: Clock) -> None:
+    def __init__(self, machine: Machine, ask_wall: float | None, clock: Clock) -> None:
         self._machine = machine
         self._clock = clock
-        self._end_mono = clock.monotonic() + (deadline_wall - clock.wall() if deadline_wall else float("inf"))
+        self._end_mono = clock.monotonic() + (ask_wall - clock.wall() if ask_wall is not None else float("inf"))
 
     def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
         """See `Machine.call`."""

@@ -13,7 +13,7 @@ from gpurun.core.paths import RUN_NAME, Home
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
-from gpurun.lifecycle.runs import look
+from gpurun.lifecycle.runs import asked_for, look
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 
@@ -27,7 +27,7 @@ class Orphan:
     instance: Instance
     fate: Fate
     overdue_s: float
-    age_s: float
+    age_s: float | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def sweep(
         for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
             orphan = _judge(instance, home, clock)
             doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
-            if doomed and orphan.age_s >= older_than_s and not look_only:
+            if doomed and _is_older(orphan, older_than_s) and not look_only:
                 yield _end(orphan, provider, home, clock)
             else:
                 yield orphan
@@ -63,14 +63,34 @@ def sweep(
         raise _cannot_look(silent)
 
 
+def _is_older(orphan: Orphan, than_s: float) -> bool:
+    """Whether it is old enough to be ended; where the age is not told, only a passed deadline says so."""
+    return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
+
+
 def _judge(instance: Instance, home: Home, clock: Clock) -> Orphan:
     """What an instance is, by its own tags and by whoever drives it here."""
     now = clock.wall()
-    overdue_s = now - instance.deadline_wall if instance.deadline_wall is not None else 0.0
-    age_s = now - instance.created_wall if instance.created_wall is not None else float("inf")  # Lambda tells none.
-    if RUN_NAME.fullmatch(instance.run) and holder_of(home.run(instance.run).lock) is not None:
+    deadline_wall = instance.deadline_wall or _deadline_here(instance, home)
+    overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
+    age_s = now - instance.created_wall if instance.created_wall is not None else None
+    if _is_driven_here(instance.run, instance.token, home):
         return Orphan(instance, "owned", overdue_s, age_s)
     return Orphan(instance, "overdue" if overdue_s > 0 else "within lease", overdue_s, age_s)
+
+
+def _deadline_here(instance: Instance, home: Home) -> float | None:
+    """The deadline of a machine that does not tell its own, if this home's journal asked for it."""
+    if not _is_ours(instance, home):
+        return None
+    return look(home, instance.run).state.deadline_wall
+
+
+def _is_driven_here(run: str, token: str, home: Home) -> bool:
+    """Whether a living supervisor of this home asked for that token; another home may have a run of the same name."""
+    if not RUN_NAME.fullmatch(run) or holder_of(home.run(run).lock) is None:
+        return False
+    return asked_for(home.run(run), token)
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
@@ -130,7 +150,7 @@ def sweep_leftovers(
             continue
         for left in found:
             overdue = left.deadline_wall is not None and clock.wall() > left.deadline_wall
-            if RUN_NAME.fullmatch(left.run) and holder_of(home.run(left.run).lock) is not None:
+            if _is_driven_here(left.run, left.token, home):
                 yield Stray(left, "owned")
             elif left.token in needed or look_only or not (overdue or remove_all):
                 yield Stray(left, "kept")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gpurun.core.errors import RunHeld, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
-from gpurun.core.plan import Plan, Request
+from gpurun.core.plan import Candidate, Plan, Request
 from gpurun.core.progress import Event, Phase, Record, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import holder_of
@@ -27,7 +27,7 @@ _ANIMALS = (
 class Sight:
     """One run as its folder shows it, with the plan on the offer that it is about.
 
-    `owner` names the process that drives it; `damage` a break in its journal.
+    `owner` names the process that drives it; `damage` a break in its journal; `approved` all that may have been rented.
     """
 
     folder: RunFolder
@@ -36,6 +36,7 @@ class Sight:
     state: RunState
     owner: str | None
     damage: str | None
+    approved: tuple[Candidate, ...] = ()
 
     @property
     def unfinished(self) -> bool:
@@ -68,7 +69,16 @@ def look(home: Home, name: str) -> Sight:
         state=state,
         owner=holder_of(folder.lock),
         damage=reading.damage,
+        approved=plan.approved,
     )
+
+
+def asked_for(folder: RunFolder, token: str) -> bool:
+    """Whether a run's journal, damaged or not, has a token anywhere: two homes may have runs of one name."""
+    try:
+        return token.encode() in folder.journal.read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def find_run(home: Home, wanted: str) -> str:

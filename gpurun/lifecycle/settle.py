@@ -14,7 +14,8 @@ from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
 from gpurun.lifecycle.context import Context, Note
-from gpurun.lifecycle.duplicates import once
+from gpurun.lifecycle.destroy import end
+from gpurun.lifecycle.duplicates import living, once
 from gpurun.machine.ssh_keys import forget_client_key
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 
@@ -26,8 +27,14 @@ EMPTY_LISTS = 3  # One list may be an old one.
 
 def settle(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes."""
-    for provider, tokens in _asked(context):
+    for name, tokens in _asked(context).items():
+        try:
+            provider = context.provider_named(name)
+        except SetupError as error:  # Refused by it, or passed over: nothing of the run's is billed there.
+            yield from once(_unasked(name, error), context)
+            continue
         for token in tokens:
+            yield from _late(provider, token, context)
             for left in clear(provider, token, context.clock):
                 yield from once(_told(left), context)
                 if left.billed:
@@ -57,14 +64,31 @@ def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
     return left
 
 
-def _asked(context: Context) -> Iterator[tuple[Provider, list[str]]]:
+def _late(provider: Provider, token: str, context: Context) -> Iterator[Note]:
+    """A machine of any token of the run that shows only now, when its absence had been believed: it is ended too."""
+    try:
+        late = living(provider.find(token), token)
+    except (Unknown, Rejected, SetupError):
+        return  # Its death was proven, or its absence believed, when the provider did answer.
+    for one in late:
+        what = f"{one.id} was made after its absence had been believed; it was billed besides"
+        yield from once((Event.INCIDENT, {"code": "create.late", "message": what}), context)
+        for _ in end(provider, context.clock, one.id, token, run=context.plan.run):
+            pass
+
+
+def _unasked(name: str, error: SetupError) -> Note:
+    what = f"{name} could not be asked what was left beside a machine: {error.what}"
+    return Event.INCIDENT, {"code": "leftover", "message": what}
+
+
+def _asked(context: Context) -> dict[str, list[str]]:
     """Every provider that was asked for a machine in this run, with the tokens."""
     tokens: dict[str, list[str]] = {}
     for record in read_journal(context.folder.journal).records:
         if record.event is Event.CREATE_INTENDED:
             tokens.setdefault(record.data["provider"], []).append(record.data["token"])
-    for name, asked in tokens.items():
-        yield context.provider_named(name), asked
+    return tokens
 
 
 def _told(left: Leftover) -> Note:

@@ -47,7 +47,7 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
             return Step.SETTLE if state.failure or state.stop else Step.CREATE
         case Phase.CREATING:
             # What is not found after its deadline may have lived until then: it is proven dead, and paid for.
-            return Step.DESTROY if lease_over else Step.CREATE
+            return Step.DESTROY if lease_over or state.failure else Step.CREATE
         case Phase.CREATED:
             return Step.DESTROY if abandoned else Step.AWAIT_READY
         case Phase.READY:

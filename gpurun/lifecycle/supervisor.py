@@ -25,6 +25,7 @@ from gpurun.ledger.lock import RunLock, holder_of
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reach import Reach
+from gpurun.lifecycle.state import replay
 from gpurun.machine.far import FarSide
 from gpurun.planning.bundle import bundle_root
 from gpurun.providers.registry import open_provider
@@ -52,12 +53,18 @@ def supervise(
             folder=folder,
             plan=plan,
             clock=clock,
-            provider=opened(plan.offer.provider),
+            provider=opened(_bargain(plan, journal).offer.provider),
             reach=reach or Reach(folder, plan, clock),
             trainer=trainer or bundle_root() / "trainer",
             open=opened,
         )
         return Driver(context, journal).drive()
+
+
+def _bargain(plan: Plan, journal: Journal) -> Plan:
+    """The plan on the offer that the run is about now: the key of one that was passed over may be gone."""
+    place = min(replay(plan.run, journal.records).passed_over, len(plan.approved) - 1)
+    return plan.on(plan.approved[place])
 
 
 def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:

@@ -46,7 +46,7 @@ def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
         Column("AGE", right=True, leaves=5),
         Column("SPENT", right=True),
         Column("WORST", right=True, leaves=1),
-        Column("DIES", least=27),
+        Column("DIES"),
     )
     ordered = sorted(rows, key=lambda row: (not row.may_be_billing, not row.live))
     return table(columns, [_run_cells(row, now) for row in ordered], style)

@@ -14,12 +14,12 @@ from gpurun.view.tables import Column, table
 _COLUMNS = (
     Column("PROVIDER"),
     Column("GPU"),
-    Column("TYPE", least=12, leaves=4),
+    Column("TYPE", least=14, leaves=4),
     Column("WHERE", least=8, leaves=3),
     Column("$/h", right=True),
     Column("BOOT", right=True, leaves=5),
-    Column("DIES BY ITSELF", least=16, leaves=2),
-    Column("PRICE FROM", least=9, leaves=6),
+    Column("DIES BY ITSELF", leaves=2),
+    Column("PRICE", leaves=6),
 )
 
 
@@ -44,5 +44,10 @@ def _cells(offer: Offer) -> list[Cell]:
         Span(format_usd(offer.rate_micros_per_hour).removeprefix("$"), "money"),
         f"~{-(-offer.boot_s // 60)} m",
         death(offer),
-        Span(offer.price_source.partition(" (")[0], "dim"),
+        Span(_source(offer), "dim"),
     ]
+
+
+def _source(offer: Offer) -> str:
+    """Whether a price is live; when it was read, or which catalogue it is from, stands below the table."""
+    return "catalogue" if offer.price_source.startswith("catalogue") else "live"

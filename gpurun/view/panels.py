@@ -6,7 +6,7 @@ from gpurun.core.clock import local_time
 from gpurun.core.money import Micros, format_usd, percent_of
 from gpurun.view.charts import Point, Scale, bar, line_chart, sparkline
 from gpurun.view.events import number, whole, words
-from gpurun.view.paint import Line, Span, clip_line, flow, line, pad, spread, width_of
+from gpurun.view.paint import Line, Span, clip_line, flow, line, pad, spread, width_of, wrap
 from gpurun.view.quantities import (
     format_bytes,
     format_count,
@@ -22,6 +22,7 @@ from gpurun.view.story import PHASES
 from gpurun.view.style import Style
 
 _LABEL = 8
+_MOST_ALARM_LINES = 2
 _SIDE = 34
 _WIDE = 96
 _RINGS = 12
@@ -34,6 +35,15 @@ _DOING = {
     "destroy": "DESTROYING",
     "receipt": "SETTLING",
 }
+# What Ctrl-C does differs by phase; the footer never promises what it does not do.
+_FOOTERS = {
+    "run": "Ctrl-C: detach or stop",
+    "collect": "Ctrl-C: leave; the rest goes on without this terminal",
+    "destroy": "Ctrl-C twice: leave before it is proven gone",
+    "receipt": "",
+}
+_BEFORE_TRAINING = "Ctrl-C: give up and destroy the machine"
+_BEFORE_COLLECTING = ("plan", "provision", "ship", "run")
 _ENDS = {
     0: ("DONE", "good"),
     7: ("STOPPED BY BUDGET", "warn"),
@@ -42,10 +52,10 @@ _ENDS = {
 }
 
 
-def live_screen(screen: Screen, style: Style, *, now: float, footer: str = "Ctrl-C: detach or stop") -> list[Line]:
+def live_screen(screen: Screen, style: Style, *, now: float) -> list[Line]:
     """The view as lines, none wider than the terminal and together at most one less than its height.
 
-    The footer says which keys do what while the run goes on; the chart leaves first when there is little room.
+    The last line says what Ctrl-C does while the run goes on; the chart leaves first when there is little room.
     """
     room = max(4, style.height - 1)
     head = [_header(screen, style, now), *_phases(screen, style, now)]
@@ -56,6 +66,7 @@ def live_screen(screen: Screen, style: Style, *, now: float, footer: str = "Ctrl
     left -= len(chart) + bool(chart)
     log = _log(screen, style, min(8, left - 2)) if left >= 3 else []
     blank = [line()] if left >= 0 else []
+    footer = _FOOTERS.get(screen.phase, _BEFORE_TRAINING)
     end = [line(Span(f" {footer}", "dim"))] if footer and screen.closed_wall is None else []
     lines = [*head, *blank, *training, *([line()] if chart else []), *chart, *blank, *foot, *log, *end]
     return [clip_line(one, style.width, style) for one in lines[:room]]
@@ -77,7 +88,7 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
 def _state(screen: Screen) -> Span:
     if screen.exit_code is not None:
         return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
-    if screen.stopping and screen.phase == "run":
+    if screen.stopping and screen.phase in _BEFORE_COLLECTING:
         return Span("STOPPING", "warn")
     return Span(_DOING[screen.phase], "accent")
 
@@ -190,7 +201,8 @@ def _money(screen: Screen, style: Style, now: float) -> list[Line]:
     head = line(Span(" money", "dim"))
     parts = [line(Span(format_usd(spent), "money"), " now" if screen.closed_wall is None else "")]
     if not plan.worst_micros:
-        parts.append(line("this machine is not rented"))
+        free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
+        parts.append(line(free))
     elif end is not None:
         parts[0] = (*parts[0], *line(f" → ≈ {format_usd(end)} at the end"))
     if plan.worst_micros:
@@ -231,7 +243,8 @@ def _home(here: bool, where: str) -> Line:
 def _alarm(screen: Screen, style: Style) -> list[Line]:
     if not screen.alarm:
         return []
-    return [clip_line(line(Span(f" !      {screen.alarm}", "bad")), style.width, style)]
+    text = wrap(screen.alarm, style, indent=_LABEL, look="bad")[:_MOST_ALARM_LINES]
+    return [(Span(" !      ", "bad"), *text[0][1:]), *text[1:]]
 
 
 def _log(screen: Screen, style: Style, most: int) -> list[Line]:

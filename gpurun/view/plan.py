@@ -20,7 +20,7 @@ OFFER_COLUMNS = (
     Column("#", right=True),
     Column("Provider", leaves=2),
     Column("GPU"),
-    Column("Region", leaves=5),
+    Column("Region", leaves=5, least=9),
     Column("$/h", right=True, leaves=3),
     Column("time", right=True, leaves=6),
     Column("est. $", right=True, leaves=4),
@@ -38,7 +38,7 @@ def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
 def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[Line]:
     """The whole screen. With the wall time, the latest end is shown as it would be if the answer came at once."""
     lines = [line(), *fields([("Recipe", _recipe(plan)), ("Ship", _ship(plan))], style)]
-    if plan.mode.value != "paid":
+    if plan.mode.value != "paid" or not plan.candidates:
         lines += fields([("Machine", _machine(plan))], style)
     if plan.candidates:
         if plan.mode.value == "rehearsal":
@@ -128,7 +128,8 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     offer, lease = plan.offer, plan.lease
     if not plan.worst_micros:
         cap = [f"cap {format_usd(plan.cap_micros)}"] if plan.cap_micros is not None else []
-        return [("Cost", [Span("$0.00", "money"), "this machine is not rented", *cap])]
+        free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
+        return [("Cost", [Span("$0.00", "money"), free, *cap])]
     longest = lease.total_s + lease.kill_allowance_s
     extra = left_of(plan.worst_micros, cost_of(offer.rate_micros_per_hour, longest, offer.billing_unit_s))
     total = f"{format_exact(longest)} × {format_rate(offer.rate_micros_per_hour)}"

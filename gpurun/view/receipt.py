@@ -140,7 +140,9 @@ def _when(wall: float | None, now: float) -> str:
 
 
 def _runtime(view: ReceiptView) -> list[Cell]:
-    train = "training unknown" if view.training_s is None else f"{format_duration(view.training_s)} training"
+    begun = any(step == "train_start" and wall is not None for step, wall in view.timeline)
+    unknown = "training unknown" if begun else "no training"
+    train = unknown if view.training_s is None else f"{format_duration(view.training_s)} training"
     billed = "billable unknown" if view.billable_s is None else f"{format_duration(view.billable_s)} billable"
     return [train, billed]
 

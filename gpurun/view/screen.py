@@ -78,6 +78,7 @@ class Screen:
         self.speeds: deque[float] = deque(maxlen=64)
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
         self._rentals: list[tuple[float, float | None]] = []
+        self._beside, self._once = Micros(0), Micros(0)
         self._rate = plan.offer.rate_micros_per_hour
 
     def update(
@@ -106,14 +107,19 @@ class Screen:
     def eta_s(self) -> float | None:
         """Seconds of training left at the pace of the last line."""
         step, step_s, steps = whole(self.step, "step"), number(self.step, "step_s"), self.steps
-        if self.phase != "run" or step is None or step_s is None or steps is None or self.phases["run"].ended:
+        if step is None or step_s is None or steps is None:
+            return None
+        if self.phase != "run" or self.stopping or self.phases["run"].ended:
             return None
         return max(0.0, step_s * (steps - step))
 
     def spent(self, now: float) -> Micros:
-        """What the rentals cost by `now`, each from create sent to death proven, rounded up."""
+        """What the rentals cost by `now`, each from create sent to death proven, rounded up, as the receipt will."""
         unit = self.plan.offer.billing_unit_s
-        return total(usd(0), *(cost_of(self._rate, (end or now) - begin, unit) for begin, end in self._rentals))
+        rates = (self._rate, self._beside)
+        spans = [(end or now) - begin for begin, end in self._rentals]
+        hourly = (cost_of(rate, seconds, unit) for seconds in spans for rate in rates)
+        return total(usd(0), *hourly, *(self._once for seconds in spans if seconds > 0))
 
     def at_end(self, now: float) -> Micros | None:
         """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
@@ -133,6 +139,8 @@ class Screen:
             case "create.intended":
                 self._rentals.append((wall, None))
                 self.deadline_wall = number(data, "deadline_wall")
+                self._beside = Micros(whole(data, "beside_micros_per_hour") or 0)
+                self._once = Micros(whole(data, "egress_micros") or 0)
             case "create.observed":
                 self._observe(data.get("instance"))
             case "create.refused" if self._rentals:

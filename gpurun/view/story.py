@@ -88,6 +88,12 @@ def _teardown(data: Mapping[str, Any]) -> str:
     return f"{how} ({reads} {'read' if reads == 1 else 'reads'})" if isinstance(reads, int) else how
 
 
+def _step(data: Mapping[str, Any]) -> str:
+    """A step of the driver in words; one that is not known by its own name."""
+    name = _text(data, "step", "a step")
+    return {"create": "getting a machine", "await_ready": "getting the machine ready"}.get(name, name)
+
+
 def _shipped(data: Mapping[str, Any]) -> str:
     size, files = number(data, "bytes"), whole(data, "files")
     amount = "" if size is None else f" {format_bytes(size)}"
@@ -120,8 +126,8 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
     "death.proven": _teardown,
-    "step.failed": lambda d: f"{_text(d, 'step', 'a step')} failed: {_text(d, 'message', _text(d, 'code'))}",
-    "incident": lambda d: f"incident {_text(d, 'code')}: {_text(d, 'message')}",
+    "step.failed": lambda d: f"{_step(d)} failed: {_text(d, 'message', _text(d, 'code'))}",
+    "incident": lambda d: _text(d, "message", _text(d, "code", "an incident")),
     "receipt.observed": lambda d: f"receipt #{_text(d, 'seq', UNKNOWN)} {short_hash(_text(d, 'sha256'))}",
     "run.closed": lambda d: f"closed, exit {_text(d, 'exit_code', UNKNOWN)}",
     "journal.repaired": lambda d: f"the journal's torn last line was cut: {_text(d, 'reason', 'crash while writing')}",

@@ -173,6 +173,7 @@ def test_a_machine_within_its_lease_that_nobody_here_drives_is_a_warning(session
 def test_a_machine_that_a_supervisor_here_drives_is_fine_and_so_are_its_things(session: Session, cloud: Cloud) -> None:
     cloud.machines, cloud.things = [machine()], [thing(billed=True)]
     session.home.run("elk-33").path.mkdir()
+    session.home.run("elk-33").journal.write_text(f'{{"token":"{cloud.machines[0].token}"}}\n')
     with RunLock(session.home.run("elk-33").lock):
         result = check_machine(session, online=True)
     assert "is driven by a supervisor here" in told(result, "ok")

@@ -44,7 +44,6 @@ _CIPHERS = (
 
 # What it would log are the other end's words, and a logger that nobody set up prints to the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").propagate = False
 
 
 class _Wire(socket.socket):

@@ -57,7 +57,7 @@ class RemoteMachine:
         try:
             reply = self._run(connection, argv, stdin, end_mono, timeout_s)
         except MachineLost:
-            self.close()
+            self.close()  # What has failed once is not trusted with the next call.
             raise
         self._tries = 0
         return reply

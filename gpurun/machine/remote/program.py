@@ -24,6 +24,7 @@ _PIECE_BYTES = 32 << 10
 _BLOCK_BYTES = MOST_REPLY_BYTES
 # What a login may say before the program does, and what can be the number of a process.
 _MOST_NOISE_BYTES = 1 << 20
+_NOISE_BLOCK_BYTES = 16 << 10
 _MOST_DIGITS = 20
 
 
@@ -76,7 +77,7 @@ class Program:
         """Ask for the program and, once it has begun, feed it."""
         try:
             self._channel = channel = self._connection.channel()
-            stderr = _thread(self._drain, channel.recv_stderr, self._take_stderr)
+            stderr = _thread(self._drain, channel.recv_stderr, self._stderr)
             _thread(self._watch, channel, stderr)
             channel.exec_command(line)
         except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many words for it
@@ -108,40 +109,32 @@ class Program:
     def _send(self, channel: Channel, rest: memoryview) -> None:
         """Send a chunk as fast as it is taken; OSError when nobody takes it any more."""
         while rest:
-            count = channel.send(bytes(rest[:_PIECE_BYTES]))
-            if count == 0:
-                raise BrokenPipeError
-            rest = rest[count:]
+            rest = rest[channel.send(bytes(rest[:_PIECE_BYTES])) :]
 
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
-        """Drain the other output too, and tell when both are at their end and the exit code has come."""
-        self._drain(channel.recv, self._take_stdout)
+        """Find the mark, drain what follows, and tell when both outputs are at their end and the exit code has come."""
+        while self.group is None and self._error is None and (block := channel.recv(_NOISE_BLOCK_BYTES)):
+            self._keep(self._noise, block, _MOST_NOISE_BYTES)
+            self._look_for_mark()
+        self._drain(channel.recv, self._stdout)
         stderr.join()
         channel.status_event.wait()
         self._begun.set()
         self._ended.set()
 
-    def _drain(self, receive: Callable[[int], bytes], take: Callable[[bytes], None]) -> None:
-        while self._error is None and (block := receive(_BLOCK_BYTES)):
-            take(block)
-
-    def _take_stdout(self, block: bytes) -> None:
-        if self.group is not None:
-            self._keep(self._stdout, block)
-            return
-        self._keep(self._noise, block, _MOST_NOISE_BYTES)
+    def _look_for_mark(self) -> None:
         line, ended, rest = self._noise[max(0, self._noise.find(self._mark)) :].partition(b"\n")
         group = line.removeprefix(self._mark).strip()
         if ended and line.startswith(self._mark) and group.isdigit() and len(group) < _MOST_DIGITS:
             self.group = int(group)
-            self._keep(self._stdout, rest)
+            self._stdout += rest
             self._begun.set()
 
-    def _take_stderr(self, block: bytes) -> None:
-        self._keep(self._stderr, block)
+    def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
+        while self._error is None and (block := receive(_BLOCK_BYTES)):
+            self._keep(into, block, MOST_REPLY_BYTES)
 
-    def _keep(self, into: bytearray, block: bytes | bytearray, most_bytes: int | None = None) -> None:
-        most_bytes = most_bytes or MOST_REPLY_BYTES
+    def _keep(self, into: bytearray, block: bytes, most_bytes: int) -> None:
         if len(into) + len(block) > most_bytes:
             self._fail(MachineLost(f"{self._connection.where} answered more than {most_bytes} bytes."))
         else:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import ExitCode, SetupError, UsageError
 from gpurun.core.model import Address
-from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.base import MOST_REPLY_BYTES, FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack, survey
 from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, machine, program, scan_host_key
@@ -176,6 +176,42 @@ for block in iter(lambda: sys.stdin.buffer.read(65536), b''):
     assert reply.stdout == reply.stderr == b"".join(chunks)
 
 
+class AllAtOnce:
+    """A channel on which everything has come before anybody looks."""
+
+    def __init__(self, said: bytes) -> None:
+        self.said, self.exit_status, self.eof_received, self.status_event = said, 0, True, threading.Event()
+        self.status_event.set()
+
+    def channel(self) -> AllAtOnce:
+        return self
+
+    def recv(self, most_bytes: int) -> bytes:
+        block, self.said = self.said[:most_bytes], self.said[most_bytes:]
+        return block
+
+    def recv_stderr(self, most_bytes: int) -> bytes:
+        return b""
+
+    def exec_command(self, line: str) -> None: ...
+
+    def shutdown_write(self) -> None: ...
+
+
+@pytest.mark.parametrize("noise", [b"", b"noise", b"x" * 100_000 + b"mark\nmark but none\n"])
+def test_a_large_answer_may_come_together_with_its_mark(noise: bytes) -> None:
+    answer = random.Random(5).randbytes(5 << 20)
+    reply = program.Program(AllAtOnce(noise + b"mark 77\n" + answer), "line", "mark", None).wait(lambda: None)  # type: ignore[arg-type]
+    assert reply is not None
+    assert reply.stdout == answer
+
+
+def test_an_answer_may_be_as_large_as_it_may_be(place: Place) -> None:
+    assert place.machine().call(["head", "-c", str(MOST_REPLY_BYTES), "/dev/zero"], timeout_s=60).stdout == bytes(
+        MOST_REPLY_BYTES
+    )
+
+
 def test_a_program_that_does_not_read_to_the_end_is_no_error(place: Place) -> None:
     reply = place.machine().call([*PYTHON, "print('enough')"], stdin=(bytes(1 << 20) for _ in range(500)), timeout_s=60)
     assert (reply.exit_code, reply.stdout) == (0, b"enough\n")
@@ -210,6 +246,7 @@ def test_a_program_that_takes_too_long_is_killed_with_its_children(place: Place)
     until(lambda: not os.path.exists(f"/proc/{leader}") or b"Z" in Path(f"/proc/{leader}/stat").read_bytes()[:40])
     assert not [p for p in Path("/proc").glob("[0-9]*/cwd") if _is_in(p, place.folder)]
     assert far.call(["echo", "on"], timeout_s=20).stdout == b"on\n"
+    assert place.server.connections == 2, "what has failed once is not trusted again"
 
 
 def _is_in(link: Path, folder: Path) -> bool:

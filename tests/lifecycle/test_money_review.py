@@ -1,0 +1,335 @@
+"""Losses that a review of the rentals found: each was a way to pay for a machine that nobody asked to end."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpurun.cli import control
+from gpurun.cli.app import app
+from gpurun.cli.verb import run_app
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import ExitCode, GpurunError, SetupError
+from gpurun.core.model import Instance
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.progress import Phase
+from gpurun.ledger.journal import Journal
+from gpurun.ledger.lock import RunLock
+from gpurun.lifecycle import control as wishes
+from gpurun.lifecycle import supervisor
+from gpurun.lifecycle.reach import _WithinLease
+from gpurun.lifecycle.reap import sweep
+from gpurun.lifecycle.runs import look
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.fake import Fault
+from tests.lifecycle.drive import TINY
+from tests.lifecycle.scripted_cloud import Killed, ScriptedCloud, World
+from tests.lifecycle.test_faults import receipt_of
+from tests.lifecycle.test_offers_in_turn import Market
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+@pytest.fixture
+def market(tmp_path: Path) -> Market:
+    return Market(Home(tmp_path))
+
+
+def test_a_list_that_cannot_be_read_keeps_no_known_machine_alive(world: World) -> None:
+    """The id is in the journal: a broken list is no reason not to ask for its end."""
+    world.far.during = lambda: world.cloud.broken.update(find=Unknown("a machine without an id is in the list"))
+    assert world.drive() == "destroy.not_gone"
+    assert world.cloud.alive == []
+
+
+def test_a_full_disk_at_the_end_of_the_lease_keeps_no_machine_alive(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be written down is still to be asked for: an end that nobody recorded costs nothing."""
+    full = SetupError("disk.full", "There is no space left.", hint="Free some.")
+
+    def refuse(*_: object) -> None:
+        raise full
+
+    world.far.during = lambda: monkeypatch.setattr(Journal, "append", refuse)
+    world.far.train_s = 1e9
+    world.drive()
+    assert world.cloud.alive == []
+
+
+def test_a_home_that_can_no_longer_be_written_keeps_no_machine_alive(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = SetupError("ledger.unwritable", "It cannot be written: I/O error.", hint="Mend it.")
+
+    def refuse(*_: object) -> None:
+        raise gone
+
+    world.far.during = lambda: monkeypatch.setattr(Journal, "append", refuse)
+    world.drive()
+    assert world.cloud.alive == []
+
+
+def test_a_firewall_that_cannot_be_opened_anew_ends_no_training(world: World) -> None:
+    """One question about the laptop's own address goes unanswered, while the line is down for a moment."""
+    calls = []
+
+    def let_in(instance: Instance) -> None:
+        calls.append(instance.id)
+        raise Rejected("the public address of this machine could not be found out")
+
+    world.cloud.let_in = let_in  # type: ignore[attr-defined]
+    world.far.broken["poll"] = MachineLost("the line broke")
+    world.far.broken_times["poll"] = 1
+    assert world.drive() is ExitCode.DONE
+    assert calls
+
+
+def test_a_key_of_an_offer_that_was_passed_over_is_not_needed_to_end_the_machine(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market.cloud.script["create"] = [Fault.FULL]
+    second = market.plan.offer.model_copy(update={"provider": "lambda"})
+    market.set_plan(candidates=(market.candidate(market.plan.offer), market.candidate(second)))
+
+    def opened(name: str, **_: Any) -> ScriptedCloud:
+        if name != "lambda" and market.cloud.alive:
+            raise SetupError("auth.no_key", f"There is no key for {name}.", hint="gpurun auth set")
+        return market.cloud
+
+    market.cloud.killing = "after create"
+    monkeypatch.setattr(supervisor, "open_provider", opened)
+    market.cloud.script["create"] = [Fault.FULL]
+
+    def once() -> ExitCode | str:
+        try:
+            return supervisor.supervise(
+                market.home, market.folder.name, market.clock, reach=lambda _: market.far, trainer=TINY / "trainer"
+            )
+        except GpurunError as error:
+            return error.code
+
+    # The first attempt finds no capacity; the second makes a machine, and the supervisor dies.
+    market.cloud.killing = ""
+    market.far.during = lambda: setattr(market.cloud, "killing", "before far.poll")
+    with pytest.raises(Killed):
+        once()
+    market.far.during = lambda: None
+    assert len(market.cloud.alive) == 1
+    assert once() is ExitCode.DONE
+    assert market.cloud.alive == []
+
+
+class Session(SimpleNamespace):
+    home: Home
+    clock: VirtualClock
+
+
+def damaged(market: World) -> None:
+    """Break the journal's second line: what follows is not believed any more."""
+    lines = market.folder.journal.read_bytes().split(b"\n")
+    lines[1] = lines[1].replace(b"gr-", b"gx-", 1)
+    market.folder.journal.write_bytes(b"\n".join(lines))
+
+
+def killed_on_the_second_offer(market: Market, provider: str) -> None:
+    second = market.plan.offer.model_copy(update={"provider": provider})
+    market.set_plan(candidates=(market.candidate(market.plan.offer), market.candidate(second)))
+    market.cloud.script["create"] = [Fault.FULL]
+    market.far.during = lambda: setattr(market.cloud, "killing", "before far.poll")
+    with pytest.raises(Killed):
+        market.supervise()
+    assert len(market.cloud.alive) == 1
+
+
+def test_a_damaged_journal_is_swept_at_every_provider_that_the_run_may_have_asked(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_on_the_second_offer(market, "lambda")
+    damaged(market)
+    empty = ScriptedCloud(market.clock)
+    monkeypatch.setattr(
+        "gpurun.providers.registry.open_provider", lambda name, *_, **__: market.cloud if name == "lambda" else empty
+    )
+    sight = look(market.home, market.folder.name)
+    assert sight.damage
+    control.sweep_damaged(Session(home=market.home, clock=market.clock), sight)  # type: ignore[arg-type]
+    assert market.cloud.alive == []
+
+
+def test_a_damaged_journal_ends_no_machine_of_another_home_that_bears_the_same_run_name(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    theirs = World(Home(tmp_path / "another"))
+    assert theirs.folder.name == world.folder.name
+    theirs.cloud, theirs.clock = world.cloud, world.clock
+    theirs.far.cloud, theirs.far.clock = world.cloud, world.clock
+    world.cloud.killing = "before far.poll"
+    assert theirs.drive() == "killed"
+    damaged(world)
+    monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
+    sight = look(world.home, world.folder.name)
+    control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
+    assert [box.order.token for box in world.cloud.alive] == [theirs.state.token]
+
+
+def test_a_damaged_journal_and_a_refused_key_are_told_as_may_be_billing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    damaged(world)
+    world.cloud.broken["find"] = SetupError("auth.refused", "The key is refused.", hint="Give another.")
+    monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
+    sight = look(world.home, world.folder.name)
+    try:
+        code = control.sweep_damaged(Session(home=world.home, clock=world.clock), sight).exit_code  # type: ignore[arg-type]
+    except GpurunError as error:
+        code = error.exit_code
+    assert code is ExitCode.MAY_BE_BILLING
+
+
+def test_a_machine_of_another_home_is_not_owned_because_a_run_here_has_its_name(world: World, tmp_path: Path) -> None:
+    """Two homes, one account, one run name: the supervisor here drives its own token alone."""
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    world.clock.sleep(world.plan.lease.total_s + 60)
+    here = World(Home(tmp_path / "another"))
+    assert here.folder.name == world.folder.name
+    with RunLock(here.folder.lock):
+        found = list(sweep([world.cloud], here.home, world.clock, destroy_all=False, older_than_s=0, look_only=False))
+    assert [one.fate for one in found] == ["destroyed"]
+    assert world.cloud.alive == []
+
+
+def test_what_an_earlier_asking_made_late_is_seen_before_the_receipt(world: World) -> None:
+    """Absence was believed after two minutes; the machine shows after three, while the second attempt trains."""
+    world.cloud.script["create"] = [Fault.LATE]
+    world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
+    world.far.train_s = 200.0
+    world.drive()
+    assert len(world.cloud.boxes) == 2
+    assert world.cloud.alive == []
+
+
+def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(world: World) -> None:
+    clock = VirtualClock()
+    asked: list[float] = []
+    machine = SimpleNamespace(call=lambda argv, *, stdin=None, timeout_s: asked.append(timeout_s))
+    ask_wall = clock.wall() + 1000 - world.plan.lease.destroy_s
+    limited = _WithinLease(machine, ask_wall, clock)  # type: ignore[arg-type]
+    limited.call(["x"], timeout_s=3600.0)
+    assert asked[0] <= 1000 - world.plan.lease.destroy_s
+
+
+def test_what_may_have_lived_while_nobody_looked_is_paid_for_and_counts_against_the_cap(world: World) -> None:
+    """The supervisor dies after the send; hours later the machine is gone again (a spot machine, taken away)."""
+    world.cloud.killing = "after create"
+    assert world.drive() == "killed"
+    world.clock.sleep(400.0)
+    (box,) = world.cloud.alive
+    box.died_s = world.clock.monotonic()
+    world.far.train_s = 1e9
+    world.drive()
+    assert world.state.phase is Phase.CLOSED
+    assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
+    assert world.cloud.metered() <= (world.plan.cap_micros or 0)
+
+
+def test_older_than_spares_a_machine_whose_age_is_not_told(world: World) -> None:
+    """Lambda tells no age: `reap --destroy --older-than 2d` must not end what was made a minute ago elsewhere."""
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    find = world.cloud.find
+    world.cloud.find = lambda token: [  # type: ignore[method-assign]
+        one.model_copy(update={"created_wall": None}) for one in find(token)
+    ]
+    elsewhere = Home(world.home.root.parent / "elsewhere")
+    list(sweep([world.cloud], elsewhere, world.clock, destroy_all=True, older_than_s=2 * 86400, look_only=False))
+    assert len(world.cloud.alive) == 1
+
+
+def test_reap_is_not_content_while_a_run_here_may_be_billed_by_a_cloud_that_it_has_no_key_for(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LAMBDA_API_KEY", "RUNPOD_API_KEY", "AWS_PROFILE", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(market.home.root))
+    killed_on_the_second_offer(market, "lambda")
+    assert look(market.home, market.folder.name).state.may_be_billing
+    monkeypatch.setenv("GPURUN_HOME", str(market.home.root))
+    monkeypatch.setattr("sys.argv", ["gpurun", "reap"])
+    assert run_app(app) == ExitCode.MAY_BE_BILLING
+
+
+def test_a_machine_that_lost_its_deadline_is_not_told_to_be_within_its_lease(world: World) -> None:
+    """The journal here still knows the deadline."""
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    find = world.cloud.find
+    world.cloud.find = lambda token: [  # type: ignore[method-assign]
+        one.model_copy(update={"deadline_wall": None}) for one in find(token)
+    ]
+    world.clock.sleep(world.plan.lease.total_s + 60)
+    (told,) = sweep([world.cloud], world.home, world.clock, destroy_all=False, older_than_s=0, look_only=True)
+    assert told.fate == "overdue"
+
+
+def test_a_milder_wish_that_was_decided_at_the_same_moment_does_not_undo_destroy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = wishes.read_wish
+
+    def destroy() -> None:
+        wishes.wish(world.folder, "destroy", by="user", reason="the second terminal")
+
+    second = threading.Thread(target=destroy)
+
+    def interrupted(folder: RunFolder) -> wishes.Wish | None:
+        seen = read(folder)
+        monkeypatch.setattr(wishes, "read_wish", read)
+        second.start()
+        second.join(0.2)  # Without a lock it has its say in between; with one it waits for its turn.
+        return seen
+
+    monkeypatch.setattr(wishes, "read_wish", interrupted)
+    wishes.wish(world.folder, "save", by="user", reason="the first terminal")
+    second.join()
+    standing = wishes.read_wish(world.folder)
+    assert standing is not None
+    assert standing.how == "destroy"
+
+
+def test_a_machine_that_cannot_be_ended_does_not_save_its_duplicate(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    first = world.cloud.boxes[0]
+    world.cloud._make(first.order, Fault.NONE, world.clock.monotonic())
+    real = world.cloud.destroy
+
+    def stuck(instance_id: str) -> None:
+        if instance_id == first.id:
+            raise Unknown("409")
+        real(instance_id)
+
+    world.cloud.destroy = stuck  # type: ignore[method-assign]
+    world.drive()
+    assert world.cloud.alive == [first]
+
+
+def test_an_agent_that_is_busy_for_a_moment_while_it_boots_loses_no_machine(world: World) -> None:
+    """What a killed supervisor had begun there still holds the agent's lock."""
+    world.far.broken["hello"] = FarRefusal("busy", "another call holds the lock")
+    world.far.broken_times["hello"] = 1
+    assert world.drive() is ExitCode.DONE

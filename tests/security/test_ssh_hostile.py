@@ -1,0 +1,408 @@
+"""An SSH server may do what it likes: the call ends in time, as a lost machine, and none of it reaches a terminal."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Address
+from gpurun.machine.base import MachineLost
+from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, connection, machine, program, scan_host_key
+from gpurun.machine.ssh_keys import make_keys
+from tests.emulators.sshd import Door
+
+ROOT = Path(__file__).parents[2]
+BANNER = b"SSH-2.0-hostile\r\n"
+SHORT_S = 1.0
+
+
+def packet(payload: bytes, length: int | None = None) -> bytes:
+    """An SSH packet before any encryption; its length may be a lie."""
+    padding = 8 - (len(payload) + 5) % 8 + 8
+    told = len(payload) + padding + 1 if length is None else length
+    return struct.pack(">IB", told, padding) + payload + bytes(padding)
+
+
+def for_ever(block: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
+    while True:
+        yield block
+        time.sleep(pause_s)
+
+
+# What a stranger sends, before anybody can know who it is.
+STRANGERS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "nothing at all": lambda: iter(()),
+    "no byte ever": lambda: for_ever(b"", 0.05),
+    "one letter at a time": lambda: for_ever(b"x", 0.05),
+    "a greeting one letter at a time": lambda: for_ever(b"S", 0.05),
+    "one line after the other": lambda: for_ever(b"hello\r\n", 0.01),
+    "a line without end": lambda: for_ever(b"x" * 65536),
+    "lines without end": lambda: for_ever(b"x\n" * 32768),
+    "another protocol": lambda: iter([b"HTTP/1.1 400 Bad Request\r\n\r\n"]),
+    "letters that a terminal obeys": lambda: iter([b"\x1b]0;owned\x07\x1b[2J\xff\xfe\r\n" * 100]),
+    "SSH of the last century": lambda: iter([b"SSH-1.5-\x1b[2J\r\n"]),
+    "a greeting and the end": lambda: iter([BANNER]),
+    "a greeting and silence": lambda: then(BANNER, for_ever(b"", 0.05)),
+    "a packet of four gigabytes": lambda: then(BANNER + packet(b"", 0xFFFFFFF0), for_ever(b"x" * 65536)),
+    "a packet of no length": lambda: then(BANNER + packet(b"", 0), for_ever(b"\0" * 65536)),
+    "a packet that is a lie": lambda: then(BANNER + packet(b"\x14", 1 << 20), for_ever(b"x" * 65536)),
+    "packets to ignore, for ever": lambda: then(
+        BANNER, for_ever(packet(b"\x02" + struct.pack(">I", 4) + b"idle") * 500)
+    ),
+    "words to be logged, for ever": lambda: then(
+        BANNER, for_ever(packet(b"\x04\x01" + struct.pack(">I", 6) + b"\x1b[2J\r\n" + bytes(4)) * 500)
+    ),
+    "a goodbye": lambda: iter([BANNER + packet(b"\x01" + struct.pack(">II", 2, 4) + b"\x1b[2J" + bytes(4))]),
+    "keys that are noise": lambda: iter([BANNER + packet(b"\x14" + os.urandom(200))]),
+    "no algorithm": lambda: iter([BANNER + packet(b"\x14" + bytes(16) + bytes(40) + bytes(5))]),
+    "noise": lambda: then(BANNER, iter([os.urandom(1 << 16)])),
+}
+
+
+def then(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+class Stranger:
+    """Sends what it was told to whoever connects, until that has hung up."""
+
+    def __init__(self, words: Callable[[], Iterator[bytes]]) -> None:
+        self.heard = bytearray()
+        self._words = words
+        self._threads: list[threading.Thread] = []
+        self._leaving = threading.Event()
+        self._door = Door(self._talk_to)
+        self.port = self._door.port
+
+    def close(self) -> None:
+        self._leaving.set()
+        self._door.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _talk_to(self, guest: socket.socket) -> None:
+        for target in (self._talk, self._listen):
+            self._threads.append(threading.Thread(target=target, args=(guest.dup(),), daemon=True))
+            self._threads[-1].start()
+        guest.close()
+
+    def _talk(self, guest: socket.socket) -> None:
+        guest.settimeout(0.2)
+        with suppress(OSError), guest:
+            for block in self._words():
+                while not self._leaving.is_set():
+                    with suppress(TimeoutError):
+                        guest.sendall(block)
+                        break
+                if self._leaving.is_set():
+                    return
+            guest.shutdown(socket.SHUT_WR)
+
+    def _listen(self, guest: socket.socket) -> None:
+        guest.settimeout(0.2)
+        with suppress(OSError), guest:
+            while not self._leaving.is_set():
+                with suppress(TimeoutError):
+                    block = guest.recv(65536)
+                    if not block:
+                        return
+                    self.heard += block
+
+
+def threads_and_files() -> tuple[int, int]:
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Afterwards no thread and no descriptor is left."""
+    before = threads_and_files()
+    yield
+    end = time.monotonic() + 10
+    while threads_and_files() > before and time.monotonic() < end:
+        time.sleep(0.02)
+    assert threads_and_files() <= before
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def far(keys: Path, port: int) -> RemoteMachine:
+    address = Address(kind="ssh", host="127.0.0.1", port=port, user="root")
+    host_key = (keys / "host.pub").read_text()
+    return RemoteMachine(address, client_key=keys / "client", host_key=host_key, folder="run", clock=SystemClock())
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_gets_nothing_and_holds_nobody_up(
+    keys: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "CONNECT_S", SHORT_S)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    stranger = Stranger(STRANGERS[name])
+    one = far(keys, stranger.port)
+    try:
+        began = time.monotonic()
+        with pytest.raises((MachineLost, HostKeyMismatch)) as lost:
+            one.call(["true"], timeout_s=60)
+        with pytest.raises(SetupError) as unreachable:
+            scan_host_key("127.0.0.1", stranger.port, SystemClock(), SHORT_S)
+        assert time.monotonic() - began < 10
+    finally:
+        one.close()
+        stranger.close()
+    for error in (lost.value, unreachable.value):
+        assert error.what.isprintable()
+        assert len(error.what) < 500
+    assert b"ssh-userauth" not in bytes(stranger.heard)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10, "it made us keep what it sent"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", ["a line without end", "packets to ignore, for ever", "words to be logged, for ever"])
+def test_a_flood_is_not_listened_to_until_its_time_is_over(keys: Path, name: str) -> None:
+    stranger = Stranger(STRANGERS[name])
+    began = time.monotonic()
+    try:
+        with pytest.raises(MachineLost):
+            far(keys, stranger.port).call(["true"], timeout_s=60)
+        assert time.monotonic() - began < connection.CONNECT_S / 2
+    finally:
+        stranger.close()
+
+
+def test_what_a_stranger_says_is_not_logged_to_the_terminal(keys: Path) -> None:
+    """In a program that set up no logging, as gpurun is one; nor does it stay behind and wait."""
+    stranger = Stranger(lambda: iter([BANNER + packet(b"\x14" + bytes(57))]))
+    code = (
+        "from gpurun.core.clock import SystemClock\n"
+        "from gpurun.core.errors import SetupError\n"
+        "from gpurun.machine.remote import scan_host_key\n"
+        f"try: scan_host_key('127.0.0.1', {stranger.port}, SystemClock(), 15)\n"
+        "except SetupError: print('refused')\n"
+    )
+    began = time.monotonic()
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=30)
+    finally:
+        stranger.close()
+    assert (done.stdout, done.stderr) == (b"refused\n", b"")
+    assert time.monotonic() - began < 10
+
+
+class Host(paramiko.ServerInterface):
+    """A host with the right key. What it does with a login and a program is the test's."""
+
+    def __init__(self, act: Callable[[Host, paramiko.Channel, bytes], None] | None, log_in: int, opens: int) -> None:
+        self.act, self.log_in, self.opens = act, log_in, opens
+        self.leaving = threading.Event()
+        self.told: list[str] = []
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        self.told.append(password)
+        return GOOD
+
+    def check_auth_interactive(self, username: str, submethods: str) -> int:
+        self.told.append(submethods)
+        return GOOD
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return self.log_in
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey,password,keyboard-interactive"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return self.opens
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if self.act is None:
+            return False
+        threading.Thread(target=self._act, args=(channel, command), daemon=True).start()
+        return True
+
+    def _act(self, channel: paramiko.Channel, command: bytes) -> None:
+        channel.get_transport().global_request("until the answer to this", wait=True)  # The program is granted by then.
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self.act(self, channel, command)  # type: ignore[misc]
+
+
+def mark_of(command: bytes) -> bytes:
+    return next(word for word in command.split() if word.startswith(b"gpurun-"))
+
+
+def begun(channel: paramiko.Channel, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b" 4000000\n")
+
+
+def floods(host: Host, channel: paramiko.Channel, command: bytes, *, stderr: bool = False) -> None:
+    begun(channel, command)
+    while not host.leaving.is_set():
+        (channel.sendall_stderr if stderr else channel.sendall)(b"\x1b[2J" * 8192)
+
+
+def floods_before(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    while not host.leaving.is_set():
+        channel.sendall(b"\x1b[2J" * 8192)
+
+
+def trickles(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    begun(channel, command)
+    while not host.leaving.wait(0.05):
+        channel.sendall(b"x")
+
+
+def lies_about_the_mark(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    channel.sendall(mark_of(command) + b" " + b"9" * 900_000 + b"\n")
+    channel.send_exit_status(0)
+    channel.close()
+
+
+def has_no_end(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    begun(channel, command)
+    channel.send_exit_status(0)
+
+
+def has_no_exit_code(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    begun(channel, command)
+    channel.sendall(b"an answer")
+    channel.close()
+
+
+def hangs_up(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    begun(channel, command)
+    channel.sendall(b"an answer")
+    channel.get_transport().close()
+
+
+def exits_and_hangs_up(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    """The exit code comes, and half of the answer: the rest could still be on its way."""
+    begun(channel, command)
+    channel.sendall(b"half an answ")
+    channel.send_exit_status(0)
+    channel.get_transport().sock.shutdown(socket.SHUT_WR)
+
+
+def asks_for_more(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    """A server may try to open channels of its own: agent, X11, forwarded ports. It gets none."""
+    begun(channel, command)
+    for kind in ("auth-agent@openssh.com", "x11", "forwarded-tcpip", "session"):
+        with pytest.raises(paramiko.SSHException):
+            channel.get_transport().open_channel(kind, ("127.0.0.1", 1), ("127.0.0.1", 1), timeout=5)
+    channel.sendall(b"refused\n")
+    channel.send_exit_status(0)
+    channel.close()
+
+
+Act = Callable[[Host, paramiko.Channel, bytes], None]
+GOOD, BAD = paramiko.AUTH_SUCCESSFUL, paramiko.AUTH_FAILED
+OPEN, SHUT = paramiko.OPEN_SUCCEEDED, paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+HOSTS: dict[str, tuple[str, Act | None, int, int]] = {
+    "lets nobody in": ("does not let root in", None, BAD, OPEN),
+    "wants a password too": ("wants more than a key", None, paramiko.AUTH_PARTIALLY_SUCCESSFUL, OPEN),
+    "opens no channel": ("starts no program", None, GOOD, SHUT),
+    "runs no program": ("starts no program", None, GOOD, OPEN),
+    "floods": ("answered more than", floods, GOOD, OPEN),
+    "floods on the other output": ("answered more than", lambda *three: floods(*three, stderr=True), GOOD, OPEN),
+    "floods before the program": ("answered more than", floods_before, GOOD, OPEN),
+    "trickles": ("did not answer", trickles, GOOD, OPEN),
+    "lies about the mark": ("runs no programs", lies_about_the_mark, GOOD, OPEN),
+    "never begins": ("did not answer", lambda host, channel, command: None, GOOD, OPEN),
+    "has no end": ("did not answer", has_no_end, GOOD, OPEN),
+    "has no exit code": ("lost before the whole answer", has_no_exit_code, GOOD, OPEN),
+    "hangs up": ("lost before the whole answer", hangs_up, GOOD, OPEN),
+    "exits and hangs up": ("lost before the whole answer", exits_and_hangs_up, GOOD, OPEN),
+}
+
+
+class Server:
+    """A paramiko server with the run's own host key, as the owner of a machine gone bad would have it."""
+
+    def __init__(self, keys: Path, host: Host) -> None:
+        self._key = paramiko.Ed25519Key.from_private_key_file(str(keys / "host"))
+        self.host = host
+        self._transports: list[paramiko.Transport] = []
+        self._door = Door(self._serve)
+        self.port = self._door.port
+
+    def close(self) -> None:
+        self.host.leaving.set()
+        self._door.close()
+        for transport in self._transports:
+            transport.close()
+
+    def _serve(self, guest: socket.socket) -> None:
+        transport = paramiko.Transport(guest)
+        transport.add_server_key(self._key)
+        self._transports.append(transport)
+        with suppress(EOFError, OSError, paramiko.SSHException):
+            transport.start_server(threading.Event(), self.host)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_gone_bad_costs_its_time_and_no_more(
+    keys: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "MOST_REPLY_BYTES", 4 << 20)
+    monkeypatch.setattr(machine, "KILL_S", 0.3)
+    words, *acts = HOSTS[name]
+    server = Server(keys, Host(*acts))
+    one = far(keys, server.port)
+    source = (bytes(1000) for _ in range(10))
+    try:
+        began = time.monotonic()
+        with pytest.raises(MachineLost, match=words) as lost:
+            one.call(["cat"], stdin=source, timeout_s=2.5)
+        assert time.monotonic() - began < 8
+        assert not server.host.told
+    finally:
+        one.close()
+        server.close()
+    assert lost.value.what.isprintable()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_host_that_asks_for_channels_of_its_own_gets_none(keys: Path) -> None:
+    server = Server(keys, Host(asks_for_more, GOOD, OPEN))
+    one = far(keys, server.port)
+    try:
+        assert one.call(["true"], timeout_s=30).stdout == b"refused\n"
+    finally:
+        one.close()
+        server.close()
+
+
+def test_a_packet_of_four_gigabytes_is_not_waited_for_after_the_login_either(keys: Path) -> None:
+    """The length of a packet is not encrypted, so that whoever sits in between can change it."""
+    raised = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        packets = connection._Packets(ours)
+        for size in (-1, 1 << 31, connection.MOST_PACKET_BYTES + 1):
+            with pytest.raises(paramiko.SSHException, match="announces a packet") as error:
+                packets.read_all(size)
+            raised.append(error)
+        theirs.sendall(b"12345678")
+        assert packets.read_all(8) == b"12345678"
+    assert len(raised) == 3
