@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import ExitCode, MayBeBilling, UsageError
+from gpurun.core.errors import ExitCode, MayBeBilling, SetupError, UsageError
 from gpurun.lifecycle.market import ready_providers
 from gpurun.lifecycle.reap import Orphan, Stray, sweep, sweep_leftovers
 from gpurun.lifecycle.runs import unfinished_runs
+from gpurun.providers.base import Provider
 from gpurun.providers.registry import open_provider
 from gpurun.view.listings import OrphanRow, reap_table
 from gpurun.view.paint import render
@@ -26,12 +27,11 @@ def run_reap(
     session: Session, providers: list[str], *, destroy: bool, older_than: str, look_only: bool, use_exit_code: bool
 ) -> Result:
     """Sweep the providers; exit 9 when something that should be gone is not proven gone."""
-    names = providers or [*ready_providers(session.home), "local"]
-    chosen = [open_provider(name, session.home, session.clock) for name in names]
     age_s = _age(older_than)
+    names = providers or [*ready_providers(session.home), "local"]
+    chosen, silent = _opened(session, names)
     found: list[Orphan] = []
     strays: list[Stray] = []
-    silent: MayBeBilling | None = None
     try:
         swept = sweep(chosen, session.home, session.clock, destroy_all=destroy, older_than_s=age_s, look_only=look_only)
         for orphan in swept:
@@ -57,11 +57,22 @@ def run_reap(
     return Result(data=data, text=text, errors=(silent,) if silent else (), exit_code=code)
 
 
+def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
+    """The providers that can be asked; one whose key cannot be used keeps none of the others from being asked."""
+    opened, silent = [], None
+    for name in names:
+        try:
+            opened.append(open_provider(name, session.home, session.clock))
+        except SetupError as error:
+            silent = MayBeBilling("reap.cannot_look", f"{name} could not be asked: {error.what}", hint=error.hint)
+    return opened, silent
+
+
 def _out_of_sight(session: Session, asked: list[str]) -> MayBeBilling | None:
     """A run of this home that may be billed by somebody who was not asked."""
     for sight in unfinished_runs(session.home) if session.home.runs.is_dir() else []:
         provider = sight.plan.offer.provider
-        if sight.state.may_be_billing and provider not in asked:
+        if sight.state.may_be_billing and provider not in (*asked, "ssh"):
             what = f"{sight.folder.name} may be billed by {provider}, which was not asked."
             return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {provider}, then: gpurun reap")
     return None

@@ -71,7 +71,7 @@ class RunState(Frozen):
     """A run's journal, replayed: where it is, what exists, what failed.
 
     `passed_over` counts the offers that had no capacity: the next attempt is on the next one that was approved.
-    `heard_mono` is when the last word about the asking came: the request may have left as late as that.
+    `heard_wall` and `heard_mono` are when the last word about the asking came: the request may have left so late.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
     """
 
@@ -88,6 +88,7 @@ class RunState(Frozen):
     create_wall: float | None = None
     create_mono: float = 0.0
     create_boot_id: str = ""
+    heard_wall: float = 0.0
     heard_mono: float = 0.0
     heard_boot_id: str = ""
     outcome: str = ""

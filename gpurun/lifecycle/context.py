@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -89,6 +90,13 @@ class Context:
             return settle_s
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_mono))
 
+    def looks_late(self, state: RunState) -> bool:
+        """Whether nobody has looked for what was asked for since more than the settling time, by either clock."""
+        since_s = self.clock.wall() - state.heard_wall
+        if state.heard_boot_id == boot_id():
+            since_s = max(since_s, self.clock.monotonic() - state.heard_mono)
+        return since_s > self.provider.traits.settle_s
+
     def wants_stop(self, state: RunState) -> bool:
         """Whether the user wants more than what the journal already has."""
         wish = read_wish(self.folder)
@@ -129,9 +137,10 @@ class Context:
 
         It is asked when the instance did not answer: perhaps only because this laptop has another address now.
         """
-        try:
-            if isinstance(self.provider, LetsIn):
+        if isinstance(self.provider, LetsIn):
+            with suppress(Unknown, Rejected, SetupError):
                 self.provider.let_in(instance)
+        try:
             said = self.provider.read(instance.id).state
             if said is not InstanceState.GONE:
                 return said is InstanceState.STOPPED

@@ -61,8 +61,9 @@ class Driver:
 
     def _end_unrecorded(self, state: RunState) -> None:
         """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""
-        context, identifier = self._at(state), state.instance.id if state.instance else ""
-        with contextlib.suppress(MayBeBilling):
+        identifier = state.instance.id if state.instance else ""
+        with contextlib.suppress(GpurunError):  # A provider without a key, or one that does not show it gone.
+            context = self._at(state)
             for _ in destroy.end(context.provider, context.clock, identifier, state.token, run=state.run):
                 pass
 

@@ -199,7 +199,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
     between begins it anew.
     """
     traits = context.provider.traits
-    looked_late = context.unsettled_s(state) <= 0
+    looked_late = context.looks_late(state)
     unclear, steady_since = "nothing was answered", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
         if context.seconds_left(state) <= 0:

@@ -101,7 +101,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _heard(record: Record) -> dict[str, Any]:
-    return {"heard_mono": record.mono, "heard_boot_id": record.boot_id}
+    return {"heard_wall": record.wall, "heard_mono": record.mono, "heard_boot_id": record.boot_id}
 
 
 def _create_observed(state: RunState, record: Record) -> dict[str, Any]:

@@ -102,12 +102,11 @@ def paid(user: User) -> bool:
     return True
 
 
-def test_lost_answers_late_sshd_cut_lines_a_frozen_machine_and_a_lie_lose_nothing(tmp_path: Path) -> None:
+def test_a_lost_answer_a_late_sshd_cut_lines_and_a_frozen_machine_lose_nothing(tmp_path: Path) -> None:
     with runpod(tmp_path / "cloud", Faults(sshd_delay_s=4.0, zstd_missing=True)) as cloud:
         cloud.emulator.fail("create", Fault.ERROR_AFTER)
         cloud.emulator.fail("list", Fault.TOO_MANY, Fault.TOO_MANY)
         cloud.emulator.fail("read", Fault.TOO_MANY, None, Fault.TOO_MANY)
-        cloud.emulator.world.deaf_deletes = 1
         with somebody(cloud, tmp_path / "home") as user, training(user) as rental:
             wait_for(user, Event.SHIP_INTENDED)
             (guest,) = cloud.guests
@@ -125,7 +124,6 @@ def test_lost_answers_late_sshd_cut_lines_a_frozen_machine_and_a_lie_lose_nothin
             (ready,) = told(user, Event.READY_OBSERVED)
             assert ready["seconds"] >= 4.0
             assert ready["facts"]["codecs"] == ["gzip"]
-            assert len(told(user, Event.DESTROY_ASKED)) == 2
             assert guest.log.count("Accepted publickey") >= 3, "each cut was followed by another login"
             assert came_home_whole(user)
             assert paid(user)

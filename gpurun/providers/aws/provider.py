@@ -126,9 +126,12 @@ class AwsProvider:
         if now - self._let_in_mono < LET_IN_S:
             return
         self._let_in_mono = now
-        for beside in leftovers_in(self._wire, instance.region, instance.token):
-            if beside.kind == GROUP:
-                let_in(self._wire, instance.region, beside.id, self._my_address)
+        try:
+            for beside in leftovers_in(self._wire, instance.region, instance.token):
+                if beside.kind == GROUP:
+                    let_in(self._wire, instance.region, beside.id, self._my_address)
+        except Refused as refused:
+            raise trouble(refused) from refused
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Firewall groups, volumes and network cards that no machine holds, and schedules."""
