@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.progress import Event
 from gpurun.core.secrets import child_environment
 from gpurun.ledger.journal import read_journal
-from tests.emulators.guests import FakeGpu, Faults, Guest, Meter
+from tests.emulators.guests import Meter
 
 SMALL = ("--set", "train.steps=60", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
          "--set", "train.checkpoint_every=30", "--set", "eval.every=30", "--set", "eval.tokens=2048")  # fmt: skip
@@ -35,20 +34,6 @@ class Cloud:
     alive: Callable[[], Sequence[object]]
     asks: tuple[str, ...] = ()
     """What a user has to add to `--provider NAME`."""
-    emulator: Any = None
-    """What a test torments; it knows what was asked, too."""
-    guests: list[Guest] = field(default_factory=list)
-    """The machines that were booted, in their order; none of a cloud that only claims to boot them."""
-
-    def remembers(self, boot: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same way to boot machines, which are kept to be looked into."""
-
-        def booted(wanted: Any) -> Any:
-            guest = boot(wanted)
-            self.guests.append(guest)
-            return guest
-
-        return booted
 
 
 @dataclass
@@ -64,11 +49,11 @@ class User:
         extra = {"GPURUN_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(self.home)}
         return child_environment({**extra, **self.cloud.environment})
 
-    def types(self, *words: str, timeout_s: float = 240.0, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end; `more` is for its environment."""
-        command, told = [sys.executable, "-m", "gpurun.cli.app", *words], {**self.environment(), **more}
+    def types(self, *words: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        command = [sys.executable, "-m", "gpurun.cli.app", *words]
         return subprocess.run(
-            command, env=told, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            command, env=self.environment(), capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
 
     def trains(self, *more: str, name: str = "fox-41") -> subprocess.CompletedProcess[str]:
@@ -123,33 +108,14 @@ def kill_supervisors(home: Path) -> None:
 Opened = Callable[[Path], AbstractContextManager[Cloud]]
 
 
-def container(folder: Path, faults: Faults, gpus: Sequence[FakeGpu] | None, path: Sequence[Path]) -> Callable[..., Any]:
-    """How RunPod boots a container with something wrong; `gpus` instead of those rented, `path` before torch's own."""
-
-    def boot(wanted: Any) -> Guest:
-        rented = [FakeGpu(name=wanted.gpu, memory_mib=wanted.gpu_memory_gb * 1024)] * wanted.gpu_count
-        return Guest.boot(
-            user="root", folder=folder / wanted.env["RUNPOD_POD_ID"], port=20_000 + secrets.randbelow(40_000),
-            entrypoint=wanted.command, env=wanted.env, gpus=rented if gpus is None else gpus, faults=faults,
-            python_path=path,
-        )  # fmt: skip
-
-    return boot
-
-
 @contextmanager
-def runpod(
-    folder: Path, faults: Faults | None = None, gpus: Sequence[FakeGpu] | None = None, path: Sequence[Path] = ()
-) -> Iterator[Cloud]:
+def runpod(folder: Path) -> Iterator[Cloud]:
     """RunPod with real containers."""
-    from tests.emulators.runpod import FULL_KEY, RunPodEmulator
+    from tests.emulators.runpod import FULL_KEY, RunPodEmulator, real_guest
 
-    with RunPodEmulator() as emulator:
+    with RunPodEmulator(boot=real_guest(folder)) as emulator:
         environment = {"RUNPOD_API_BASE_URL": emulator.base_url, "RUNPOD_API_KEY": FULL_KEY}
-        alive = lambda: emulator.world.alive  # noqa: E731
-        cloud = Cloud("runpod", environment, emulator.world.meter, alive, ("--accept-cpu",), emulator)
-        emulator.world.boot = cloud.remembers(container(folder, faults or Faults(), gpus, path))
-        yield cloud
+        yield Cloud("runpod", environment, emulator.world.meter, lambda: emulator.world.alive, ("--accept-cpu",))
         assert emulator.violations == []
 
 
@@ -158,12 +124,10 @@ def lambda_cloud(folder: Path) -> Iterator[Cloud]:
     """Lambda with real machines, on which a key is put so that they end themselves."""
     from tests.emulators.lambda_cloud import KEY, LambdaEmulator, real_guest
 
-    with LambdaEmulator() as emulator:
+    with LambdaEmulator(boot=real_guest(folder)) as emulator:
         environment = {"LAMBDA_API_BASE_URL": emulator.base_url, "LAMBDA_API_KEY": KEY}
         asks = ("--accept-cpu", "--lambda-guard", "--gpu", "1xA10")
-        cloud = Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks, emulator)
-        emulator.world.boot = cloud.remembers(real_guest(folder))
-        yield cloud
+        yield Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks)
         assert emulator.violations == []
 
 
@@ -172,11 +136,8 @@ def aws(folder: Path) -> Iterator[Cloud]:
     """AWS with real machines; it has no single A100, so the first lab is trained on one without a GPU."""
     from tests.emulators.aws import AwsEmulator, real_guest
 
-    with AwsEmulator() as emulator:
-        alive, asks = lambda: emulator.world.alive, ("--gpu", "cpu")
-        cloud = Cloud("aws", emulator.environment, emulator.world.meter, alive, asks, emulator)
-        emulator.world.boot = cloud.remembers(real_guest(folder))
-        yield cloud
+    with AwsEmulator(boot=real_guest(folder)) as emulator:
+        yield Cloud("aws", emulator.environment, emulator.world.meter, lambda: emulator.world.alive, ("--gpu", "cpu"))
 
 
 CLOUDS: dict[str, Opened] = {"runpod": runpod, "lambda": lambda_cloud, "aws": aws}

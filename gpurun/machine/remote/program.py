@@ -5,6 +5,7 @@ A write to a connection that has stalled blocks for ever; so the caller's thread
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +23,9 @@ TICK_S = 0.1
 DRAIN_S = 5.0
 _PIECE_BYTES = 32 << 10
 _BLOCK_BYTES = MOST_REPLY_BYTES
-# What a login may say before the program does, and what can be the number of a process.
+# What a login may say before the program does.
 _MOST_NOISE_BYTES = 1 << 20
 _NOISE_BLOCK_BYTES = 16 << 10
-_MOST_DIGITS = 20
 
 
 def new_mark() -> str:
@@ -43,7 +43,7 @@ class Program:
         self.group: int | None = None
         self._connection = connection
         self._channel: Channel | None = None
-        self._mark = mark.encode("ascii")
+        self._mark = re.compile(mark.encode("ascii") + rb" (\d{1,19})\n")
         self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
@@ -123,11 +123,9 @@ class Program:
         self._ended.set()
 
     def _look_for_mark(self) -> None:
-        line, ended, rest = self._noise[max(0, self._noise.find(self._mark)) :].partition(b"\n")
-        group = line.removeprefix(self._mark).strip()
-        if ended and line.startswith(self._mark) and group.isdigit() and len(group) < _MOST_DIGITS:
-            self.group = int(group)
-            self._stdout += rest
+        if found := self._mark.search(self._noise):
+            self.group = int(found[1])
+            self._stdout += self._noise[found.end() :]
             self._begun.set()
 
     def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:

@@ -173,7 +173,8 @@ for block in iter(lambda: sys.stdin.buffer.read(65536), b''):
     dice = random.Random(7)
     chunks = [dice.randbytes(dice.randrange(1, 2 << 20)) for _ in range(8)]
     reply = place.machine().call([*PYTHON, script], stdin=iter(chunks), timeout_s=60)
-    assert reply.stdout == reply.stderr == b"".join(chunks)
+    is_whole = reply.stdout == reply.stderr == b"".join(chunks)
+    assert is_whole
 
 
 class AllAtOnce:
@@ -203,13 +204,14 @@ def test_a_large_answer_may_come_together_with_its_mark(noise: bytes) -> None:
     answer = random.Random(5).randbytes(5 << 20)
     reply = program.Program(AllAtOnce(noise + b"mark 77\n" + answer), "line", "mark", None).wait(lambda: None)  # type: ignore[arg-type]
     assert reply is not None
-    assert reply.stdout == answer
+    is_whole = reply.stdout == answer  # pytest would take minutes to show a difference
+    assert is_whole
 
 
 def test_an_answer_may_be_as_large_as_it_may_be(place: Place) -> None:
-    assert place.machine().call(["head", "-c", str(MOST_REPLY_BYTES), "/dev/zero"], timeout_s=60).stdout == bytes(
-        MOST_REPLY_BYTES
-    )
+    reply = place.machine().call(["head", "-c", str(MOST_REPLY_BYTES), "/dev/zero"], timeout_s=60)
+    is_whole = reply.stdout == bytes(MOST_REPLY_BYTES)
+    assert is_whole
 
 
 def test_a_program_that_does_not_read_to_the_end_is_no_error(place: Place) -> None:
@@ -240,11 +242,9 @@ def test_a_program_that_takes_too_long_is_killed_with_its_children(place: Place)
     far.call(["true"], timeout_s=20)
     started = time.monotonic()
     with pytest.raises(MachineLost, match="did not answer"):
-        far.call(["sh", "-c", "(echo $$ > child; sleep 60; touch late) & sleep 60"], timeout_s=1)
+        far.call(["sh", "-c", "(sleep 60; touch late) & sleep 60"], timeout_s=1)
     assert time.monotonic() - started < 10
-    leader = int((place.folder / "child").read_text())
-    until(lambda: not os.path.exists(f"/proc/{leader}") or b"Z" in Path(f"/proc/{leader}/stat").read_bytes()[:40])
-    assert not [p for p in Path("/proc").glob("[0-9]*/cwd") if _is_in(p, place.folder)]
+    until(lambda: not [link for link in Path("/proc").glob("[0-9]*/cwd") if _is_in(link, place.folder)])
     assert far.call(["echo", "on"], timeout_s=20).stdout == b"on\n"
     assert place.server.connections == 2, "what has failed once is not trusted again"
 
@@ -612,6 +612,7 @@ def test_a_connection_that_falls_silent_is_dead_within_the_limit(
     assert time.monotonic() - stalled < machine.KILL_S, "nobody is asked to kill anything over a dead connection"
 
 
+@pytest.mark.slow
 def test_a_stall_is_not_waited_out_when_the_time_is_over_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stuck in a write can neither be killed nor closed politely; the caller must not get stuck behind it."""
     monkeypatch.setattr(machine, "KILL_S", 0.5)
