@@ -21,6 +21,7 @@ from gpurun.providers.base import LetsIn, Provider, Rejected, Unknown
 
 T = TypeVar("T")
 RETRY_S = 2.0
+UNSEEN_S = 120.0
 # What the far side refuses only for now: an earlier call that was cut off still holds on, or the line broke again.
 PASSING = frozenset({"busy", "cut_stream"})
 
@@ -91,11 +92,11 @@ class Context:
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_mono))
 
     def looks_late(self, state: RunState) -> bool:
-        """Whether nobody has looked for what was asked for since more than the settling time, by either clock."""
+        """Whether nobody has looked for so long, by either clock, that what was asked for may have lived meanwhile."""
         since_s = self.clock.wall() - state.heard_wall
         if state.heard_boot_id == boot_id():
             since_s = max(since_s, self.clock.monotonic() - state.heard_mono)
-        return since_s > self.provider.traits.settle_s
+        return since_s > max(UNSEEN_S, self.provider.traits.settle_s)
 
     def wants_stop(self, state: RunState) -> bool:
         """Whether the user wants more than what the journal already has."""
