@@ -12,8 +12,8 @@ from pathlib import Path
 from gpurun.cli.online import Checked, check_online, has_key, online_code, online_data
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError, did_you_mean
-from gpurun.providers.registry import CLOUDS, PROVIDERS
+from gpurun.core.errors import ExitCode, GpurunError, SetupError
+from gpurun.providers.registry import CLOUDS, require_known
 from gpurun.view.listings import Finding, doctor_lines
 from gpurun.view.paint import render
 from gpurun.view.quantities import format_bytes
@@ -26,7 +26,7 @@ def check_machine(session: Session, providers: Sequence[str] = (), *, online: bo
 
     With `online` the providers are asked too: those named, or every one that there is a key for.
     """
-    _require_known(providers)
+    require_known(providers)
     findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
     left, billing = _unfinished(session)
     findings.append(left)
@@ -45,13 +45,6 @@ def check_machine(session: Session, providers: Sequence[str] = (), *, online: bo
     code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
     data = {"findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in findings], **online_data(checked)}
     return Result(data=data, text=render(doctor_lines(findings, session.style), session.style), exit_code=code)
-
-
-def _require_known(providers: Sequence[str]) -> None:
-    for name in providers:
-        if name not in PROVIDERS:
-            hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
-            raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
 
 
 def _unfinished(session: Session) -> tuple[Finding, bool]:

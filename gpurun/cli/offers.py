@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_time, utc
-from gpurun.core.errors import NoOffer, UsageError, did_you_mean
+from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import Micros, format_rate, parse_usd
 from gpurun.core.plan import Choices
 from gpurun.lifecycle.market import Market, live_offers, ready_providers
 from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
 from gpurun.planning.recipe import load_recipe
-from gpurun.providers.registry import CLOUDS, OVERRIDES, PROVIDERS
+from gpurun.providers.registry import CLOUDS, OVERRIDES, require_known
 from gpurun.view.offers import offers_screen
 from gpurun.view.paint import render
 
@@ -68,10 +68,8 @@ def list_offers(
 
 def _clouds(providers: Sequence[str]) -> list[str]:
     """The clouds to list; a UsageError for what rents nothing out."""
+    require_known(providers)
     for name in providers:
-        if name not in PROVIDERS:
-            hint = did_you_mean(name, PROVIDERS, otherwise=f"Known: {', '.join(CLOUDS)}.")
-            raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
         if name not in CLOUDS:
             what = f"{name} rents nothing out: it is a machine of your own."
             raise UsageError("offers.not_a_cloud", what, hint=f"Use it: gpurun plan --provider {name}")

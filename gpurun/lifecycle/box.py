@@ -61,9 +61,9 @@ def _check_count(facts: Facts, offer: Offer) -> None:
     if len(facts.gpus) >= offer.gpu_count:
         raise SetupError(
             "box.driver_mismatch",
-            f"The instance has the {offer.gpu_count} GPUs that were ordered, but torch {facts.torch.version} there can "
-            f"use {usable} of them: {_seen(facts)}.",
-            hint="That torch is made for another driver: choose an image with another CUDA version (--image).",
+            f"The instance has what was ordered ({offer.gpu_count} × {offer.gpu}), but torch {facts.torch.version} "
+            f"there can use {usable} of that: {_seen(facts)}.",
+            hint="That torch is made for no CUDA, or for another driver: choose another image (--image).",
         )
     code = "box.fewer_gpus" if usable else "box.no_gpu"
     what = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {_seen(facts)}."

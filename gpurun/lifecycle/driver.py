@@ -162,9 +162,15 @@ class Driver:
 
     def _still_there(self, error: GpurunError) -> MayBeBilling:
         """The same error, with the code that outranks all others: something that was asked for is not proven gone."""
-        run, by_hand = self._context.plan.run, self._context.provider.traits.console_url
+        run, by_hand = self._context.plan.run, self._console_url()
         hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
         return MayBeBilling(error.code, error.what, hint=hint)
+
+    def _console_url(self) -> str:
+        """Where the machine of this attempt can be ended by hand; nowhere, if its provider cannot even be opened."""
+        with contextlib.suppress(GpurunError):
+            return self._at(self._state()).provider.traits.console_url
+        return ""
 
     def _opening(self) -> dict[str, object]:
         """What the run was opened with, by digest."""

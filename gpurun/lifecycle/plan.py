@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import SetupError, UsageError, did_you_mean
+from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
@@ -23,7 +23,7 @@ from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.pack import survey
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
-from gpurun.providers.registry import PROVIDERS
+from gpurun.providers.registry import require_known
 
 
 def make_plan(
@@ -100,11 +100,8 @@ def _mode(request: Request) -> Mode:
 
 
 def _check_providers(request: Request, mode: Mode) -> None:
-    """Refuse names that no catalogue and no registry know."""
-    strange = [name for name in request.providers if name not in PROVIDERS]
-    if strange:
-        hint = did_you_mean(strange[0], PROVIDERS, otherwise=f"Known: {', '.join(sorted(PROVIDERS))}.")
-        raise UsageError("provider.unknown", f"There is no provider {strange[0]!r}.", hint=hint)
+    """Refuse names that no provider has, and mixtures that make no sense."""
+    require_known(request.providers)
     if request.host and request.providers != ("ssh",):
         raise UsageError("host.unused", "--host is for a box of your own.", hint="Add --provider ssh, or leave it out.")
     if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh"} & set(request.providers):

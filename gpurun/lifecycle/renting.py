@@ -73,8 +73,8 @@ def _with_keys(request: Request, home: Home) -> list[str]:
         raise SetupError(
             "auth.no_provider",
             f"{asked}, so nothing can be rented.",
-            hint="Give one: gpurun auth set runpod (or lambda, aws). Rehearse for nothing: add --dry-run. "
-            "Train here: --provider local.",
+            hint="Give one: gpurun auth set runpod (or lambda); for AWS: aws configure. Rehearse for nothing: add "
+            "--dry-run. Train here: --provider local.",
         )
     return names
 

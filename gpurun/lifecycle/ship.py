@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from gpurun.core.errors import SetupError
 from gpurun.core.progress import Event, RunState
@@ -15,7 +16,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Stream the pack to the agent; it is in place and verified there, or nothing of it is."""
     seen = survey(sources_of(context.plan, context.trainer))
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
-    _check_room(seen.total_bytes, state)
+    _check_room(seen.total_bytes, state, disk_gb=int(context.plan.resolved["hardware"]["disk_gb"]))
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     limit_s = context.plan.lease.ship_s
@@ -32,12 +33,13 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     yield Event.SHIP_OBSERVED, {**arrived.model_dump(mode="json"), "seconds": seconds}
 
 
-def _check_room(size: int, state: RunState) -> None:
+def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
     """Refuse before the upload what would fill the far disk: with a tenth to spare, as it was when the agent looked."""
-    free = state.facts.get("disk_free_bytes")
-    if isinstance(free, int) and size * 11 // 10 > free:
+    free, needed = state.facts.get("disk_free_bytes"), size * 11 // 10
+    if isinstance(free, int) and needed > free:
+        ask_gb = disk_gb + ceil((needed - free) / 1e9)
         raise SetupError(
             "box.disk_small",
-            f"The instance has {free / 1e9:.1f} GB free; what is shipped needs {size * 1.1 / 1e9:.1f} GB.",
-            hint="Ask for a larger disk: --set hardware.disk_gb=200. On this machine, make room.",
+            f"The instance has {free / 1e9:.2f} GB free; what is shipped needs {needed / 1e9:.2f} GB.",
+            hint=f"Ask for a larger disk: --set hardware.disk_gb={ask_gb}. On a machine of your own, make room.",
         )

@@ -260,7 +260,7 @@ class FarSide:
         """Run the Python of the machine; FarRefusal `no_python` where it has none."""
         reply = self._machine.call([self._python, *words], stdin=stdin, timeout_s=timeout_s)
         if reply.exit_code in (126, 127):
-            raise FarRefusal("no_python", f"The machine has no {self._python}: choose an image with Python 3.")
+            raise FarRefusal("no_python", f"The machine has no {self._python}.")
         return reply
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpurun.core.clock import Clock
 from gpurun.core.credentials import find_credential, require_credential
@@ -66,9 +66,15 @@ OVERRIDES = {"runpod": "RUNPOD_API_BASE_URL", "lambda": "LAMBDA_API_BASE_URL"}
 """The variables that send a provider's requests, and so its key, elsewhere."""
 
 
+def require_known(names: Iterable[str]) -> None:
+    """Refuse a name that no provider has: a UsageError that tells the nearest."""
+    for name in names:
+        if name not in PROVIDERS:
+            hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
+            raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
+
+
 def open_provider(name: str, home: Home, clock: Clock, choices: Choices | None = None) -> Provider:
     """The provider of that name; UsageError for an unknown name, SetupError for one without a key."""
-    if name not in PROVIDERS:
-        hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
-        raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
+    require_known([name])
     return PROVIDERS[name](home, clock, choices or Choices())
