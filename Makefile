@@ -23,11 +23,11 @@ style: venv
 types: venv
 	@$(BIN)/mypy
 
-# Ten thousand simulated runs with random faults, a long state machine, and ten real kills on each emulated cloud.
+# Ten thousand simulated runs with random faults, a long state machine, and every rental on the emulated clouds.
 soak: venv
 	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
 	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
-	@GPURUN_SOAK_MOMENTS=10 $(BIN)/python -m pytest tests/clouds/test_killed_and_reaped.py
+	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 4 --dist loadgroup tests/clouds
 
 # Takes away each fsync, lock, digest check and read-back, one at a time: some test must fail.
 mutants: venv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.progress import Event
 from gpurun.core.secrets import child_environment
 from gpurun.ledger.journal import read_journal
-from tests.emulators.guests import Meter
+from tests.emulators.guests import FakeGpu, Faults, Guest, Meter
 
+SOAK = "GPURUN_SOAK" in os.environ
+"""Whether there is time for what is too long for every day: `make soak`."""
 SMALL = ("--set", "train.steps=60", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
          "--set", "train.checkpoint_every=30", "--set", "eval.every=30", "--set", "eval.tokens=2048")  # fmt: skip
 """The first lab, smaller than its own rehearsal: what is tested here is the rental."""
@@ -34,6 +37,20 @@ class Cloud:
     alive: Callable[[], Sequence[object]]
     asks: tuple[str, ...] = ()
     """What a user has to add to `--provider NAME`."""
+    emulator: Any = None
+    """What a test torments; it knows what was asked, too."""
+    guests: list[Guest] = field(default_factory=list)
+    """The machines that were booted, in their order; none of a cloud that only claims to boot them."""
+
+    def remembers(self, boot: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same way to boot machines, which are kept to be looked into."""
+
+        def booted(wanted: Any) -> Any:
+            guest = boot(wanted)
+            self.guests.append(guest)
+            return guest
+
+        return booted
 
 
 @dataclass
@@ -49,17 +66,17 @@ class User:
         extra = {"GPURUN_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(self.home)}
         return child_environment({**extra, **self.cloud.environment})
 
-    def types(self, *words: str, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end."""
-        command = [sys.executable, "-m", "gpurun.cli.app", *words]
+    def types(self, *words: str, timeout_s: float = 240.0, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end; `more` is for its environment."""
+        command, told = [sys.executable, "-m", "gpurun.cli.app", *words], {**self.environment(), **more}
         return subprocess.run(
-            command, env=self.environment(), capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            command, env=told, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
 
-    def trains(self, *more: str, name: str = "fox-41") -> subprocess.CompletedProcess[str]:
+    def trains(self, *more: str, name: str = "fox-41", timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         """`gpurun train mini-gpt` on the cloud, with a cap of five dollars."""
         return self.types("train", "mini-gpt", "--provider", self.cloud.name, "--max-cost", "5", "--yes", "--json",
-                          "--name", name, *self.cloud.asks, *SMALL, *more)  # fmt: skip
+                          "--name", name, *self.cloud.asks, *SMALL, *more, timeout_s=timeout_s)  # fmt: skip
 
     def tells(self, *words: str) -> tuple[int, Any]:
         """The exit code and the envelope of one command with --json."""
@@ -92,6 +109,16 @@ def supervisors(home: Path) -> list[int]:
     return found
 
 
+@contextmanager
+def somebody(cloud: Cloud, home: Path) -> Iterator[User]:
+    """A user whose supervisors end with the test."""
+    user = User(cloud, home)
+    try:
+        yield user
+    finally:
+        kill_supervisors(home)
+
+
 def kill_supervisors(home: Path) -> None:
     """SIGKILL, and nobody left afterwards."""
     for _ in ticks(SystemClock(), 0.05, 10):
@@ -108,14 +135,33 @@ def kill_supervisors(home: Path) -> None:
 Opened = Callable[[Path], AbstractContextManager[Cloud]]
 
 
-@contextmanager
-def runpod(folder: Path) -> Iterator[Cloud]:
-    """RunPod with real containers."""
-    from tests.emulators.runpod import FULL_KEY, RunPodEmulator, real_guest
+def container(folder: Path, faults: Faults, gpus: Sequence[FakeGpu] | None, path: Sequence[Path]) -> Callable[..., Any]:
+    """How RunPod boots a container with something wrong; `gpus` instead of those rented, `path` before torch's own."""
 
-    with RunPodEmulator(boot=real_guest(folder)) as emulator:
+    def boot(wanted: Any) -> Guest:
+        rented = [FakeGpu(name=wanted.gpu, memory_mib=wanted.gpu_memory_gb * 1024)] * wanted.gpu_count
+        return Guest.boot(
+            user="root", folder=folder / wanted.env["RUNPOD_POD_ID"], port=20_000 + secrets.randbelow(40_000),
+            entrypoint=wanted.command, env=wanted.env, gpus=rented if gpus is None else gpus, faults=faults,
+            python_path=path,
+        )  # fmt: skip
+
+    return boot
+
+
+@contextmanager
+def runpod(
+    folder: Path, faults: Faults | None = None, gpus: Sequence[FakeGpu] | None = None, path: Sequence[Path] = ()
+) -> Iterator[Cloud]:
+    """RunPod with real containers."""
+    from tests.emulators.runpod import FULL_KEY, RunPodEmulator
+
+    with RunPodEmulator() as emulator:
         environment = {"RUNPOD_API_BASE_URL": emulator.base_url, "RUNPOD_API_KEY": FULL_KEY}
-        yield Cloud("runpod", environment, emulator.world.meter, lambda: emulator.world.alive, ("--accept-cpu",))
+        alive = lambda: emulator.world.alive  # noqa: E731
+        cloud = Cloud("runpod", environment, emulator.world.meter, alive, ("--accept-cpu",), emulator)
+        emulator.world.boot = cloud.remembers(container(folder, faults or Faults(), gpus, path))
+        yield cloud
         assert emulator.violations == []
 
 
@@ -124,10 +170,12 @@ def lambda_cloud(folder: Path) -> Iterator[Cloud]:
     """Lambda with real machines, on which a key is put so that they end themselves."""
     from tests.emulators.lambda_cloud import KEY, LambdaEmulator, real_guest
 
-    with LambdaEmulator(boot=real_guest(folder)) as emulator:
+    with LambdaEmulator() as emulator:
         environment = {"LAMBDA_API_BASE_URL": emulator.base_url, "LAMBDA_API_KEY": KEY}
         asks = ("--accept-cpu", "--lambda-guard", "--gpu", "1xA10")
-        yield Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks)
+        cloud = Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks, emulator)
+        emulator.world.boot = cloud.remembers(real_guest(folder))
+        yield cloud
         assert emulator.violations == []
 
 
@@ -136,8 +184,11 @@ def aws(folder: Path) -> Iterator[Cloud]:
     """AWS with real machines; it has no single A100, so the first lab is trained on one without a GPU."""
     from tests.emulators.aws import AwsEmulator, real_guest
 
-    with AwsEmulator(boot=real_guest(folder)) as emulator:
-        yield Cloud("aws", emulator.environment, emulator.world.meter, lambda: emulator.world.alive, ("--gpu", "cpu"))
+    with AwsEmulator() as emulator:
+        alive, asks = lambda: emulator.world.alive, ("--gpu", "cpu")
+        cloud = Cloud("aws", emulator.environment, emulator.world.meter, alive, asks, emulator)
+        emulator.world.boot = cloud.remembers(real_guest(folder))
+        yield cloud
 
 
 CLOUDS: dict[str, Opened] = {"runpod": runpod, "lambda": lambda_cloud, "aws": aws}

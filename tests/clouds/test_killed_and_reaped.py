@@ -20,10 +20,10 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import Choices
 from gpurun.lifecycle.reap import sweep, sweep_leftovers
 from gpurun.providers.registry import open_provider
-from tests.clouds.rented import CLOUDS, User, kill_supervisors
+from tests.clouds.rented import CLOUDS, SOAK, User, kill_supervisors, somebody
 from tests.emulators import guests
 
-MOMENTS = int(os.environ.get("GPURUN_SOAK_MOMENTS", "1"))
+MOMENTS = 10 if SOAK else 1
 LONGEST_S = 25.0
 LEASE_S = 3600.0
 
@@ -49,10 +49,8 @@ class LaterClock(SystemClock):
 
 @pytest.fixture(params=sorted(CLOUDS))
 def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
-    with CLOUDS[request.param](tmp_path / "cloud") as cloud:
-        somebody = User(cloud, tmp_path / "home")
-        yield somebody
-        kill_supervisors(somebody.home)
+    with CLOUDS[request.param](tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        yield user
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))

@@ -7,30 +7,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from gpurun.core.money import usd
-from tests.clouds.rented import CLOUDS, User, kill_supervisors
+from tests.clouds.rented import CLOUDS, User, somebody
 from tests.emulators import guests
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
 
 
-@pytest.fixture(params=sorted(CLOUDS))
-def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
-    with CLOUDS[request.param](tmp_path / "cloud") as cloud:
-        somebody = User(cloud, tmp_path / "home")
-        yield somebody
-        kill_supervisors(somebody.home)
+ALL = [pytest.param(name, marks=pytest.mark.xdist_group(f"rental on {name}")) for name in sorted(CLOUDS)]
+Done = CompletedProcess[str]
 
 
-def test_a_run_ends_trained_collected_destroyed_proven_and_paid_within_the_cap(user: User) -> None:
+@pytest.fixture(scope="module", params=ALL)
+def user(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    folder = tmp_path_factory.mktemp("rental")
+    with CLOUDS[request.param](folder / "cloud") as cloud, somebody(cloud, folder / "home") as user:
+        yield user
+
+
+@pytest.fixture(scope="module")
+def done(user: User) -> Done:
+    """A whole run, from the command to its last word."""
     done = user.trains()
     assert done.returncode == 0, done.stderr + user.said()
-    assert user.cloud.alive() == []
+    return done
 
+
+def test_a_run_ends_trained_collected_destroyed_proven_and_paid_within_the_cap(user: User, done: Done) -> None:
+    assert user.cloud.alive() == []
     folder = user.home / "runs" / "fox-41"
     told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
     bound = told["cost"]["upper_bound_micros"]
@@ -47,9 +55,7 @@ def test_a_run_ends_trained_collected_destroyed_proven_and_paid_within_the_cap(u
     assert (code, reaped["data"]["found"], reaped["data"]["leftovers"]) == (0, [], [])
 
 
-def test_no_key_of_the_cloud_is_in_any_byte_that_was_written(user: User) -> None:
-    done = user.trains("--set", "train.steps=2", "--set", "train.checkpoint_every=2")
-    assert done.returncode == 0, done.stderr + user.said()
+def test_no_key_of_the_cloud_is_in_any_byte_that_was_written(user: User, done: Done) -> None:
     secrets = [value.encode() for name, value in user.cloud.environment.items() if "KEY" in name]
     written = [done.stdout.encode(), done.stderr.encode()]
     written += [path.read_bytes() for path in user.home.rglob("*") if path.is_file()]
@@ -57,12 +63,14 @@ def test_no_key_of_the_cloud_is_in_any_byte_that_was_written(user: User) -> None
     assert not [secret for secret in secrets for content in written if secret in content]
 
 
-def test_stop_in_mid_training_saves_collects_and_destroys(user: User) -> None:
-    started = user.trains("--set", "train.steps=100000", "--detach")
+def test_stop_in_mid_training_saves_collects_and_destroys(user: User, done: Done) -> None:
+    started = user.trains("--set", "train.steps=100000", "--detach", name="owl-7")
     assert started.returncode == 8, started.stderr
-    code, _ = user.tells("stop", "fox-41")
-    assert code == 0, user.said()
+    code, _ = user.tells("stop", "owl-7")
+    assert code == 0, user.said("owl-7")
     assert user.cloud.alive() == []
-    journal = (user.home / "runs" / "fox-41" / "journal.jsonl").read_text().splitlines()
+    journal = (user.home / "runs" / "owl-7" / "journal.jsonl").read_text().splitlines()
     closed = json.loads(journal[-1])
     assert closed["event"] == "run.closed"
+    # A second run on one account and one home: each has a receipt of its own.
+    assert user.tells("audit")[0] == 0

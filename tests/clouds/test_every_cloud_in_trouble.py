@@ -1,0 +1,357 @@
+"""What can go wrong between asked-for and proven-gone, on each cloud by its own wire, in virtual time.
+
+The real provider asks the emulated cloud; the real driver decides. Only the agent and the trainer are scripted. The
+cloud's own meter is the judge.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import ExitCode, MayBeBilling
+from gpurun.core.model import GpuNeed, Instance, Offer
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Candidate, Mode, Plan
+from gpurun.core.progress import Event
+from gpurun.core.secrets import Secret
+from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import Journal, read_journal
+from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.driver import Driver
+from gpurun.machine.answers import Facts
+from gpurun.planning.catalog import rows_for
+from gpurun.providers.aws import AwsProvider
+from gpurun.providers.base import Provider
+from gpurun.providers.fake import FakeCloud
+from gpurun.providers.lambdalabs import LambdaProvider
+from gpurun.providers.runpod import RunPodProvider
+from tests.emulators import aws, lambda_cloud, runpod
+from tests.emulators.guests import Meter
+from tests.lifecycle.drive import TINY
+from tests.lifecycle.scripted_cloud import LEASE, Killed, ScriptedFar
+from tests.lifecycle.tiny_runs import make_run
+
+# The SDK takes seconds to read its own description of EC2.
+CLOUDS = (pytest.param("aws", marks=pytest.mark.slow), "lambda", "runpod")
+
+
+@dataclass
+class Account:
+    """One cloud: what a test may do to it, in words that hold for all of them."""
+
+    provider: Provider
+    clock: VirtualClock
+    emulator: Any
+    routes: dict[str, str]
+    """How the cloud calls create, list, read and destroy."""
+    faults: Any
+    regions: tuple[str, str]
+    need: GpuNeed
+    lies: Callable[[], None]
+    """The next request for an end is answered as if it were obeyed, and is not."""
+    revoke: Callable[[bool], None]
+    hide: Callable[[float], None]
+    """For so long after its birth a machine is not listed."""
+    lost: Any
+    throttled: Any
+    full: Callable[[], None]
+    """The first region has nothing left, whatever was told when it was asked."""
+
+    @property
+    def alive(self) -> list[Any]:
+        return list(self.emulator.world.alive)
+
+    @property
+    def made(self) -> int:
+        """How many machines there ever were."""
+        world = self.emulator.world
+        return len(world.pods if self.provider.name == "runpod" else world.instances)
+
+    @property
+    def meter(self) -> Meter:
+        return cast(Meter, self.emulator.world.meter)
+
+    def passing(self, place: str) -> None:
+        """What the scripted agent calls on the way to it."""
+
+    def fail(self, verb: str, *faults: Any) -> None:
+        self.emulator.fail(self.routes[verb], *faults)
+
+
+@contextmanager
+def _runpod(clock: VirtualClock, patch: pytest.MonkeyPatch) -> Iterator[Account]:
+    patch.setattr("gpurun.providers.runpod.graphql.is_installed", lambda: False)
+    with runpod.RunPodEmulator(clock=clock, tick_s=None) as emulator:
+        world, key = emulator.world, Secret(runpod.FULL_KEY)
+
+        def revoke(now: bool) -> None:
+            for route in ("create", "list", "read", "delete", "action"):
+                emulator.faults[route] = [runpod.Fault.REVOKED] * 1000 if now else []
+
+        yield Account(
+            provider=RunPodProvider(key, clock, base_url=emulator.base_url),
+            clock=clock,
+            emulator=emulator,
+            routes={"create": "create", "list": "list", "read": "read", "destroy": "delete"},
+            faults=runpod.Fault,
+            regions=("EU-RO-1", "US-KS-2"),
+            need=GpuNeed(count=1, name="A100"),
+            lies=lambda: setattr(world, "deaf_deletes", 1),
+            revoke=revoke,
+            hide=lambda lag_s: setattr(world, "list_lag_s", lag_s),
+            lost=runpod.Fault.DROP_RESPONSE,
+            throttled=runpod.Fault.TOO_MANY,
+            full=lambda: emulator.fail("create", runpod.Fault.SOLD_OUT),
+        )
+
+
+@contextmanager
+def _lambda(clock: VirtualClock, patch: pytest.MonkeyPatch) -> Iterator[Account]:
+    with lambda_cloud.LambdaEmulator(clock=clock, tick_s=None) as emulator:
+        world, key = emulator.world, Secret(lambda_cloud.KEY)
+        yield Account(
+            provider=LambdaProvider(key, clock, base_url=emulator.base_url),
+            clock=clock,
+            emulator=emulator,
+            routes={"create": "launch", "list": "list", "read": "read", "destroy": "terminate"},
+            faults=lambda_cloud.Fault,
+            regions=("us-east-1", "us-west-1"),
+            need=GpuNeed(count=1, name="A10"),
+            lies=lambda: setattr(world, "deaf_terminates", 1),
+            revoke=lambda now: setattr(emulator, "api_keys", set() if now else {lambda_cloud.KEY}),
+            hide=lambda lag_s: setattr(world, "list_lag_s", lag_s),
+            lost=lambda_cloud.Fault.DROP_RESPONSE,
+            throttled=lambda_cloud.Fault.TOO_MANY,
+            full=lambda: emulator.fail("launch", lambda_cloud.Fault.SOLD_OUT),
+        )
+
+
+@contextmanager
+def _aws(clock: VirtualClock, patch: pytest.MonkeyPatch) -> Iterator[Account]:
+    with aws.AwsEmulator(clock=clock, tick_s=None) as emulator:
+        for name, value in emulator.environment.items():
+            patch.setenv(name, value)
+        emulator.rules.image_gb = 8
+        provider = AwsProvider(clock, my_address=lambda: "203.0.113.7")
+        need = GpuNeed(count=0, name="cpu")
+        type_id = rows_for(need, "aws")[0].type_id
+        yield Account(
+            provider=provider,
+            clock=clock,
+            emulator=emulator,
+            routes={"create": "RunInstances", "list": "DescribeInstances", "read": "DescribeInstances",
+                    "destroy": "TerminateInstances"},
+            faults=aws.Fault,
+            regions=("us-east-1", "us-west-2"),
+            need=need,
+            lies=lambda: emulator.fail("TerminateInstances", aws.Fault.LIE),
+            revoke=lambda now: setattr(emulator.rules, "valid_key", not now),
+            hide=lambda lag_s: setattr(emulator.world, "hidden_s", lag_s),
+            lost=aws.Fault.DROP_ANSWER,
+            throttled=aws.Fault.THROTTLED,
+            full=lambda: emulator.rules.sold_out.update(f"{type_id}@us-east-1{zone}" for zone in "abcdef"),
+        )  # fmt: skip
+
+
+OPENED: dict[str, Callable[[VirtualClock, pytest.MonkeyPatch], AbstractContextManager[Account]]] = {
+    "aws": _aws, "lambda": _lambda, "runpod": _runpod
+}  # fmt: skip
+
+
+class Box(ScriptedFar):
+    """A machine with the card that was rented."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__(cast(FakeCloud, account))
+        self._card = account.need.name
+
+    def hello(self, python: str | None = None) -> Facts:
+        facts = super().hello(python)
+        card = facts.torch.devices[0].model_copy(update={"name": f"NVIDIA {self._card}"})
+        return facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": (card,)})})
+
+
+class Rental:
+    """A paid run that may be rented in either of two regions of a cloud, and what becomes of it."""
+
+    def __init__(self, account: Account, home: Home) -> None:
+        self.account, self.home = account, home
+        self.folder = make_run(home, lease=LEASE)
+        self.far = Box(account)
+        self._write_plan()
+
+    def drive(self) -> ExitCode | MayBeBilling | str:
+        """Drive it as a supervisor does: the exit code, the error that says 9, or "killed"."""
+        provider = self.account.provider
+        context = Context(
+            home=self.home,
+            folder=self.folder,
+            plan=Plan.from_json(self.folder.plan.read_bytes()),
+            clock=self.account.clock,
+            provider=provider,
+            reach=lambda instance: self.far,
+            trainer=TINY / "trainer",
+            open=lambda name: provider,
+        )
+        try:
+            return Driver(context, Journal.open(self.folder.journal, self.account.clock)).drive()
+        except MayBeBilling as red:
+            return red
+        except Killed:
+            return "killed"
+
+    def all_of(self, event: Event) -> list[dict[str, Any]]:
+        return [record.data for record in read_journal(self.folder.journal).records if record.event is event]
+
+    def ended(self) -> bool:
+        """Nothing lives, the receipt is no cheaper than the meter nor dearer than the cap, and the audit agrees."""
+        statement = json.loads(base64.b64decode(json.loads(self.folder.receipt.read_bytes())["payload"]))
+        told = statement["predicate"]["cost"]
+        assert self.account.alive == []
+        assert self.account.meter.total_micros() <= told["upper_bound_micros"] <= usd(5)
+        assert told["cap_kept"] is True
+        assert [row.problems for row in audit(self.home).rows] == [()]
+        return True
+
+    def _write_plan(self) -> None:
+        """The cheapest machine for the need, in the first region and, where that has none, in the second."""
+        account, made = self.account, Plan.from_json(self.folder.plan.read_bytes())
+        offers = account.provider.offers(account.need, rows_for(account.need, account.provider.name))
+        best = min(offers, key=lambda offer: offer.rate_micros_per_hour)
+        first, second = (best.model_copy(update={"region": region}) for region in account.regions)
+        changes = {
+            "offer": first, "mode": Mode.PAID, "cap_micros": usd(5), "worst_micros": usd(5),
+            "resolved": {**made.resolved, "hardware": {"disk_gb": 50}}, "quoted_wall": account.clock.wall(),
+            "candidates": tuple(_candidate(made, offer) for offer in (first, second)),
+        }  # fmt: skip
+        self.folder.plan.write_text(made.model_copy(update=changes).to_json())
+
+
+def _candidate(plan: Plan, offer: Offer) -> Candidate:
+    return Candidate(
+        offer=offer,
+        estimate=plan.estimate,
+        lease=plan.lease,
+        expected_micros=usd(0),
+        worst_micros=usd(5),
+        finishes=True,
+    )
+
+
+@pytest.fixture(params=CLOUDS)
+def account(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    with OPENED[request.param](VirtualClock(), monkeypatch) as opened:
+        yield opened
+
+
+@pytest.fixture
+def rental(account: Account, own_home: Any) -> Rental:
+    return Rental(account, Home(own_home))
+
+
+def test_a_quiet_rental_is_the_measure_of_all_others(rental: Rental) -> None:
+    assert rental.drive() is ExitCode.DONE
+    assert rental.ended()
+
+
+@pytest.mark.parametrize("hidden_s", [0.0, 60.0])
+@pytest.mark.parametrize("how", ["lost", "ERROR_AFTER"])
+def test_a_create_that_was_done_and_not_answered_is_adopted_and_not_sent_again(
+    rental: Rental, how: str, hidden_s: float
+) -> None:
+    account = rental.account
+    account.hide(hidden_s)
+    account.fail("create", account.lost if how == "lost" else account.faults[how])
+    assert rental.drive() is ExitCode.DONE
+    assert account.made == 1
+    assert rental.all_of(Event.CREATE_OBSERVED)[0]["adopted"] is True
+    assert rental.ended()
+
+
+def test_killed_between_the_send_and_the_record_the_same_machine_is_taken_on(
+    rental: Rental, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = rental.account.provider
+    create = provider.create
+
+    def dies(order: Any) -> Instance:
+        create(order)
+        raise Killed
+
+    monkeypatch.setattr(provider, "create", dies)
+    assert rental.drive() == "killed"
+    monkeypatch.undo()
+    assert rental.drive() is ExitCode.DONE
+    assert rental.account.made == 1
+    assert rental.ended()
+
+
+def test_of_two_machines_for_one_create_one_ends_before_anything_is_shipped(rental: Rental) -> None:
+    account = rental.account
+    if account.provider.name == "aws":
+        return  # Its client token makes one machine of any number of creates.
+    alive: set[int] = set()
+    rental.far.during = lambda: alive.add(len(account.alive))
+    account.fail("create", account.faults.TWICE)
+    assert rental.drive() is ExitCode.DONE
+    assert alive == {1}
+    assert [one["code"] for one in rental.all_of(Event.INCIDENT)] == ["create.duplicate"]
+    assert rental.ended()
+
+
+@pytest.mark.parametrize("verb", ["create", "list", "read", "destroy"])
+def test_being_told_to_wait_again_and_again_unwinds_nothing(rental: Rental, verb: str) -> None:
+    account = rental.account
+    account.fail(verb, *[account.throttled] * 6)
+    assert rental.drive() is ExitCode.DONE
+    assert rental.ended()
+
+
+def test_what_was_sold_meanwhile_is_rented_in_the_next_region_under_the_same_cap(rental: Rental) -> None:
+    account = rental.account
+    account.full()
+    assert rental.drive() is ExitCode.DONE
+    intents = rental.all_of(Event.CREATE_INTENDED)
+    assert [intent["offer"]["region"] for intent in intents] == list(account.regions)
+    assert len({intent["token"] for intent in intents}) == 2
+    assert rental.ended()
+
+
+def test_a_machine_that_never_boots_is_given_up_and_ended(rental: Rental) -> None:
+    account = rental.account
+    account.emulator.world.never_boots = True
+    assert rental.drive() is ExitCode.NO_OFFER
+    assert not rental.all_of(Event.SHIP_INTENDED)
+    assert rental.ended()
+
+
+def test_an_end_that_was_granted_and_did_not_happen_is_asked_for_again(rental: Rental) -> None:
+    rental.account.lies()
+    assert rental.drive() is ExitCode.DONE
+    assert len(rental.all_of(Event.DESTROY_ASKED)) == 2
+    assert rental.ended()
+
+
+def test_a_key_that_is_revoked_in_mid_run_leaves_the_run_red_until_it_is_back(rental: Rental) -> None:
+    account = rental.account
+    rental.far.during = lambda: account.revoke(True)
+    red = rental.drive()
+    assert isinstance(red, MayBeBilling)
+    assert len(account.alive) == 1
+    (made,) = rental.all_of(Event.CREATE_OBSERVED)
+    assert made["instance"]["id"] in red.what
+    assert "https://" in red.hint
+    assert "gpurun destroy fox-41" in red.hint
+    assert not rental.folder.receipt.exists()
+    account.revoke(False)
+    assert rental.drive() is ExitCode.DONE
+    assert rental.ended()

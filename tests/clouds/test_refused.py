@@ -1,0 +1,137 @@
+"""What a cloud refuses before it makes anything: told in its words, with what to do, and nothing is billed.
+
+Real commands; no machine ever boots here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clouds.rented import SOAK, Cloud, somebody
+from tests.emulators.aws import AwsEmulator
+from tests.emulators.lambda_cloud import KEY, LambdaEmulator
+from tests.emulators.runpod import FULL_KEY, READ_KEY, RunPodEmulator
+
+LATER = pytest.mark.skip(reason="a long check: make soak runs it")
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def _runpod() -> Iterator[Cloud]:
+    with RunPodEmulator() as emulator:
+        environment = {"RUNPOD_API_BASE_URL": emulator.base_url, "RUNPOD_API_KEY": FULL_KEY}
+        yield Cloud("runpod", environment, emulator.world.meter, lambda: emulator.world.alive, (), emulator)
+
+
+@contextmanager
+def _lambda() -> Iterator[Cloud]:
+    with LambdaEmulator() as emulator:
+        environment = {"LAMBDA_API_BASE_URL": emulator.base_url, "LAMBDA_API_KEY": KEY}
+        asks = ("--lambda-guard", "--gpu", "1xA10")
+        yield Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks, emulator)
+
+
+@contextmanager
+def _aws() -> Iterator[Cloud]:
+    with AwsEmulator() as emulator:
+        environment, asks = emulator.environment, ("--gpu", "cpu")
+        yield Cloud("aws", environment, emulator.world.meter, lambda: emulator.world.alive, asks, emulator)
+
+
+OPENED = {"runpod": _runpod, "lambda": _lambda, "aws": _aws}
+
+
+def _nothing(emulator: Any) -> None:
+    """The account is in order."""
+
+
+def _empty(emulator: Any) -> None:
+    emulator.world.balance = Decimal("0.01")
+
+
+def _sold_out(emulator: Any) -> None:
+    for kind in emulator.world.gpus.values():
+        kind.stock = dict.fromkeys(kind.stock, "NONE")
+
+
+def _sold_out_lambda(emulator: Any) -> None:
+    for kind in emulator.world.kinds.values():
+        kind.regions = []
+
+
+def _sold_out_aws(emulator: Any) -> None:
+    emulator.rules.has_capacity = lambda type_id, zone: False
+
+
+def _no_quota(emulator: Any) -> None:
+    emulator.rules.quotas = dict.fromkeys(emulator.rules.quotas, 0)
+
+
+def _denied(emulator: Any) -> None:
+    emulator.rules.denied.add("ec2:RunInstances")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A cloud, what is wrong with the account or the key, and the words that a user needs to read."""
+
+    cloud: str
+    words: str
+    account: Callable[[Any], None] = _nothing
+    key: Mapping[str, str | None] | None = None
+    typed: tuple[str, ...] = ()
+
+
+REFUSALS = {
+    "no key for runpod": Refusal("runpod", "gpurun auth set runpod", key={"RUNPOD_API_KEY": None}),
+    "no key for lambda": Refusal("lambda", "gpurun auth set lambda", key={"LAMBDA_API_KEY": None}),
+    "no key for aws": Refusal("aws", "aws has no credentials", key={"AWS_ACCESS_KEY_ID": None}),
+    "runpod does not know the key": Refusal("runpod", "refuses the key", key={"RUNPOD_API_KEY": "rpa_wrong_0123"}),
+    "lambda does not know the key": Refusal("lambda", "refuses the key", key={"LAMBDA_API_KEY": "secret_wrong_0123"}),
+    "aws does not know the key": Refusal("aws", "refuses these credentials", key={"AWS_ACCESS_KEY_ID": "AKIAWRONG"}),
+    "a key of runpod that may only read": Refusal("runpod", "may not create pods", key={"RUNPOD_API_KEY": READ_KEY}),
+    "a key of aws that may not rent": Refusal("aws", "may not call ec2:RunInstances", account=_denied),
+    "no money left on runpod": Refusal("runpod", "add credit", account=_empty),
+    "no quota on aws": Refusal("aws", "servicequotas", account=_no_quota),
+    "nothing left on runpod": Refusal("runpod", "(runpod) nobody has 1xA100 now", account=_sold_out),
+    "nothing left on lambda": Refusal("lambda", "(lambda) nobody has 1xA10 now", account=_sold_out_lambda),
+    "nothing left on aws": Refusal("aws", "InsufficientInstanceCapacity", account=_sold_out_aws),
+    "a region that runpod has not": Refusal("runpod", "", typed=("--region", "XX-NOWHERE-1")),
+    "a region that lambda has not": Refusal("lambda", "", typed=("--region", "xx-nowhere-1")),
+}
+
+
+LONG = () if SOAK else ("a key of aws that may not rent", "nothing left on aws")
+"""A refusal by AWS is followed by three looks at what it left there: one of them is enough for every day."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LATER if name in LONG else ()) for name in REFUSALS])
+def test_what_a_cloud_refuses_is_told_with_what_to_do_and_nothing_is_billed(name: str, tmp_path: Path) -> None:
+    refusal = REFUSALS[name]
+    (tmp_path / "text.txt").write_text("to be, or not to be.\n" * 2000)
+    with OPENED[refusal.cloud]() as cloud:
+        refusal.account(cloud.emulator)
+        given = {**cloud.environment, **(refusal.key or {})}
+        known = {variable: value for variable, value in given.items() if value is not None}
+        with somebody(replace(cloud, environment=known), tmp_path / "home") as user:
+            done = user.trains("--data", str(tmp_path / "text.txt"), *refusal.typed)
+            envelope = json.loads(done.stdout.splitlines()[-1])
+            assert done.returncode == envelope["exit_code"], done.stdout
+            assert done.returncode in (4, 5), "a key or an offer is missing; never that something may be billing"
+            (error,) = envelope["errors"]
+            assert refusal.words in f"{error['message']} {error['hint']}"
+            assert error["hint"]
+            secrets = [value for variable, value in known.items() if "KEY" in variable]
+            assert not [secret for secret in secrets if secret in done.stdout + done.stderr]
+            assert cloud.alive() == []
+            assert cloud.meter.total_micros() == 0
+            assert user.tells("ps")[0] == 0

@@ -1,0 +1,203 @@
+"""A rental on a bad day: answers are lost, lines are cut, processes are killed; it ends well, with nothing lost.
+
+Real commands, real sshd, real training on the CPU; only the clouds are emulated, and what goes wrong is done to them.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.progress import Event
+from gpurun.ledger.journal import read_journal
+from gpurun.machine.ssh_keys import make_keys
+from tests.clouds.rented import CLOUDS, SOAK, Cloud, User, kill_supervisors, runpod, somebody
+from tests.emulators import aws, guests, lambda_cloud
+from tests.emulators.guests import Faults, Guest, Meter
+from tests.emulators.runpod import Fault
+
+CUT_S, FROZEN_S = 2.0, 10.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(guests.whole()), reason=guests.whole() or "guests have disks of their own"),
+]
+Done = CompletedProcess[str]
+
+
+@contextmanager
+def training(user: User, *words: str) -> Iterator[Future[Done]]:
+    """`gpurun train` at work, in a terminal of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(user.trains, *words, timeout_s=600.0)
+
+
+def told(user: User, event: Event) -> list[dict[str, Any]]:
+    """What the journal has of an event."""
+    journal = user.home / "runs/fox-41/journal.jsonl"
+    records = read_journal(journal).records if journal.exists() else ()
+    return [record.data for record in records if record.event is event]
+
+
+def wait_for(user: User, event: Event) -> None:
+    """Until the journal has it; AssertionError after two minutes."""
+    for _ in ticks(SystemClock(), 0.01, 120):
+        if told(user, event):
+            return
+    raise AssertionError(f"no {event}:\n{user.said()}")
+
+
+def cut(guest: Guest) -> None:
+    """Every connection ends in the middle of a word, and for some seconds nobody answers."""
+    guest.freeze()
+    guest.deaf()
+    guest.thaw()
+    time.sleep(CUT_S)
+    guest.hear()
+
+
+def came_home_whole(user: User) -> bool:
+    """Every step is told once, in order; the last checkpoint is here; and the audit agrees with all of it."""
+    folder = user.home / "runs/fox-41"
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events if event["kind"] == "step"]
+    assert steps == sorted(set(steps))
+    assert events[-1]["kind"] == "stop"
+    assert events[-1]["reason"] == "done"
+    assert (folder / "artifacts/checkpoints/000060.model.safetensors").stat().st_size > 0
+    assert told(user, Event.COLLECT_OBSERVED)[-1]["missing"] == []
+    code, audit = user.tells("audit")
+    assert (code, audit["ok"]) == (0, True), json.dumps(audit)
+    return True
+
+
+def paid(user: User) -> bool:
+    """Nothing lives, and the receipt says no less than the meter."""
+    assert user.cloud.alive() == []
+    statement = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    assert statement["teardown"]["is"] == "destroyed"
+    assert user.cloud.meter.total_micros() <= statement["cost"]["upper_bound_micros"]
+    return True
+
+
+def test_a_lost_answer_a_late_sshd_cut_lines_and_a_frozen_machine_lose_nothing(tmp_path: Path) -> None:
+    with runpod(tmp_path / "cloud", Faults(sshd_delay_s=4.0, zstd_missing=True)) as cloud:
+        cloud.emulator.fail("create", Fault.ERROR_AFTER)
+        cloud.emulator.fail("list", Fault.TOO_MANY, Fault.TOO_MANY)
+        cloud.emulator.fail("read", Fault.TOO_MANY, None, Fault.TOO_MANY)
+        with somebody(cloud, tmp_path / "home") as user, training(user) as rental:
+            wait_for(user, Event.SHIP_INTENDED)
+            (guest,) = cloud.guests
+            cut(guest)
+            wait_for(user, Event.TRAIN_STARTED)
+            guest.freeze()
+            time.sleep(FROZEN_S)
+            guest.thaw()
+            wait_for(user, Event.COLLECT_INTENDED)
+            cut(guest)
+            done = rental.result()
+            assert done.returncode == 0, done.stderr + user.said()
+            assert len(cloud.emulator.world.pods) == 1
+            assert told(user, Event.CREATE_OBSERVED)[0]["adopted"] is True
+            (ready,) = told(user, Event.READY_OBSERVED)
+            assert ready["seconds"] >= 4.0
+            assert ready["facts"]["codecs"] == ["gzip"]
+            assert guest.log.count("Accepted publickey") >= 3, "each cut was followed by another login"
+            assert came_home_whole(user)
+            assert paid(user)
+
+
+def test_a_key_on_the_machine_is_armed_before_the_upload_and_lies_in_a_private_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "install.sh").write_text("ls agent >set-up 2>&1\ntrue\n")
+    with CLOUDS["lambda"](tmp_path / "cloud") as cloud:
+        cloud.emulator.fail("launch", lambda_cloud.Fault.DROP_RESPONSE)
+        words = ("--setup", str(tmp_path / "install.sh"))
+        with somebody(cloud, tmp_path / "home") as user, training(user, *words) as rental:
+            wait_for(user, Event.TRAIN_STARTED)
+            (guest,) = cloud.guests
+            (folder,) = (guest.root / "home/ubuntu/.gpurun").iterdir()
+            key, secret = folder / "guard/guard.key", lambda_cloud.KEY.encode()
+            assert key.read_bytes().strip() == secret
+            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+            seen = [(Path(f"/proc/{pid}") / name).read_bytes() for pid in guest.pids for name in ("cmdline", "environ")]
+            assert any(b"guard.sh" in words for words in seen)
+            assert not any(secret in words for words in seen)
+            assert "python.json" not in (folder / "set-up").read_text(), "it ran before the machine was judged"
+            done = rental.result()
+            assert done.returncode == 0, done.stderr + user.said()
+            order = [event for event in user.events() if event in (Event.READY_OBSERVED, Event.SHIP_INTENDED)]
+            assert order == [Event.READY_OBSERVED, Event.SHIP_INTENDED]
+            assert told(user, Event.READY_OBSERVED)[0]["armed"]
+            assert len(cloud.emulator.world.instances) == 1
+            assert came_home_whole(user)
+            assert paid(user)
+
+
+def test_an_answer_that_was_lost_and_a_supervisor_that_was_killed_are_one_machine_and_exit_0(tmp_path: Path) -> None:
+    with CLOUDS["aws"](tmp_path / "cloud") as cloud:
+        cloud.emulator.fail("RunInstances", aws.Fault.DROP_ANSWER)
+        with somebody(cloud, tmp_path / "home") as user:
+            assert user.trains("--detach").returncode == 8
+            wait_for(user, Event.TRAIN_STARTED)
+            kill_supervisors(user.home)
+            resumed = user.types("resume", "fox-41")
+            assert resumed.returncode == 0, resumed.stderr + user.said()
+            assert len(cloud.emulator.world.instances) == 1
+            assert len(told(user, Event.CREATE_INTENDED)) == 1
+            assert came_home_whole(user)
+            assert paid(user)
+
+
+def test_a_box_of_ones_own_is_trained_on_and_left_as_it_was(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "identity")
+    with Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box:
+        box.wait_ready()
+        asks = ("--host", f"{box.user}@{box.host}:{box.port}", "--identity", str(tmp_path / "identity/client"),
+                "--price-per-hour", "1", "--accept-cpu")  # fmt: skip
+        cloud = Cloud("ssh", {}, Meter(time.time), list, asks)
+        before = set(box.pids)
+        with somebody(cloud, tmp_path / "home") as user:
+            done = user.trains()
+            assert done.returncode == 0, done.stderr + user.said()
+            assert came_home_whole(user)
+            receipt = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+            assert receipt["teardown"]["is"] == "user_operated"
+        assert box.alive
+        assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
+        for _ in ticks(SystemClock(), 0.05, 10):
+            if set(box.pids) <= before:
+                return
+        raise AssertionError(f"left there: {set(box.pids) - before}")
+
+
+@pytest.mark.skipif(not SOAK, reason="a long check: make soak runs it")
+def test_a_key_that_is_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> None:
+    """What gpurun says is enough to end it by hand; five minutes are asked in vain before it says so."""
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        routes = ("create", "list", "read", "delete", "action")
+        with training(user) as rental:
+            wait_for(user, Event.TRAIN_STARTED)
+            for route in routes:
+                cloud.emulator.fail(route, *[Fault.REVOKED] * 10_000)
+            red = rental.result()
+        assert red.returncode == 9, red.stderr + user.said()
+        (error,) = json.loads(red.stdout.splitlines()[-1])["errors"]
+        (pod,) = cloud.alive()
+        words = f"{error['message']} {error['hint']}"
+        assert getattr(pod, "id", "?") in words
+        assert "https://" in words
+        assert "gpurun destroy fox-41" in words
+        cloud.emulator.faults.clear()
+        assert user.types("resume", "fox-41").returncode == 0
+        assert came_home_whole(user)
+        assert paid(user)
