@@ -35,7 +35,7 @@ def drive(session: Session, sight: Sight) -> None:
         start_supervisor(sight.folder, session.home, session.clock)
 
 
-def stop_run(session: Session, sight: Sight, how: How, reason: str) -> Result:
+def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False) -> Result:
     """Wish for a stop and watch until the run is closed; a closed run is only described."""
     from gpurun.cli.viewer import follow
     from gpurun.lifecycle.control import wish
@@ -45,7 +45,7 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str) -> Result:
             data={"run": sight.folder.name, "state": sight.state.phase},
             text=f"{sight.folder.name} is closed already; its receipt: gpurun receipt {sight.folder.name}",
         )
-    wish(sight.folder, how, by="user", reason=reason)
+    wish(sight.folder, how, by="user", reason=reason, same_account=same_account)
     drive(session, sight)
     result = follow(session, sight.folder, stream=False)
     # For the run it was an interruption; for whoever asked for it, it is what was asked for.
@@ -58,21 +58,16 @@ def sweep_damaged(session: Session, sight: Sight) -> Result:
     Every provider of the plan is asked, since the damage may hide which one made the machine.
     """
     from gpurun.core.errors import GpurunError
-    from gpurun.lifecycle.destroy import end
-    from gpurun.lifecycle.runs import asked_for
+    from gpurun.lifecycle.reap import sweep_run
     from gpurun.providers.base import Unknown
     from gpurun.providers.registry import open_provider
 
-    run, ended, left = sight.folder.name, [], list[MayBeBilling]()
+    run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
     names = dict.fromkeys(one.offer.provider for one in sight.approved)
     for name in names:
         try:
             provider = open_provider(name, session.home, session.clock, sight.plan.choices)
-            ours = [one for one in provider.find(None) if one.run == run and asked_for(sight.folder, one.token)]
-            for one in ours:
-                for _ in end(provider, session.clock, one.id, one.token, run=run):
-                    pass
-                ended.append(one.id)
+            ended += sweep_run(provider, sight.folder, session.clock)
         except MayBeBilling as error:
             left.append(error)
         except (Unknown, GpurunError) as error:

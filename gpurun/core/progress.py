@@ -70,8 +70,10 @@ class Record(Frozen):
 class RunState(Frozen):
     """A run's journal, replayed: where it is, what exists, what failed.
 
+    `account` is the mark of the account that was asked, where its provider has accounts.
     `passed_over` counts the offers that had no capacity: the next attempt is on the next one that was approved.
     `heard_wall` and `heard_mono` are when the last word about the asking came: the request may have left so late.
+    `late` is a machine that showed itself only after its absence had been believed, until it is proven gone.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
     """
 
@@ -81,6 +83,7 @@ class RunState(Frozen):
     passed_over: int = 0
     token: str = ""
     provider: str = ""
+    account: str = ""
     instance: Instance | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
     clock_ahead_s: float = 0.0
@@ -96,9 +99,11 @@ class RunState(Frozen):
     stop: str = ""
     failure: dict[str, Any] | None = None
     teardown: Teardown | None = None
+    late: str = ""
     exit_code: int | None = None
 
     @property
     def may_be_billing(self) -> bool:
         """Something was asked for and is not proven gone."""
-        return bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
+        asked = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
+        return asked or bool(self.late)

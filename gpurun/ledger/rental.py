@@ -154,6 +154,12 @@ class Rental:
         }
 
 
+def all_bounded(rentals: Sequence[Rental]) -> bool:
+    """Whether the journal bounds what was paid: each machine ended, and none came after its absence was believed."""
+    codes = {record.data["code"] for one in rentals for record in one.records if record.event is Event.INCIDENT}
+    return all(rental.ended for rental in rentals) and "create.late" not in codes
+
+
 def rentals_of(records: Sequence[Record]) -> list[Rental]:
     """The journal cut into rentals, oldest first."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]

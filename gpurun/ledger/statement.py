@@ -15,7 +15,7 @@ from gpurun.core.money import Micros, left_of, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Event, Record
 from gpurun.ledger.evidence import UNKNOWN, Evidence, read_evidence
-from gpurun.ledger.rental import Rental, elapsed_s, last_of, rentals_of
+from gpurun.ledger.rental import Rental, all_bounded, elapsed_s, last_of, rentals_of
 from gpurun.ledger.untrusted import plain_data, plain_line
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -142,14 +142,14 @@ def _timeline(records: Sequence[Record]) -> dict[str, str]:
 def _runtime(rentals: Sequence[Rental]) -> dict[str, Any]:
     """Seconds, by the widest reading of this laptop's clocks; the phases are those of the last rental."""
     phases = rentals[-1].phases_s() if rentals else {}
-    ended = all(rental.ended for rental in rentals)
+    ended = all_bounded(rentals)
     billable_s = round(sum((rental.seconds for rental in rentals), 0.0), 3)
     return {"is": MEASURED, "billable_s": billable_s if ended else None, "phases_s": phases}
 
 
 def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> dict[str, Any]:
-    """What the run cost at most; unknown while a machine is not proven gone, because then it may still cost."""
-    cap, ended = opened["cap_micros"], all(rental.ended for rental in rentals)
+    """What the run cost at most; unknown where the journal does not bound it."""
+    cap, ended = opened["cap_micros"], all_bounded(rentals)
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
     return {
         "upper_bound_micros": upper,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from gpurun.core.exclusive import exclusive
@@ -16,27 +16,37 @@ STRENGTH: dict[str, int] = {"": 0, "save": 1, "now": 2, "destroy": 3}
 
 @dataclass(frozen=True)
 class Wish:
-    """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; and who asks why."""
+    """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; and who asks why.
+
+    `same_account`: the user vouches that the key used now is of the account that rented the machine.
+    """
 
     how: How
     by: str
     reason: str
+    same_account: bool = False
 
 
 def read_wish(folder: RunFolder) -> Wish | None:
     """The wish that stands, if any. A file that cannot be understood is the mildest: somebody wanted a stop."""
     try:
         said = json.loads(folder.control.read_bytes())
-        return Wish(how=_HOW[said["how"]], by=str(said["by"]), reason=str(said["reason"]))
+        how, vouched = _HOW[said["how"]], said.get("same_account") is True
+        return Wish(how, by=str(said["by"]), reason=str(said["reason"]), same_account=vouched)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
         return Wish("save", by="user", reason=f"{folder.control.name} cannot be understood")
 
 
-def wish(folder: RunFolder, how: How, *, by: str, reason: str) -> None:
+def wish(folder: RunFolder, how: How, *, by: str, reason: str, same_account: bool = False) -> None:
     """Ask the supervisor to stop the run; a weaker wish than the one that stands changes nothing."""
+    wanted = Wish(how, by=by, reason=reason, same_account=same_account)
     with exclusive(folder.path / ".control.lock"):  # Two terminals may wish at the same moment.
         standing = read_wish(folder)
-        if standing is None or STRENGTH[how] > STRENGTH[standing.how]:
-            write_atomic(folder.control, json.dumps({"how": how, "by": by, "reason": reason}).encode())
+        if standing is None or _strength(wanted) > _strength(standing):
+            write_atomic(folder.control, json.dumps(asdict(wanted)).encode())
+
+
+def _strength(wish: Wish) -> tuple[int, bool]:
+    return STRENGTH[wish.how], wish.same_account

@@ -9,6 +9,7 @@ from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import MayBeBilling
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.account import vouched
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
 from gpurun.lifecycle.duplicates import incident, living, once
 from gpurun.machine.base import FarRefusal, MachineLost
@@ -41,6 +42,8 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     yield Event.DESTROY_INTENDED, {"id": identifier, "token": state.token, "reason": reason}
     if context.plan.box is not None:
         yield from _leave(state, context)
+    for note in vouched(state, context):
+        yield from once(note, context)
     hidden_s = context.unsettled_s(state)
     for event, data in end(context.provider, context.clock, identifier, state.token, run=state.run, hidden_s=hidden_s):
         if event is Event.INCIDENT:

@@ -11,6 +11,7 @@ from gpurun.core.model import Instance, InstanceState, Order
 from gpurun.core.money import format_usd
 from gpurun.core.plan import Mode, Plan
 from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.account import account_asked, vouched
 from gpurun.lifecycle.bargain import check_made, check_price, is_told_otherwise
 from gpurun.lifecycle.box import check_box
 from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
@@ -43,7 +44,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         )
     check_price(context.plan, context.provider, context.clock)
     order = _order(state, context)
-    yield Event.CREATE_INTENDED, _intent(order, context)
+    yield Event.CREATE_INTENDED, {**_intent(order, context), "account": account_asked(context.provider)}
     if context.clock.wall() > order.deadline_wall - order.lease_s + LATE_S:
         message = "it was not sent: this machine slept, and the deadline in it is too near"
         yield Event.CREATE_REFUSED, {"token": order.token, "reason": "absent", "message": message}
@@ -97,6 +98,9 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 break
             last = f"{len(extras)} more bear its token" if extras else f"the provider says {instance.state}"
         except FarRefusal as refusal:
+            if refusal.reason == "no_python":
+                hint = "It is being destroyed. Choose an image with Python 3: --image."
+                raise SetupError("box.no_python", refusal.what, hint=hint) from refusal
             if refusal.reason not in PASSING:
                 raise
             last = refusal.what
@@ -198,6 +202,8 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
     Absence is believed only after the provider's whole settling time of steady lists; one answer that is lost in
     between begins it anew.
     """
+    for note in vouched(state, context):
+        yield from once(note, context)
     traits = context.provider.traits
     looked_late = context.looks_late(state)
     unclear, steady_since = "nothing was answered", float("inf")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.core.clock import Clock
+from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
 from gpurun.core.model import Instance, InstanceState, Leftover
-from gpurun.core.paths import RUN_NAME, Home
+from gpurun.core.paths import RUN_NAME, Home, RunFolder
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.runs import asked_for, look
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
+from gpurun.providers.base import LeavesThings, Provider, Rejected, TellsTime, Unknown
 
 Fate = Literal["owned", "within lease", "overdue", "destroyed", "not proven gone"]
+CLOCK_SLACK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,10 @@ def sweep(
     """
     silent: list[str] = []
     for provider in providers:
-        try:
-            found = provider.find(None)
-        except (Unknown, SetupError) as error:
-            silent.append(f"{provider.name} ({error})")
-            continue
+        found, unseen = _all_of(provider)
+        silent += unseen
         for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
-            orphan = _judge(instance, home, clock)
+            orphan = _judge(instance, home, _now(provider, clock))
             doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
             if doomed and _is_older(orphan, older_than_s) and not look_only:
                 yield _end(orphan, provider, home, clock)
@@ -63,14 +61,44 @@ def sweep(
         raise _cannot_look(silent)
 
 
+def _all_of(provider: Provider) -> tuple[Sequence[Instance], list[str]]:
+    """Everything of gpurun's that the provider shows, and what it said in place of the rest."""
+    try:
+        return provider.find(None), []
+    except Unknown as error:
+        return error.found, [f"{provider.name} ({error})"]
+    except SetupError as error:
+        return [], [f"{provider.name} ({error})"]
+
+
+def _now(provider: Provider, clock: Clock) -> float:
+    """The time, by the provider's clock where it tells one: a deadline must not pass by a laptop that is ahead."""
+    ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
+    return clock.wall() - (ahead_s if ahead_s and abs(ahead_s) > CLOCK_SLACK_S else 0.0)
+
+
+def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
+    """End whatever a run asked for at a provider, by its tokens alone; the ids, proven gone. For a damaged journal.
+
+    As many lists are read as a death needs, over as long: one of them may be old. Unknown, SetupError or MayBeBilling.
+    """
+    traits, ours = provider.traits, dict[str, Instance]()
+    for _ in ticks(clock, traits.death_spread_s / max(1, traits.death_reads - 1), traits.death_spread_s):
+        listed = [one for one in provider.find(None) if one.state is not InstanceState.GONE]
+        ours |= {one.id: one for one in listed if one.run == folder.name and asked_for(folder, one.token)}
+    for one in ours.values():
+        for _ in end(provider, clock, one.id, one.token, run=folder.name):
+            pass
+    return list(ours)
+
+
 def _is_older(orphan: Orphan, than_s: float) -> bool:
     """Whether it is old enough to be ended; where the age is not told, only a passed deadline says so."""
     return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
 
 
-def _judge(instance: Instance, home: Home, clock: Clock) -> Orphan:
+def _judge(instance: Instance, home: Home, now: float) -> Orphan:
     """What an instance is, by its own tags and by whoever drives it here."""
-    now = clock.wall()
     deadline_wall = instance.deadline_wall or _deadline_here(instance, home)
     overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
     age_s = now - instance.created_wall if instance.created_wall is not None else None
@@ -143,13 +171,14 @@ def sweep_leftovers(
         if not isinstance(provider, LeavesThings):
             continue
         try:
-            needed = {one.token for one in provider.find(None) if one.state is not InstanceState.GONE}
+            # In this order: what a rental that begins just now puts beside its machine is not seen without it.
             found = provider.leftovers(None)
+            needed = {one.token for one in provider.find(None) if one.state is not InstanceState.GONE}
         except (Unknown, SetupError) as error:
             silent.append(f"{provider.name} ({error})")
             continue
         for left in found:
-            overdue = left.deadline_wall is not None and clock.wall() > left.deadline_wall
+            overdue = left.deadline_wall is not None and _now(provider, clock) > left.deadline_wall
             if _is_driven_here(left.run, left.token, home):
                 yield Stray(left, "owned")
             elif left.token in needed or look_only or not (overdue or remove_all):

@@ -6,13 +6,15 @@ The receipt comes last and from files only, so that a crash before it changes no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gpurun.core.clock import Clock, ticks
-from gpurun.core.errors import MayBeBilling, SetupError
+from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
 from gpurun.core.model import Leftover
 from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
+from gpurun.lifecycle.account import NAMED, is_other_account, other_account
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.duplicates import living, once
@@ -27,18 +29,20 @@ EMPTY_LISTS = 3  # One list may be an old one.
 
 def settle(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes."""
-    for name, tokens in _asked(context).items():
+    for asked in _asked(context):
         try:
-            provider = context.provider_named(name)
-        except SetupError as error:  # Refused by it, or passed over: nothing of the run's is billed there.
-            yield from once(_unasked(name, error), context)
+            provider = context.provider_named(asked.provider)
+            # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
+            if asked.account.startswith(NAMED) and is_other_account(provider, asked.account, asked.token):
+                raise other_account(provider, state)
+        except (SetupError, Unknown, MayBeBilling) as error:  # Its machines' deaths were proven before.
+            yield from once(_unasked(asked.provider, error), context)
             continue
-        for token in tokens:
-            yield from _late(provider, token, context)
-            for left in clear(provider, token, context.clock):
-                yield from once(_told(left), context)
-                if left.billed:
-                    raise _still_billed(left, provider)
+        yield from _late(provider, asked.token, context)
+        for left in clear(provider, asked.token, context.clock):
+            yield from once(_told(left), context)
+            if left.billed:
+                raise _still_billed(left, provider)
     forget_client_key(context.folder.ssh)
     written = write_receipt(context.home, context.folder)
     yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
@@ -65,30 +69,40 @@ def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
 
 
 def _late(provider: Provider, token: str, context: Context) -> Iterator[Note]:
-    """A machine of any token of the run that shows only now, when its absence had been believed: it is ended too."""
+    """A machine of any token of the run that shows only now, when its absence had been believed: it is ended too.
+
+    What it was billed is not known from the journal, so the receipt claims no bound any more.
+    """
     try:
         late = living(provider.find(token), token)
     except (Unknown, Rejected, SetupError):
         return  # Its death was proven, or its absence believed, when the provider did answer.
     for one in late:
         what = f"{one.id} was made after its absence had been believed; it was billed besides"
-        yield from once((Event.INCIDENT, {"code": "create.late", "message": what}), context)
+        yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id}
         for _ in end(provider, context.clock, one.id, token, run=context.plan.run):
             pass
+        yield Event.INCIDENT, {"code": "create.late_gone", "message": f"{one.id} is proven gone", "id": one.id}
 
 
-def _unasked(name: str, error: SetupError) -> Note:
-    what = f"{name} could not be asked what was left beside a machine: {error.what}"
-    return Event.INCIDENT, {"code": "leftover", "message": what}
+def _unasked(name: str, error: GpurunError | Unknown) -> Note:
+    why = error.what if isinstance(error, GpurunError) else str(error)
+    return Event.INCIDENT, {"code": "leftover", "message": f"{name} could not be asked what was left there: {why}"}
 
 
-def _asked(context: Context) -> dict[str, list[str]]:
-    """Every provider that was asked for a machine in this run, with the tokens."""
-    tokens: dict[str, list[str]] = {}
-    for record in read_journal(context.folder.journal).records:
-        if record.event is Event.CREATE_INTENDED:
-            tokens.setdefault(record.data["provider"], []).append(record.data["token"])
-    return tokens
+@dataclass(frozen=True)
+class _Asking:
+    """One asking for a machine, as its intent has it."""
+
+    provider: str
+    token: str
+    account: str
+
+
+def _asked(context: Context) -> list[_Asking]:
+    """Every asking for a machine in this run."""
+    intents = [r.data for r in read_journal(context.folder.journal).records if r.event is Event.CREATE_INTENDED]
+    return [_Asking(one["provider"], one["token"], one.get("account", "")) for one in intents]
 
 
 def _told(left: Leftover) -> Note:

@@ -91,6 +91,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "attempt": data["attempt"],
         "token": data["token"],
         "provider": data["provider"],
+        "account": data.get("account", ""),
         "instance": None,
         "deadline_wall": data["deadline_wall"],
         "create_wall": record.wall,
@@ -169,6 +170,12 @@ def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
     return {"phase": Phase.GONE, "teardown": Teardown(record.data["teardown"])}
 
 
+def _incident(state: RunState, record: Record) -> dict[str, Any]:
+    late = {"create.late": str(record.data.get("id", "")), "create.late_gone": ""}
+    code = str(record.data["code"])
+    return {"late": late[code]} if code in late else {}
+
+
 def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:
     return lambda state, record: {"phase": phase}
 
@@ -187,6 +194,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
     Event.DEATH_PROVEN: _death_proven,
     Event.STEP_FAILED: _step_failed,
+    Event.INCIDENT: _incident,
     Event.RECEIPT_OBSERVED: _to(Phase.SETTLED),
     Event.RUN_CLOSED: lambda state, record: {"phase": Phase.CLOSED, "exit_code": record.data["exit_code"]},
 }

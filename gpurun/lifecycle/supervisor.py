@@ -3,6 +3,7 @@
     python -m gpurun.lifecycle.supervisor HOME RUN
 
 It has no way to end gracefully and needs none: killed at any instruction, it is started again and replays the journal.
+While something may be billed it does not give up: it tries again, every half minute at first.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from gpurun.core.clock import Clock, SystemClock, ticks
-from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.errors import ExitCode, GpurunError, RunHeld, VerificationFailed
 from gpurun.core.model import Instance
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Plan
@@ -25,12 +26,15 @@ from gpurun.ledger.lock import RunLock, holder_of
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reach import Reach
+from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.state import replay
 from gpurun.machine.far import FarSide
 from gpurun.planning.bundle import bundle_root
 from gpurun.providers.registry import open_provider
 
 START_LIMIT_S = 20.0
+AGAIN_S = 30.0
+LONGEST_PAUSE_S = 600.0
 
 
 def supervise(
@@ -47,7 +51,8 @@ def supervise(
         plan = Plan.from_json(folder.plan.read_bytes())
         require_durable(folder.path)
         journal = Journal.open(folder.journal, clock)
-        opened = partial(open_provider, home=home, clock=clock, choices=plan.choices)
+        # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
+        opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices))
         context = Context(
             home=home,
             folder=folder,
@@ -81,12 +86,40 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
             return
 
 
+def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], clock: Clock) -> ExitCode:
+    """Supervise, and again after a pause, as long as something may be billed; the last error is raised.
+
+    Between two tries nobody holds the run: whoever waits for it hears that it is not proven gone, and may take over.
+    """
+    pause_s = AGAIN_S
+    while True:
+        try:
+            return supervised()
+        except RunHeld:
+            raise
+        except GpurunError as error:
+            if not is_billing():
+                raise
+            logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, pause_s)
+        clock.sleep(pause_s)
+        pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
+
+
+def _is_billing(home: Home, run: str) -> bool:
+    """Whether the run's journal, if it can be followed, has something that is not proven gone."""
+    try:
+        sight = look(home, run)
+    except VerificationFailed:
+        return False
+    return sight.damage is None and sight.state.may_be_billing
+
+
 def main() -> int:
     """Supervise, and tell the log what went wrong."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    home, run = Home(Path(sys.argv[1])), sys.argv[2]
+    home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     try:
-        return int(supervise(home, run, SystemClock()))
+        return int(keep_on(partial(supervise, home, run, clock), partial(_is_billing, home, run), clock))
     except GpurunError as error:
         logging.error("%s: %s %s", error.code, error.what, error.hint)
         return int(error.exit_code)

@@ -23,7 +23,15 @@ class Rejected(Exception):
 
 
 class Unknown(Exception):
-    """The answer was lost or unclear: what was asked for may exist. Never ask again before looking."""
+    """The answer was lost or unclear: what was asked for may exist. Never ask again before looking.
+
+    A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
+    there are no others.
+    """
+
+    def __init__(self, message: str = "", found: tuple[Instance, ...] = ()) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,29 @@ class LetsIn(Protocol):
 
     def let_in(self, instance: Instance) -> None:
         """Open an instance to the address that this laptop has now; cheap to call again and again."""
+        ...
+
+
+@runtime_checkable
+class HasAccounts(Protocol):
+    """A provider that tells one customer from another: what one account rented does not exist for the next."""
+
+    def account_mark(self) -> str:
+        """A short mark of the account that the key belongs to; nothing secret follows from it. May raise `Unknown`.
+
+        `account:…` is the same for every key of an account. Where the provider does not tell who its customer is, it is
+        `key:…`, and a new key of the same account has another.
+        """
+        ...
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """A provider whose answers bear its own time."""
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """How far this machine's clock is ahead of the provider's; None before its first answer."""
         ...
 
 

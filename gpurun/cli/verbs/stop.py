@@ -43,7 +43,14 @@ def resume(session: Session, run: RunArgument) -> Result:
     return follow(session, sight.folder)
 
 
-def destroy(session: Session, run: RunArgument, yes: Yes = False) -> Result:
+def destroy(
+    session: Session,
+    run: RunArgument,
+    yes: Yes = False,
+    same_account: Annotated[
+        bool, typer.Option("--same-account", help="Vouch that a new key is of the account that rented the machine.")
+    ] = False,
+) -> Result:
     """Destroy the instance now, without collecting anything, and prove that it is gone."""
     from gpurun.cli.control import find, stop_run, sweep_damaged
     from gpurun.core.errors import Declined
@@ -54,4 +61,4 @@ def destroy(session: Session, run: RunArgument, yes: Yes = False) -> Result:
         raise Declined("destroy.declined", "Nothing was destroyed.", hint="gpurun stop keeps a checkpoint first.")
     if sight.damage is not None:
         return sweep_damaged(session, sight)
-    return stop_run(session, sight, "destroy", "destroyed by the user")
+    return stop_run(session, sight, "destroy", "destroyed by the user", same_account=same_account)

@@ -84,7 +84,8 @@ def _machine_part(records: Sequence[Json], opened: Json) -> Json:
     """Everything that follows from the rentals: machine, times, money and its end."""
     rentals = split_rentals(records)
     facts = [rental_facts(rental) for rental in rentals]
-    live = any(one["end"] == "not_proven" for one in facts)
+    late = any(record["data"].get("code") == "create.late" for record in named(records, "incident"))
+    live = late or any(one["end"] == "not_proven" for one in facts)
     spent, cap = None if live else total(*(one["micros"] for one in facts)), opened["cap_micros"]
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))

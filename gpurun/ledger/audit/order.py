@@ -50,6 +50,10 @@ def open_token(records: Sequence[Json]) -> str | None:
             token = str(record["data"].get("token"))
         elif record["event"] in (Event.CREATE_REFUSED, Event.DEATH_PROVEN):
             token = None
+        elif record["event"] == Event.INCIDENT and record["data"].get("code") == "create.late":
+            token = str(record["data"].get("id"))  # Its absence had been believed, and then it was there.
+        elif record["event"] == Event.INCIDENT and record["data"].get("code") == "create.late_gone":
+            token = None
     return token
 
 

@@ -1,0 +1,176 @@
+"""While something may be billed, somebody goes on asking, and whatever showed itself is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
+from gpurun.core.model import Instance
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event, Phase
+from gpurun.ledger.audit import audit
+from gpurun.lifecycle.reap import Orphan, sweep, sweep_run
+from gpurun.lifecycle.supervisor import keep_on
+from gpurun.providers.base import Unknown
+from gpurun.providers.fake import Fault
+from tests.lifecycle.scripted_cloud import World
+from tests.lifecycle.test_faults import receipt_of
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+def supervised(world: World) -> Callable[[], ExitCode]:
+    """One life of a supervisor on the scripted cloud."""
+
+    def once() -> ExitCode:
+        code = world.drive()
+        if isinstance(code, str):
+            raise MayBeBilling(code, code, hint="Wait.")
+        return code
+
+    return once
+
+
+def killed_and_overdue(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    world.clock.sleep(world.plan.lease.total_s + 60)
+
+
+def swept(world: World, home: Home) -> list[Orphan]:
+    return list(sweep([world.cloud], home, world.clock, destroy_all=False, older_than_s=0, look_only=False))
+
+
+def test_a_provider_that_hears_nothing_for_half_an_hour_is_asked_until_it_does(world: World) -> None:
+    world.cloud.deaf_destroys = 60
+    began_s = world.clock.monotonic()
+    assert keep_on(supervised(world), lambda: world.state.may_be_billing, world.clock) is ExitCode.DONE
+    assert world.clock.monotonic() - began_s > 1800
+    assert world.cloud.alive == []
+    assert world.state.phase is Phase.CLOSED
+
+
+def test_what_cannot_be_billed_is_not_tried_for_ever(world: World) -> None:
+    def refused() -> ExitCode:
+        raise SetupError("auth.no_key", "There is no key.", hint="Give one.")
+
+    with pytest.raises(SetupError):
+        keep_on(refused, lambda: False, world.clock)
+
+
+def test_a_run_that_another_took_over_is_left_to_it(world: World) -> None:
+    def held() -> ExitCode:
+        raise RunHeld("run.held", "Another process drives it.", hint="gpurun attach")
+
+    with pytest.raises(RunHeld):
+        keep_on(held, lambda: True, world.clock)
+
+
+def test_what_part_of_a_provider_shows_is_ended_while_the_rest_is_silent(world: World, tmp_path: Path) -> None:
+    """One region of many does not answer: the overdue machine in another one is no less overdue."""
+    killed_and_overdue(world)
+    find = world.cloud.find
+
+    def in_part(token: str | None) -> list[Instance]:
+        if token is None:
+            raise Unknown("eu-west-9 does not answer", found=tuple(find(None)))
+        return find(token)
+
+    world.cloud.find = in_part  # type: ignore[method-assign]
+    with pytest.raises(MayBeBilling, match="eu-west-9"):
+        swept(world, Home(tmp_path / "elsewhere"))
+    assert world.cloud.alive == []
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_a_laptop_whose_clock_is_wrong_ends_nobodys_machine_early_and_none_late(
+    world: World, tmp_path: Path, ahead_s: float
+) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    elsewhere = Home(tmp_path / "elsewhere")
+    wrong = _Wrong(world.clock, ahead_s)
+    world.cloud.clock_ahead_s = ahead_s  # type: ignore[attr-defined]
+
+    def reap() -> list[str]:
+        orphans = sweep([world.cloud], elsewhere, wrong, destroy_all=False, older_than_s=0, look_only=False)
+        return [one.fate for one in orphans]
+
+    assert reap() == ["within lease"]
+    world.clock.sleep(world.plan.lease.total_s + 60)
+    assert reap() == ["destroyed"]
+
+
+class _Wrong(VirtualClock):
+    """The clock of a laptop that is wrong by so much; its time passes with the other's."""
+
+    def __init__(self, right: VirtualClock, ahead_s: float) -> None:
+        super().__init__()
+        self.right, self.ahead_s = right, ahead_s
+
+    def wall(self) -> float:
+        return self.right.wall() + self.ahead_s
+
+    def monotonic(self) -> float:
+        return self.right.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self.right.sleep(seconds)
+
+
+def test_a_run_with_a_damaged_journal_is_not_swept_by_one_list_that_may_be_old(world: World) -> None:
+    killed_and_overdue(world)
+    find, lists = world.cloud.find, []
+
+    def old_at_first(token: str | None) -> list[Instance]:
+        lists.append(token)
+        return [] if len(lists) == 1 else find(token)
+
+    world.cloud.find = old_at_first  # type: ignore[method-assign]
+    assert sweep_run(world.cloud, world.folder, world.clock)
+    assert world.cloud.alive == []
+
+
+def late_machine(world: World) -> None:
+    """Absence was believed after two minutes; the machine shows after three, while the second attempt trains."""
+    world.cloud.script["create"] = [Fault.LATE]
+    world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
+    world.far.train_s = 200.0
+
+
+def test_what_came_after_its_absence_was_believed_leaves_no_bound_in_the_receipt(world: World) -> None:
+    late_machine(world)
+    world.drive()
+    cost = receipt_of(world)["cost"]
+    assert (cost["upper_bound_micros"], cost["cap_kept"], cost["is"]) == (None, None, "unknown")
+    assert audit(world.home).rows[0].problems == ()
+    assert not audit(world.home).rows[0].may_be_billing
+
+
+def test_what_came_late_and_will_not_go_is_red_until_it_is_gone(world: World) -> None:
+    late_machine(world)
+    deaf = world.cloud.script.setdefault("destroy", [])
+    prove = world.cloud.destroy
+
+    def deaf_to_the_late_one(instance_id: str) -> None:
+        if any(one.get("code") == "create.late" for one in world.all_of(Event.INCIDENT)):
+            deaf[:] = [Fault.DEAF] * 40
+        prove(instance_id)
+
+    world.cloud.destroy = deaf_to_the_late_one  # type: ignore[method-assign]
+    assert world.drive() == "destroy.not_gone"
+    assert world.state.may_be_billing
+    assert audit(world.home).rows[0].may_be_billing
+    world.cloud.destroy = prove  # type: ignore[method-assign]
+    deaf.clear()
+    world.drive()
+    assert world.state.phase is Phase.CLOSED
+    assert world.cloud.alive == []

@@ -1,0 +1,133 @@
+"""A run that is finished under another key: what one account rented does not exist for the next, and did not die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event, Phase
+from gpurun.lifecycle.control import wish
+from gpurun.providers.base import Unknown
+from tests.lifecycle.scripted_cloud import ScriptedCloud, World
+from tests.lifecycle.test_faults import receipt_of
+
+
+class Account(ScriptedCloud):
+    """The same cloud, as one customer sees it."""
+
+    mark = "key:1111"
+
+    def account_mark(self) -> str:
+        return self.mark
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(Home(tmp_path))
+    world.cloud = Account(world.clock)
+    world.far.cloud = world.cloud
+    return world
+
+
+def killed_while_it_trained(world: World) -> ScriptedCloud:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    assert len(world.cloud.alive) == 1
+    return world.cloud
+
+
+def other(world: World, mark: str) -> ScriptedCloud:
+    """What another account is shown: nothing."""
+    cloud = Account(world.clock)
+    cloud.mark = mark
+    return cloud
+
+
+def new_key(cloud: ScriptedCloud, mark: str) -> None:
+    """The same account under a new key: it is shown all that was there."""
+    assert isinstance(cloud, Account)
+    cloud.mark = mark
+
+
+def test_the_intent_names_the_account_before_anything_is_asked_for(world: World) -> None:
+    assert world.drive() is ExitCode.DONE
+    assert world.all_of(Event.CREATE_INTENDED)[0]["account"] == "key:1111"
+
+
+def test_nothing_is_asked_for_while_nobody_says_whose_account_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent() -> str:
+        raise Unknown("503")
+
+    monkeypatch.setattr(world.cloud, "account_mark", silent)
+    assert world.drive() is ExitCode.NO_OFFER
+    assert world.all_of(Event.CREATE_INTENDED) == []
+
+
+@pytest.mark.parametrize("how", ["destroy", "save", ""])
+def test_absence_under_another_accounts_key_is_no_death(world: World, how: str) -> None:
+    right = killed_while_it_trained(world)
+    if how:
+        wish(world.folder, how, by="user", reason="")  # type: ignore[arg-type]
+    world.clock.sleep(world.plan.lease.total_s + 60)
+    world.cloud = other(world, "key:2222")
+    assert world.drive() == "account.other"
+    assert world.state.may_be_billing
+    assert world.all_of(Event.DEATH_PROVEN) == []
+    assert len(right.alive) == 1
+
+    world.cloud = right
+    assert world.state.phase is Phase.DESTROYING
+    world.drive()
+    assert right.alive == []
+    assert world.state.phase is Phase.CLOSED
+
+
+def test_absence_under_another_accounts_key_is_no_refusal_either(world: World) -> None:
+    """The supervisor died right after the send: an empty account would say that there is nothing, and rent again."""
+    world.cloud.killing = "after create"
+    assert world.drive() == "killed"
+    right, world.cloud = world.cloud, other(world, "key:2222")
+    assert world.drive() == "account.other"
+    assert world.cloud.created == 0
+    world.cloud = right
+    assert world.drive() is ExitCode.DONE
+    assert (right.created, right.alive) == (1, [])
+
+
+def test_a_new_key_of_the_same_account_that_sees_the_machine_needs_nobodys_word(world: World) -> None:
+    cloud = killed_while_it_trained(world)
+    new_key(cloud, "key:3333")
+    assert world.drive() is ExitCode.DONE
+    assert cloud.alive == []
+    assert world.all_of(Event.INCIDENT) == []
+
+
+def test_a_new_key_that_sees_nothing_needs_the_users_word_which_the_receipt_repeats(world: World) -> None:
+    cloud = killed_while_it_trained(world)
+    for box in cloud.alive:
+        box.died_s = world.clock.monotonic()
+    world.clock.sleep(world.plan.lease.total_s + 60)
+    new_key(cloud, "key:3333")
+    assert world.drive() == "account.other"
+    wish(world.folder, "destroy", by="user", reason="")
+    assert world.drive() == "account.other"
+    wish(world.folder, "destroy", by="user", reason="", same_account=True)
+    world.drive()
+    assert world.state.phase is Phase.CLOSED
+    assert [one["code"] for one in receipt_of(world)["incidents"]].count("account.vouched") == 1
+
+
+def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -> None:
+    assert isinstance(world.cloud, Account)
+    world.cloud.mark = "account:aaaa"
+    killed_while_it_trained(world)
+    world.clock.sleep(world.plan.lease.total_s + 60)
+    world.cloud = other(world, "account:bbbb")
+    wish(world.folder, "destroy", by="user", reason="", same_account=True)
+    assert world.drive() == "account.other"
+    assert world.state.may_be_billing
