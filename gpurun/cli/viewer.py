@@ -105,7 +105,9 @@ def abandoned(sight: Sight) -> Result:
     name = sight.folder.name
     told = str(last.get("message", "")) or f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
     if sight.state.may_be_billing:
-        error: GpurunError = MayBeBilling("run.may_be_billing", told, hint=f"gpurun destroy {name}")
+        error: GpurunError = MayBeBilling(
+            "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"
+        )
     else:
         error = GpurunError(
             "run.unfinished", told, hint=f"gpurun resume {name}; its log: {sight.folder.supervisor_log}"

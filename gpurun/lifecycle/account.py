@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.core.clock import ticks
-from gpurun.core.errors import MayBeBilling, NoOffer
+from gpurun.core.errors import MayBeBilling, NoOffer, SetupError
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import RETRY_S, Context, Note
 from gpurun.lifecycle.control import read_wish
@@ -49,7 +49,7 @@ def vouched(state: RunState, context: Context) -> list[Note]:
             if not is_other_account(provider, state.account, state.token):
                 return []
             break
-        except Unknown as error:
+        except (Unknown, SetupError) as error:  # A key that was revoked may be given back.
             unclear = str(error)
     else:
         raise MayBeBilling(

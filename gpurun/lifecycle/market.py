@@ -13,18 +13,23 @@ from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices
 from gpurun.planning.catalog import rows_for
-from gpurun.providers.base import Unknown
+from gpurun.providers.base import HasRegions, Provider, Unknown, clock_wrong_s
+from gpurun.providers.refusals import no_such_region
 from gpurun.providers.registry import CLOUDS, open_provider
 
 
 @dataclass(frozen=True)
 class Market:
-    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason."""
+    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
+
+    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late.
+    """
 
     offers: tuple[Offer, ...]
     silent: tuple[tuple[str, str], ...]
     read_wall: float
     asked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def ready_providers(home: Home) -> list[str]:
@@ -36,13 +41,23 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     """Ask these clouds what they have for a need, in all the regions or the chosen one; read-only.
 
     A cloud that cannot be asked is among the `silent`: the others' offers are not lost with it. Where nobody has
-    anything and a key was refused, that refusal is raised: a SetupError.
+    anything and a key was refused, that refusal is raised: a SetupError. A region that no cloud has is a UsageError.
     """
     refused: list[SetupError] = []
+    warnings: list[str] = []
+    elsewhere: dict[str, tuple[str, ...]] = {}
 
     def ask(name: str) -> list[Offer] | str:
         try:
-            return open_provider(name, home, clock, choices).offers(need, rows_for(need, name))
+            provider = open_provider(name, home, clock, choices)
+            if choices.region and isinstance(provider, HasRegions):
+                regions = provider.regions()
+                if choices.region not in regions:
+                    elsewhere[name] = regions
+                    return []
+            offers = provider.offers(need, rows_for(need, name))
+            warnings.extend(clock_warning(provider))
+            return offers
         except Unknown as error:
             return str(error)
         except SetupError as error:
@@ -54,9 +69,19 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     offers = [offer for answer in answers.values() if not isinstance(answer, str) for offer in answer]
     if refused and not offers:
         raise refused[0]
+    if choices.region and elsewhere and len(elsewhere) == len(names):
+        raise no_such_region(choices.region, elsewhere)
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
     wanted = [offer for offer in offers if offer.spot == choices.spot]
-    return Market(tuple(_in_region(wanted, choices.region)), silent, clock.wall(), tuple(names))
+    chosen = tuple(_in_region(wanted, choices.region))
+    return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)))
+
+
+def clock_warning(provider: Provider) -> list[str]:
+    """One sentence when this machine's clock and the provider's differ by more than a minute."""
+    wrong_s = clock_wrong_s(provider)
+    way = "ahead of" if wrong_s > 0 else "behind"
+    return [f"This machine's clock is {abs(wrong_s):.0f} s {way} {provider.name}'s: set it."] if wrong_s else []
 
 
 def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:

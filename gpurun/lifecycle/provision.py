@@ -16,11 +16,13 @@ from gpurun.lifecycle.bargain import check_made, check_price, is_told_otherwise
 from gpurun.lifecycle.box import check_box
 from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
 from gpurun.lifecycle.duplicates import duplicates, incident, living, once
+from gpurun.lifecycle.market import clock_warning
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.budget import beside_rate, disk_gb_on
 from gpurun.providers.base import HandsOver, NoCapacity, Rejected, Unknown
+from gpurun.providers.refusals import RejectedFor
 
 ATTEMPTS = 3
 # How much longer than its settling time a provider that answers now and then is asked.
@@ -56,6 +58,8 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         yield Event.CREATE_REFUSED, {"token": order.token, "reason": reason, "message": str(error)}
         if reason == "no_capacity" and context.has_offer(state.passed_over + 1):
             return
+        if isinstance(error, RejectedFor):
+            raise error.error from error
         raise NoOffer(
             f"create.{reason}",
             f"{context.provider.name} refused to make the instance: {str(error).rstrip('.')}.",
@@ -116,6 +120,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     seen = instance.model_dump(mode="json")
     ready = {"id": born.id, "instance": seen, "facts": facts.as_json(), "seconds": seconds}
     yield Event.READY_OBSERVED, ready | ({"armed": armed} if armed else {})
+    for told in clock_warning(context.provider):
+        yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
     for warning in check_box(facts, context.plan.offer, accept_cpu=context.plan.choices.accept_cpu):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 

@@ -15,10 +15,9 @@ from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.runs import asked_for, look
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.base import LeavesThings, Provider, Rejected, TellsTime, Unknown
+from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown, clock_wrong_s
 
 Fate = Literal["owned", "within lease", "overdue", "destroyed", "not proven gone"]
-CLOCK_SLACK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,8 @@ def _all_of(provider: Provider) -> tuple[Sequence[Instance], list[str]]:
 
 
 def _now(provider: Provider, clock: Clock) -> float:
-    """The time, by the provider's clock where it tells one: a deadline must not pass by a laptop that is ahead."""
-    ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
-    return clock.wall() - (ahead_s if ahead_s and abs(ahead_s) > CLOCK_SLACK_S else 0.0)
+    """The time, by the provider's clock where this one is wrong: no deadline may pass by a laptop that is ahead."""
+    return clock.wall() - clock_wrong_s(provider)
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:

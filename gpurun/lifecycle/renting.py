@@ -26,7 +26,8 @@ def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clo
         told = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
         made = paid_plan(request, run, full, quote(request, full))
         return made.model_copy(update={"notes": (*made.notes, *told)})
-    return _warned(paid_plan(request, run, full, quote(request, full, market)), names)
+    warnings = market.warnings if market else ()
+    return _warned(paid_plan(request, run, full, quote(request, full, market)), names, warnings)
 
 
 def rented_plan(
@@ -44,8 +45,8 @@ def rented_plan(
     before = quote(request, full, _market(request, full, names, home, clock))
     paid_plan(request, run, full, before)
     data = shards_of(request, run, full, home, say)
-    quoted = quote(request, full, _market(request, full, names, home, clock), data)
-    return _warned(paid_plan(request, run, full, quoted, data), names)
+    market = _market(request, full, names, home, clock)
+    return _warned(paid_plan(request, run, full, quote(request, full, market, data), data), names, market.warnings)
 
 
 def shards_of(
@@ -83,11 +84,11 @@ def _market(request: Request, full: ResolvedRecipe, names: list[str], home: Home
     return live_offers(need_of(request, full), names, home, clock, request.choices)
 
 
-def _warned(plan: Plan, names: list[str]) -> Plan:
-    """The plan, with a warning for each key that the environment sends elsewhere."""
+def _warned(plan: Plan, names: list[str], warnings: tuple[str, ...]) -> Plan:
+    """The plan, with these warnings, and one for each key that the environment sends elsewhere."""
     told = [
         f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
         for name, variable in OVERRIDES.items()
         if name in names and os.environ.get(variable)
     ]
-    return plan.model_copy(update={"notes": (*plan.notes, *told)}) if told else plan
+    return plan.model_copy(update={"notes": (*plan.notes, *warnings, *told)})

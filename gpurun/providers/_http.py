@@ -185,14 +185,8 @@ class _Plain(HTTPConnection):
         self._limit.watch(self.sock)
 
 
-class _Secure(HTTPSConnection):
-    def __init__(self, host: str, limit: _Limit, **named: Any) -> None:
-        super().__init__(host, **named)
-        self._limit = limit
-
-    def connect(self) -> None:
-        super().connect()
-        self._limit.watch(self.sock)
+class _Secure(_Plain, HTTPSConnection):
+    """The same over TLS: the limit watches the socket that TLS has wrapped."""
 
 
 class _PlainHandler(HTTPHandler):

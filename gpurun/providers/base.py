@@ -131,7 +131,7 @@ class HasAccounts(Protocol):
     """A provider that tells one customer from another: what one account rented does not exist for the next."""
 
     def account_mark(self) -> str:
-        """A short mark of the account that the key belongs to; nothing secret follows from it. May raise `Unknown`.
+        """A short mark of the account that the key belongs to; nothing secret follows. It raises what other verbs do.
 
         `account:…` is the same for every key of an account. Where the provider does not tell who its customer is, it is
         `key:…`, and a new key of the same account has another.
@@ -147,6 +147,24 @@ class TellsTime(Protocol):
     def clock_ahead_s(self) -> float | None:
         """How far this machine's clock is ahead of the provider's; None before its first answer."""
         ...
+
+
+@runtime_checkable
+class HasRegions(Protocol):
+    """A provider whose machines stand in places that can be asked for by name."""
+
+    def regions(self) -> tuple[str, ...]:
+        """The names that this account may ask for, with capacity or without. May raise `Unknown`."""
+        ...
+
+
+CLOCK_SLACK_S = 60.0
+
+
+def clock_wrong_s(provider: Provider) -> float:
+    """How far this machine's clock is ahead of the provider's, where that is more than a minute; else 0."""
+    ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
+    return ahead_s if ahead_s is not None and abs(ahead_s) > CLOCK_SLACK_S else 0.0
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from gpurun.providers.base import LeavesThings, Provider
 from gpurun.providers.processes import kill_all
 from gpurun.providers.registry import PROVIDERS, open_provider
 from gpurun.providers.ssh import SshBox, SshProvider
-from tests.contract import aws_case, lambda_case, runpod_case
+from tests.contract.clouds import CLOUDS, case
 from tests.contract.orders import CLOCK, NEED, TOKEN, order, wait_for
 
 
@@ -37,9 +37,7 @@ def _ssh(folder: Path) -> Iterator[Provider]:
 CASES: dict[str, Callable[[Path], AbstractContextManager[Provider]]] = {
     "local": _local,
     "ssh": _ssh,
-    "runpod": runpod_case.case,
-    "lambda": lambda_case.case,
-    "aws": aws_case.case,
+    **{name: case(name) for name in CLOUDS},
 }
 
 

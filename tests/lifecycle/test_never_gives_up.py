@@ -92,13 +92,13 @@ def test_what_part_of_a_provider_shows_is_ended_while_the_rest_is_silent(world: 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 def test_a_laptop_whose_clock_is_wrong_ends_nobodys_machine_early_and_none_late(
-    world: World, tmp_path: Path, ahead_s: float
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     elsewhere = Home(tmp_path / "elsewhere")
     wrong = _Wrong(world.clock, ahead_s)
-    world.cloud.clock_ahead_s = ahead_s  # type: ignore[attr-defined]
+    monkeypatch.setattr(type(world.cloud), "clock_ahead_s", ahead_s)
 
     def reap() -> list[str]:
         orphans = sweep([world.cloud], elsewhere, wrong, destroy_all=False, older_than_s=0, look_only=False)
@@ -174,3 +174,13 @@ def test_what_came_late_and_will_not_go_is_red_until_it_is_gone(world: World) ->
     world.drive()
     assert world.state.phase is Phase.CLOSED
     assert world.cloud.alive == []
+
+
+@pytest.mark.parametrize(("ahead_s", "told"), [(90.0, "90 s ahead of"), (-3600.0, "3600 s behind"), (20.0, "")])
+def test_a_clock_that_is_wrong_stands_in_the_receipt(
+    world: World, monkeypatch: pytest.MonkeyPatch, ahead_s: float, told: str
+) -> None:
+    monkeypatch.setattr(type(world.cloud), "clock_ahead_s", ahead_s)
+    assert world.drive() is ExitCode.DONE
+    incidents = [one for one in receipt_of(world)["incidents"] if one["code"] == "clock.wrong"]
+    assert [told in one["message"] for one in incidents] == ([True] if told else [])

@@ -21,16 +21,18 @@ from typer.testing import CliRunner
 
 from gpurun.cli.verbs import aws as verbs_of_aws
 from gpurun.core.clock import Clock, SystemClock, VirtualClock, ticks
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.catalog import rows_for
 from gpurun.providers.aws import AwsProvider, side
-from gpurun.providers.aws.errors import NO_QUOTA, quota_in_words, refusal
+from gpurun.providers.aws.errors import NO_QUOTA, preparing, quota_in_words, refusal
+from gpurun.providers.aws.reading import instance_of
 from gpurun.providers.aws.schedule import ROLE
 from gpurun.providers.aws.setup import make_role, plan_role
 from gpurun.providers.aws.wire import Refused, Wire
 from gpurun.providers.base import LeavesThings, NoCapacity, Rejected, Unknown
+from gpurun.providers.refusals import RejectedFor
 from tests.contract.orders import KEYS
 from tests.emulators import guests
 from tests.emulators.aws import AwsEmulator, FakeGuest, Fault, Machine, real_guest
@@ -199,9 +201,11 @@ def test_a_quota_of_nothing_is_named_with_where_to_raise_it(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.quotas["L-417A185B"] = 0
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(RejectedFor) as refused:
         aws.create(order_of(clock))
-    words = str(refused.value)
+    told = refused.value.error
+    assert (told.code, told.exit_code) == ("account.no_quota", ExitCode.NO_OFFER)
+    words = told.hint
     assert "Running On-Demand P instances" in words
     assert "us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B" in words
     assert (cloud.count("RunInstances"), billed(cloud)) == (1, [])
@@ -211,9 +215,58 @@ def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.denied = {"ec2:RunInstances"}
-    with pytest.raises(Rejected, match="may not call ec2:RunInstances") as refused:
+    with pytest.raises(RejectedFor, match="may not call ec2:RunInstances") as refused:
         aws.create(order_of(clock))
     assert "xxx" not in str(refused.value)
+    told = refused.value.error
+    assert (told.code, told.exit_code) == ("auth.not_allowed", ExitCode.SETUP)
+    assert "gpurun aws setup" in told.hint
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "advice"),
+    [
+        ("Blocked", "account.not_ready", "console.aws.amazon.com/support"),
+        ("PendingVerification", "account.not_ready", "verifies a new account"),
+        ("OptInRequired", "account.not_ready", "--region"),
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "auth.not_allowed", "gpurun aws setup"),
+        ("ExpiredToken", "auth.refused", "aws sso login"),
+    ],
+)
+def test_what_somebody_can_mend_is_told_with_how(code: str, told: str, advice: str) -> None:
+    for error in (
+        refusal(Refused("run_instances", code, "", 403), "p5.4xlarge", "us-east-1", spot=True),
+        preparing(Refused("describe_subnets", code, "", 403)),
+    ):
+        assert isinstance(error, RejectedFor)
+        assert (error.error.code, error.error.exit_code) == (told, ExitCode.SETUP)
+        assert advice in error.error.hint
+
+
+def test_credentials_that_cannot_be_had_any_more_certainly_made_nothing(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that ended between plan and create is no reason to fear that something was made."""
+    send = Wire.call
+
+    def call(wire: Wire, service: str, region: str, operation: str, **asked: object) -> dict[str, object]:
+        if operation == "run_instances":
+            raise SetupError("auth.aws", "The SSO session is over.", hint="aws sso login")
+        return send(wire, service, region, operation, **asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Wire, "call", call)
+    with pytest.raises(RejectedFor, match="aws sso login"):
+        aws.create(order_of(clock))
+    assert billed(cloud) == []
+
+
+def test_a_clock_that_is_off_is_not_taken_for_a_bad_key(aws: AwsProvider, cloud: AwsEmulator) -> None:
+    cloud.rules.valid_key = False
+    cloud.world.clock = VirtualClock(start=cloud.world.clock.wall() - 1_000)
+    with pytest.raises(SetupError, match=r"\+1000 s off") as refused:
+        aws.find(None)
+    assert refused.value.code == "clock.skewed"
+    assert aws.clock_ahead_s == pytest.approx(1_000, abs=1)
 
 
 def test_an_expired_session_is_said_to_be_that(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
@@ -389,6 +442,30 @@ def test_a_region_that_cannot_be_looked_into_is_named_and_never_counts_as_empty(
             aws.find(token)
 
 
+def test_one_silent_region_hides_nothing_of_the_others(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = [aws.create(order_of(clock, TOKEN[:-1] + str(n), offer=offer_of(region=region))).id
+            for n, region in enumerate(("us-east-1", "us-west-2"))]  # fmt: skip
+    cloud.rules.denied = {"ec2:DescribeInstances@eu-west-1"}
+    with pytest.raises(Unknown, match="eu-west-1") as doubt:
+        AwsProvider(clock).find(None)
+    assert [one.id for one in doubt.value.found] == made
+
+
+def test_a_region_that_is_not_there_is_told_by_those_that_are_and_keeps_nobody_from_looking(
+    cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AwsProvider(clock).create(order_of(clock))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-esat-1")
+    lost = AwsProvider(clock)
+    with pytest.raises(SetupError, match="no region 'us-esat-1'") as refused:
+        lost.offers(P4D, rows_for(P4D, "aws"))
+    assert refused.value.hint.startswith("Did you mean us-east-1? aws has eu-west-1, us-east-1, us-west-2.")
+    assert [one.token for one in lost.find(TOKEN)] == [TOKEN]
+    assert AwsProvider(clock, region="US-KS-2").offers(P4D, rows_for(P4D, "aws")) == [], "it may be another cloud's"
+
+
 def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
     cloud.fail("DescribeInstances", *[Fault.DROP_ANSWER] * 100)
     with pytest.raises(Unknown, match="us-west-2"):
@@ -486,6 +563,29 @@ def test_what_is_no_instance_is_neither_read_nor_ended(aws: AwsProvider, strange
     for verb in (aws.read, aws.destroy):
         with pytest.raises(Rejected):
             verb(strange)
+
+
+STATES = {
+    "pending": InstanceState.PENDING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.STOPPING,
+    "terminated": InstanceState.GONE,
+    "stopping": InstanceState.STOPPED,
+    "stopped": InstanceState.STOPPED,
+}
+"""Every state that EC2 has. What was stopped, by whomever, trains no more, and its disk is billed until it is ended."""
+
+
+def test_every_state_is_known_and_what_may_be_billed_is_never_gone() -> None:
+    from botocore.loaders import Loader
+
+    shape = Loader().load_service_model("ec2", "service-2")["shapes"]["InstanceStateName"]
+    assert set(shape["enum"]) == set(STATES)
+
+    def state(name: str) -> InstanceState:
+        return instance_of("us-east-1", {"InstanceId": "i-0123456789abcdef0", "State": {"Name": name}}).state
+
+    assert {name: state(name) for name in (*STATES, "hibernating")} == {**STATES, "hibernating": InstanceState.UNKNOWN}
 
 
 def test_a_machine_that_aws_took_away_says_so(cloud: AwsEmulator, clock: VirtualClock) -> None:

@@ -364,7 +364,9 @@ def test_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) 
         assert proxy.seen == []
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Any) -> None:
+def test_a_certificate_is_taken_only_where_somebody_vouches_for_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datetime
     import ssl
 
@@ -391,6 +393,8 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Any) -> None
         with pytest.raises(Unknown, match=r"(?i)certificate"):
             client(f"https://localhost:{server.server_address[1]}").request("GET", "/")
         assert server.seen == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "both.pem"))
+        assert client(f"https://localhost:{server.server_address[1]}").request("GET", "/").status == 200
     finally:
         server.shutdown()
         server.server_close()

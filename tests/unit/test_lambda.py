@@ -31,6 +31,8 @@ from gpurun.providers.lambdalabs import LambdaProvider, Pace
 from gpurun.providers.lambdalabs.answers import hourly, refusal, trouble
 from tests.emulators.guests import whole
 from tests.emulators.lambda_cloud import KEY, FakeGuest, Fault, LambdaEmulator, Lie, Problem, real_guest
+from tests.emulators.lambda_cloud.contract import SPEC
+from tests.emulators.specs import ABSENT, document
 
 A100 = GpuNeed(count=8, name="A100")
 SXM = "gpu_8x_a100_80gb_sxm4"
@@ -113,7 +115,8 @@ def test_an_account_that_may_rent_nothing_is_told_what_it_lacks(
     cloud.fail("list", Problem(403, code))
     with pytest.raises(SetupError, match="refuses the account") as raised:
         lamb.verify()
-    assert "Lambda's console" in raised.value.hint
+    assert raised.value.code == "account.not_ready"
+    assert "https://cloud.lambda.ai" in raised.value.hint
 
 
 def test_offers_are_the_known_types_at_the_price_of_now_where_some_are_left(
@@ -268,24 +271,26 @@ def test_certainly_nothing_is_said_only_where_it_is_certain(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "advice"),
+    ("status", "code", "told", "advice"),
     [
-        (400, "global/quota-exceeded", "support raises the quota"),
-        (401, "global/invalid-api-key", "gpurun auth set lambda"),
-        (403, "global/account-inactive", "payment method"),
-        (403, "global/invalid-address", "billing address"),
-        (403, "global/forbidden", "somebody who may"),
-        (404, "global/object-does-not-exist", "HTTP 404"),
-        (400, "instance-operations/launch/file-system-in-wrong-region", "HTTP 400"),
+        (400, "global/quota-exceeded", "account.no_quota 5", "higher instance quota: https://support.lambda.ai"),
+        (401, "global/invalid-api-key", "auth.refused 4", "gpurun auth set lambda"),
+        (403, "global/account-inactive", "account.not_ready 4", "payment method"),
+        (403, "global/invalid-address", "account.not_ready 4", "billing address"),
+        (403, "global/forbidden", "auth.not_allowed 4", "somebody who may"),
+        (404, "global/object-does-not-exist", "", "HTTP 404"),
+        (400, "instance-operations/launch/file-system-in-wrong-region", "", "HTTP 400"),
     ],
 )
 def test_a_refusal_says_what_to_do(
-    cloud: LambdaEmulator, lamb: LambdaProvider, status: int, code: str, advice: str
+    cloud: LambdaEmulator, lamb: LambdaProvider, status: int, code: str, told: str, advice: str
 ) -> None:
     cloud.fail("launch", Problem(status, code))
     with pytest.raises(Rejected, match=code) as raised:
         lamb.create(order())
     assert advice in str(raised.value)
+    error = getattr(raised.value, "error", None)
+    assert told == (f"{error.code} {error.exit_code}" if error else "")
 
 
 def test_capacity_that_went_since_the_plan_is_no_capacity(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
@@ -435,21 +440,31 @@ def test_what_never_boots_stays_pending_and_can_be_ended(
     assert (lamb.read(born.id).state, cloud.world.widest.running) == (InstanceState.GONE, [])
 
 
-@pytest.mark.parametrize(
-    ("status", "state"),
-    [
-        ("unhealthy", InstanceState.RUNNING),
-        ("preempted", InstanceState.STOPPED),
-        ("terminating", InstanceState.STOPPING),
-        ("terminated", InstanceState.GONE),
-        ("hibernating", InstanceState.UNKNOWN),
-    ],
-)
+STATES = {
+    "booting": InstanceState.PENDING,
+    "active": InstanceState.RUNNING,
+    "unhealthy": InstanceState.RUNNING,
+    "preempted": InstanceState.STOPPED,
+    "terminating": InstanceState.STOPPING,
+    "terminated": InstanceState.GONE,
+}
+"""Every status that Lambda has."""
+
+
+def test_every_status_of_lambdas_document_is_known() -> None:
+    told = document(SPEC)
+    if told is None:
+        pytest.skip(ABSENT)
+    assert set(told["components"]["schemas"]["InstanceStatus"]["enum"]) == set(STATES)
+
+
+@pytest.mark.parametrize(("status", "state"), [*STATES.items(), ("hibernating", InstanceState.UNKNOWN)])
 def test_nothing_that_may_be_billed_is_called_gone(
     cloud: LambdaEmulator, lamb: LambdaProvider, status: str, state: InstanceState
 ) -> None:
     cloud.world.terminating_s = cloud.world.terminated_s = 600.0
     born = running(lamb)
+    cloud.world.never_boots = True
     cloud.world.ail(cloud.world.instances[born.id], status)
     read = lamb.read(born.id)
     assert (read.state, read.said) == (state, status)
@@ -615,6 +630,27 @@ def test_powering_off_ends_nothing(cloud: LambdaEmulator, lamb: LambdaProvider) 
     guest_of(cloud, born).poweroff()
     assert (lamb.read(born.id).state, lamb.read(born.id).said) == (InstanceState.RUNNING, "unhealthy")
     assert cloud.world.meter.running == [born.id]
+
+
+def test_a_machine_that_ails_for_five_minutes_has_stopped_unless_it_recovers(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    born = running(lamb)
+    inside = cloud.world.instances[born.id]
+
+    def states(status: str, *pauses_s: float) -> list[str]:
+        cloud.world.ail(inside, status)
+        seen = []
+        for pause_s in pauses_s:
+            clock.sleep(pause_s)
+            seen.append(str(lamb.read(born.id).state))
+        return seen
+
+    assert states("unhealthy", 0, 290) == ["RUNNING", "RUNNING"]
+    assert states("active", 5) == ["RUNNING"]
+    assert states("unhealthy", 0, 290, 10) == ["RUNNING", "RUNNING", "STOPPED"]
+    assert lamb.read(born.id).said == "unhealthy"
+    assert cloud.world.meter.running == [born.id], "that is no end: it is billed until it is terminated"
 
 
 # What it leaves

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from gpurun.core.clock import SystemClock, VirtualClock, ticks
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order, RunKeys
 from gpurun.core.money import usd
 from gpurun.core.secrets import Secret, child_environment
@@ -27,13 +27,16 @@ from gpurun.planning.catalog import rows_for
 from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import NoCapacity, Rejected, ReportsCharges, Unknown
 from gpurun.providers.guard import runpod_wrapper
+from gpurun.providers.refusals import RejectedFor
 from gpurun.providers.runpod import RunPodProvider, graphql
 from gpurun.providers.runpod.answers import money, refusal, refusal_in_words
-from gpurun.providers.runpod.pods import IMAGE
-from gpurun.providers.runpod.provider import _next
+from gpurun.providers.runpod.pods import IMAGE, instance_of
+from gpurun.providers.runpod.provider import _next, _user_of
 from tests.emulators.guests import missing
 from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
+from tests.emulators.runpod.contract import SPEC
 from tests.emulators.runpod.guest import Container
+from tests.emulators.specs import document
 
 A100 = GpuNeed(count=8, name="A100")
 CPU = GpuNeed(count=0, name="cpu")
@@ -221,15 +224,63 @@ def test_certainly_nothing_is_said_only_where_it_is_certain(
     assert [one.token for one in runpod.find(TOKEN)] == [TOKEN] * made
 
 
-def test_an_empty_account_is_told_in_words(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+def test_an_empty_account_is_told_where_to_add_credit(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     cloud.world.balance = Decimal("14.31")
-    with pytest.raises(Rejected, match="balance"):
+    with pytest.raises(RejectedFor, match="balance") as raised:
         runpod.create(order())
+    told = raised.value.error
+    assert (told.code, told.exit_code) == ("account.no_funds", ExitCode.NO_OFFER)
+    assert "https://console.runpod.io/user/billing" in told.hint
 
 
-def test_a_key_that_may_only_read_makes_nothing(cloud: RunPodEmulator, clock: VirtualClock) -> None:
-    with pytest.raises(Rejected, match="may not create pods"):
-        provider(cloud, clock, READ_KEY).create(order())
+def test_a_key_that_may_only_read_makes_nothing_and_a_key_that_is_none_is_told_so(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    for key, code in ((READ_KEY, "auth.not_allowed"), ("rpa_nobodys", "auth.refused")):
+        with pytest.raises(RejectedFor) as raised:
+            provider(cloud, clock, key).create(order())
+        told = raised.value.error
+        assert (told.code, told.exit_code) == (code, ExitCode.SETUP)
+        assert "gpurun auth set runpod" in told.hint
+    assert cloud.world.pods == {}
+
+
+def test_the_mark_is_the_accounts_where_graphql_tells_it_and_else_the_keys(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    mark = provider(cloud, clock).account_mark()
+    assert mark.startswith("account:")
+    assert provider(cloud, clock, READ_KEY).account_mark() == mark, "another key of the same account"
+    for closed in (Fault.REVOKED, Fault.RETIRED):
+        cloud.fail("graphql", closed)
+        assert provider(cloud, clock).account_mark().startswith("key:")
+
+
+def test_a_mark_that_nobody_tells_is_not_made_up(cloud: RunPodEmulator, clock: VirtualClock) -> None:
+    runpod = provider(cloud, clock)
+    for unclear in (Fault.DROP_RESPONSE, Fault.ERROR_BEFORE, Fault.BLANK_AFTER, Fault.HTML_AFTER):
+        cloud.fail("graphql", unclear)
+        with pytest.raises(Unknown):
+            runpod.account_mark()
+    with pytest.raises(SetupError, match="refuses the key"):
+        provider(cloud, clock, "rpa_nobodys").account_mark()
+    assert runpod.account_mark() == runpod.account_mark()
+    assert cloud.count("graphql") == 6, "asked once more, and remembered"
+
+
+def test_a_graphql_that_is_out_of_order_is_not_one_that_says_no() -> None:
+    assert _user_of({"errors": [{"message": "You do not have permission"}], "data": None}) == ""
+    assert _user_of({"data": {"myself": None}}) == ""
+    with pytest.raises(Unknown):
+        _user_of({"errors": [{"message": "Something went wrong", "extensions": {"code": "INTERNAL_SERVER_ERROR"}}]})
+
+
+def test_the_data_centres_are_the_catalogues(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    assert runpod.regions() == ("US-KS-2", "EU-RO-1")
+    cloud.fail("datacenters", Fault.BLANK_AFTER)
+    with pytest.raises(Unknown):
+        runpod.regions()
+    assert cloud.violations == []
 
 
 def test_capacity_that_went_since_the_plan_is_no_capacity(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
@@ -299,6 +350,17 @@ def test_every_page_of_the_list_is_read(cloud: RunPodEmulator, runpod: RunPodPro
     born = {runpod.create(order()).id for _ in range(4)}
     cloud.page_size = size
     assert {one.id for one in runpod.find(TOKEN)} == born
+
+
+def test_what_was_listed_before_a_page_failed_is_told_with_the_doubt(
+    cloud: RunPodEmulator, runpod: RunPodProvider
+) -> None:
+    born = [runpod.create(order()).id for _ in range(3)]
+    cloud.page_size = 2
+    cloud.fail("list", None, Fault.DROP_REQUEST)
+    with pytest.raises(Unknown) as raised:
+        runpod.find(None)
+    assert {one.id for one in raised.value.found} == set(born[:2])
 
 
 def test_a_page_that_fails_leaves_no_half_list(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
@@ -378,6 +440,25 @@ def test_a_pod_is_followed_from_its_birth_to_its_end(
     runpod.destroy(born.id)
     assert runpod.read(born.id).state is InstanceState.GONE
     assert cloud.world.alive == []
+
+
+STATES = {
+    "PROVISIONING": InstanceState.PENDING,
+    "STARTING": InstanceState.PENDING,
+    "RUNNING": InstanceState.RUNNING,
+    "EXITED": InstanceState.STOPPED,
+    "ERROR": InstanceState.STOPPED,
+    "TERMINATED": InstanceState.GONE,
+}
+"""Every status that RunPod has; where the balance is used up it stops a pod, whose disk is billed on."""
+
+
+def test_every_status_is_known_and_what_may_be_billed_is_never_gone() -> None:
+    told = document(SPEC)
+    if told is not None:
+        assert set(told["components"]["schemas"]["PodStatus"]["enum"]) == set(STATES)
+    read = {status: instance_of({"id": "abc", "status": status}).state for status in (*STATES, "HIBERNATING", "")}
+    assert read == {**STATES, "HIBERNATING": InstanceState.UNKNOWN, "": InstanceState.UNKNOWN}
 
 
 def test_a_stopped_pod_is_not_gone_and_has_no_rate(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:

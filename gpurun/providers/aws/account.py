@@ -13,6 +13,7 @@ from gpurun.providers.aws.image import PARAMETERS
 from gpurun.providers.aws.offers import PRICING_REGION
 from gpurun.providers.aws.wire import Refused, Wire
 from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.marks import mark_of_account
 
 _NO_INSTANCE, _NO_IMAGE = "i-00000000000000000", "ami-00000000000000000"
 # Dry runs: EC2 says whether it would, and does not. What it says first of a thing that is not there differs by action,
@@ -51,6 +52,14 @@ def whoami(wire: Wire) -> dict[str, Any]:
         return wire.call("sts", wire.region, "get_caller_identity")
     except Refused as refused:
         raise trouble(refused) from refused
+
+
+def mark_of(wire: Wire) -> str:
+    """The mark of the account, which whoever has its credentials may ask for."""
+    number = str(whoami(wire).get("Account") or "")
+    if not number:
+        raise Unknown("AWS does not say whose credentials these are")
+    return mark_of_account("aws", number)
 
 
 def may_launch(wire: Wire, region: str) -> bool:

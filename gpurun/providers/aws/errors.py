@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpurun.core.errors import SetupError
 from gpurun.providers.aws.wire import Refused
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.refusals import RejectedFor, bad_key, no_quota, not_allowed, not_ready
 
 NO_CAPACITY = frozenset(
     {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
@@ -16,12 +17,20 @@ NOT_ALLOWED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedE
 NO_KEY = frozenset(
     {"AuthFailure", "InvalidClientTokenId", "ExpiredToken", "ExpiredTokenException", "RequestExpired",
      "SignatureDoesNotMatch", "InvalidSignatureException", "UnrecognizedClientException", "IncompleteSignature",
-     "MissingAuthenticationToken"}
+     "MissingAuthenticationToken", "RequestTimeTooSkewed", "RequestInTheFuture"}
 )  # fmt: skip
-ACCOUNT = frozenset(
-    {"OptInRequired", "Blocked", "PendingVerification", "SubscriptionRequiredException",
-     "AuthFailure.ServiceLinkedRoleCreationNotPermitted"}
-)  # fmt: skip
+_POLICY = "`gpurun aws setup` shows the policy that gpurun needs."
+_NO_SPOT_ROLE = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+_SUPPORT = "write to AWS: https://console.aws.amazon.com/support/home"
+_ACCOUNT = {
+    "OptInRequired": "Switch the region or the service on for the account, or take another --region.",
+    "SubscriptionRequiredException": "Finish signing up: https://portal.aws.amazon.com/billing/signup",
+    "PendingVerification": f"AWS verifies a new account within some hours; after a day {_SUPPORT}",
+    "Blocked": f"Only AWS can lift that; {_SUPPORT}",
+}
+"""What to do about an account that may not rent yet."""
+_SKEW_S = 240.0
+"""AWS takes no request whose time is five minutes off."""
 _WRONG = ("Invalid", "Missing", "UnknownParameter", "Malformed", "UnsupportedOperation", "OperationNotPermitted")
 
 _QUOTAS = {
@@ -40,13 +49,11 @@ def refusal(error: Refused, type_id: str, region: str, *, spot: bool) -> NoCapac
     if error.code in NO_CAPACITY:
         return NoCapacity(str(error))
     if error.code in NO_QUOTA:
-        return Rejected(f"{error}; {quota_in_words(type_id, region, spot=spot)}")
-    if error.code in NOT_ALLOWED:
-        return Rejected(f"these credentials may not call ec2:RunInstances in {region} ({error})")
-    if error.code in NO_KEY:
-        return Rejected(f"AWS refuses these credentials ({error}); `aws sts get-caller-identity` tells more")
-    if error.code in ACCOUNT:
-        return Rejected(f"AWS does not let this account launch in {region} yet ({error})")
+        what = f"The quota of this AWS account does not allow a {type_id} in {region} ({error})."
+        return RejectedFor(no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}"))
+    told = _about_the_account(error)
+    if told is not None:
+        return RejectedFor(told)
     if 400 <= error.status < 500 and error.code.startswith(_WRONG):
         return Rejected(str(error))
     # The same client token with other parameters means that an earlier launch with it was accepted.
@@ -57,20 +64,31 @@ def preparing(error: Refused) -> Rejected | Unknown:
     """What a refusal before the launch means: nothing was made, unless it is AWS that is out of order."""
     if error.status >= 500:
         return Unknown(f"{error.operation}: {error}")
-    if error.code in NOT_ALLOWED:
-        return Rejected(f"these credentials may not call {action_of(error.operation)} ({error})")
-    return Rejected(f"{error.operation}: {error}")
+    told = _about_the_account(error)
+    return RejectedFor(told) if told else Rejected(f"{error.operation}: {error}")
 
 
 def trouble(error: Refused) -> SetupError | Unknown:
     """What an unexpected refusal of anything but a launch is."""
+    return _about_the_account(error) or Unknown(f"{error.operation}: {error}")
+
+
+def _about_the_account(error: Refused) -> SetupError | None:
+    """The refusals that somebody can mend: a permission, the credentials, this machine's clock, the account."""
     if error.code in NOT_ALLOWED:
-        what = f"These AWS credentials may not call {action_of(error.operation)} ({error})."
-        return SetupError("auth.not_allowed", what, hint="`gpurun aws setup` shows the policy that gpurun needs.")
-    if error.code in NO_KEY | ACCOUNT:
+        return not_allowed(f"These AWS credentials may not call {action_of(error.operation)} ({error}).", hint=_POLICY)
+    if error.code == _NO_SPOT_ROLE:
+        return not_allowed(f"These AWS credentials may not call iam:CreateServiceLinkedRole ({error}).", hint=_POLICY)
+    ahead_s = error.clock_ahead_s or 0.0
+    if error.code in NO_KEY and abs(ahead_s) > _SKEW_S:
+        what = f"AWS refuses requests of this machine, whose clock is {ahead_s:+.0f} s off AWS's ({error})."
+        return SetupError("clock.skewed", what, hint="Set the clock: on Linux `timedatectl set-ntp true`.")
+    if error.code in NO_KEY:
         hint = "Renew them: `aws configure`, `aws sso login` or AWS_PROFILE; then `gpurun doctor`."
-        return SetupError("auth.refused", f"AWS refuses these credentials ({error}).", hint=hint)
-    return Unknown(f"{error.operation}: {error}")
+        return bad_key(f"AWS refuses these credentials ({error}).", hint=hint)
+    if error.code in _ACCOUNT:
+        return not_ready(f"AWS does not let this account rent yet ({error}).", hint=_ACCOUNT[error.code])
+    return None
 
 
 def action_of(operation: str) -> str:
@@ -96,4 +114,4 @@ def quota_in_words(type_id: str, region: str, *, spot: bool) -> str:
     kind = "G" if family.startswith(("G", "VT")) else kind
     code, name = _QUOTAS[kind, spot]
     link = f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
-    return f'the quota is "{name}" ({code}), counted in vCPUs; raise it at {link}'
+    return f'ask AWS for more of "{name}" ({code}), counted in vCPUs: {link}'

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
-from gpurun.providers.aws.account import account_of, may_launch
+from gpurun.providers.aws.account import account_of, mark_of, may_launch
 from gpurun.providers.aws.errors import NOT_ALLOWED, preparing, trouble
 from gpurun.providers.aws.image import Image, choose_image
 from gpurun.providers.aws.launch import launch, network_of
@@ -19,6 +19,7 @@ from gpurun.providers.aws.schedule import arm_schedule
 from gpurun.providers.aws.side import GROUP, leftovers_in, let_in, make_group, public_address, remove_leftover
 from gpurun.providers.aws.wire import Refused, Wire, everywhere
 from gpurun.providers.base import Traits, Unknown
+from gpurun.providers.refusals import RejectedFor, no_such_region
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class AwsProvider:
         my_address: Callable[[], str] | None = None,
     ) -> None:
         self._wire = Wire(clock, region)
+        self._named_region = region
         self._spot = spot
         self._subnet = subnet
         self._my_address = my_address or partial(public_address, clock)
@@ -71,6 +73,8 @@ class AwsProvider:
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         """The known types that are offered in the region, on demand or (with `spot`) on spot, never both."""
+        if not self._has_region():
+            return []
         try:
             return offers_for_need(self._wire, need, known, spot=self._spot)
         except Refused as refused:
@@ -90,19 +94,26 @@ class AwsProvider:
             image = self._image(region, order.image)
             network = network_of(self._wire, region, self._subnet)
             group = make_group(self._wire, order, network.vpc, self._my_address)
+            told = launch(self._wire, order, image, network, group)
         except Refused as refused:
             raise preparing(refused) from refused
-        made = instance_of(region, launch(self._wire, order, image, network, group))
+        except SetupError as error:  # The SDK could not sign the request, so that none was sent.
+            raise RejectedFor(error) from error
+        made = instance_of(region, told)
         arm_schedule(self._wire, order, made.id.rpartition("/")[2])
         return made
 
     def find(self, token: str | None) -> list[Instance]:
         """All that bears the token, the terminated of the last hour too, as long as EC2 lists them."""
-        answers = self._everywhere(token, lambda region: instances_in(self._wire, region, token))
-        found = [one for here in answers for one in here]
+        answers, doubt = self._everywhere(token, lambda region: instances_in(self._wire, region, token))
+        found = sorted((one for here in answers for one in here), key=lambda one: (one.created_wall or 0.0, one.id))
+        if isinstance(doubt, Unknown):
+            raise Unknown(str(doubt), found=tuple(found)) from doubt
+        if doubt is not None:
+            raise doubt
         if token and found:
             self._homes[token] = found[0].region
-        return sorted(found, key=lambda one: (one.created_wall or 0.0, one.id))
+        return found
 
     def read(self, instance_id: str) -> Instance:
         """One instance; its id names the region, so nobody else is asked."""
@@ -135,8 +146,23 @@ class AwsProvider:
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Firewall groups, volumes and network cards that no machine holds, and schedules."""
-        answers = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
+        answers, doubt = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
+        if doubt is not None:
+            raise doubt
         return [one for here in answers for one in here]
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """How far this machine's clock is ahead of AWS's; None before its first answer."""
+        return self._wire.clock_ahead_s
+
+    def regions(self) -> tuple[str, ...]:
+        """The regions that the account has switched on."""
+        return tuple(self._regions)
+
+    def account_mark(self) -> str:
+        """The mark of the account that the credentials are of; SetupError when AWS does not take them."""
+        return self._mark
 
     def remove(self, leftover: Leftover) -> None:
         """Ask for the removal of one; Unknown while something still needs it."""
@@ -147,6 +173,10 @@ class AwsProvider:
         if (region, named) not in self._images:
             self._images[region, named] = choose_image(self._wire, region, named)
         return self._images[region, named]
+
+    @cached_property
+    def _mark(self) -> str:
+        return mark_of(self._wire)
 
     @cached_property
     def _regions(self) -> list[str]:
@@ -160,20 +190,34 @@ class AwsProvider:
             raise Unknown("AWS names no region")
         return names
 
-    def _everywhere(self, token: str | None, look: Callable[[str], list[T]]) -> list[list[T]]:
-        """What each region answers: the token's own, where that is known; else all that are switched on.
+    def _has_region(self) -> bool:
+        """Whether the chosen region is there, for of one that is not the SDK would only say that nobody answers.
 
-        A region that does not answer makes the whole Unknown, unless what was looked for was found elsewhere, or
-        nothing can be there: these credentials may neither look into it nor launch in it.
+        SetupError where it is the SDK's own settings that name such a one: `--region` may mean another cloud's.
+        """
+        chosen = self._wire.chosen_region
+        if not chosen or chosen == self._wire.region or chosen in self._regions:
+            return True
+        if self._named_region:
+            return False
+        told = no_such_region(chosen, {self.name: self._regions})
+        raise SetupError(told.code, told.what, hint=f"{told.hint} The AWS SDK's settings name it: aws configure.")
+
+    def _everywhere(
+        self, token: str | None, look: Callable[[str], list[T]]
+    ) -> tuple[list[list[T]], SetupError | Unknown | None]:
+        """What each region answers: the token's own, where that is known, else all that are switched on; and the doubt.
+
+        A region that does not answer leaves one, unless what was looked for was found elsewhere, or nothing can be
+        there: these credentials may neither look into it nor launch in it.
         """
         home = self._homes.get(token or "")
         told, silent = everywhere([home] if home else self._regions, look)
         if token and any(told.values()):
-            return list(told.values())
+            return list(told.values()), None
         doubtful = {region: error for region, error in silent.items() if home or not self._is_closed(region, error)}
-        if doubtful:
-            raise _unseen(doubtful, all_of_them=not told)
-        return list(told.values())
+        doubt = _unseen(doubtful, all_of_them=not told) if doubtful else None
+        return list(told.values()), doubt
 
     def _is_closed(self, region: str, error: Exception) -> bool:
         """Whether an organisation's policy shuts a region; the chosen one is never taken for that."""

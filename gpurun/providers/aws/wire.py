@@ -27,6 +27,8 @@ Told = dict[str, Any]
 
 T = TypeVar("T")
 FALLBACK_REGION = "us-east-1"
+_HOMES = {"cn-": "cn-north-1", "us-gov-": "us-gov-west-1"}
+"""The partitions whose credentials are no good in the fallback region."""
 CONNECT_S, READ_S = 5, 30
 PATIENCE_S = 60.0
 _LOST_TRIES = 3
@@ -47,6 +49,9 @@ _NO_WAY = (
 
 class Refused(Exception):
     """AWS answered with an error; what that means is for whoever asked to judge."""
+
+    clock_ahead_s: float | None = None
+    """How far this machine's clock was ahead of AWS's, by the refusal's own Date header."""
 
     def __init__(self, operation: str, code: str, words: str, status: int) -> None:
         super().__init__(f"{code}: {words}")
@@ -75,8 +80,15 @@ class Wire:
 
     @property
     def region(self) -> str:
-        """Where questions are asked that are about no region."""
-        return self.chosen_region or FALLBACK_REGION
+        """Where questions are asked that are about no region: the chosen one, if the SDK has heard of it.
+
+        The address of a region that is not there answers nobody, not even that it is not there.
+        """
+        chosen = self.chosen_region or FALLBACK_REGION
+        session = self._opened()
+        if any(chosen in session.get_available_regions("ec2", one) for one in session.get_available_partitions()):
+            return chosen
+        return next((home for prefix, home in _HOMES.items() if chosen.startswith(prefix)), FALLBACK_REGION)
 
     def call(self, service: str, region: str, operation: str, *, once: bool = False, **asked: Any) -> Told:
         """Ask, and return the answer; Refused when AWS says no, Unknown when it says nothing clear.
@@ -153,19 +165,25 @@ class Wire:
         try:
             answer: Told = getattr(client, operation)(**asked)
         except Exception as error:
-            raise _told(error, operation, region) from error
+            told = _told(error, operation, region)
+            if isinstance(told, Refused):
+                told.clock_ahead_s = self._compare_clocks(getattr(error, "response", {}), sent_wall)
+            raise told from error
         if changes:
             crashpoint(f"after aws.{operation}")
-        self._compare_clocks(answer, (sent_wall + self.clock.wall()) / 2)
+        self._compare_clocks(answer, sent_wall)
         return answer
 
-    def _compare_clocks(self, answer: Told, wall: float) -> None:
-        """Remember the skew; a Date header names whole seconds, so half a second more is meant."""
+    def _compare_clocks(self, answer: Told, sent_wall: float) -> float | None:
+        """Remember the skew, and tell it; a Date header names whole seconds, so half a second more is meant."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        wall = (sent_wall + self.clock.wall()) / 2
         try:
-            self.clock_ahead_s = round(wall - parsedate_to_datetime(date).timestamp() - 0.5, 1)
+            ahead_s = round(wall - parsedate_to_datetime(date).timestamp() - 0.5, 1)
         except (ValueError, TypeError, OverflowError):
-            return
+            return None
+        self.clock_ahead_s = ahead_s
+        return ahead_s
 
     def _opened(self) -> Any:
         with self._lock:

@@ -57,3 +57,16 @@ class Thing:
     leftover: Leftover
     made_s: float
     removed_s: float | None = None
+
+
+def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
+    """What an order leaves of a kind: one for each token."""
+    told = Leftover(
+        provider=provider,
+        kind=kind,
+        id=f"{kind}-{order.token}",
+        run=order.run,
+        token=order.token,
+        deadline_wall=order.deadline_wall,
+    )
+    return Thing(told, made_s)

@@ -15,7 +15,7 @@ from gpurun.core.model import Account, Address, GpuNeed, Instance, InstanceState
 from gpurun.core.money import Micros, cost_of, times, total
 from gpurun.core.secrets import Secret
 from gpurun.providers.base import Hand, NoCapacity, Rejected, Unknown
-from gpurun.providers.fake.boxes import Box, Fault, Thing
+from gpurun.providers.fake.boxes import Box, Fault, Thing, thing_of
 from gpurun.providers.fake.profile import Profile
 
 CALL_S = 0.2
@@ -27,6 +27,7 @@ class FakeCloud:
 
     `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
     called around each verb, and may raise to kill whoever called. In `outages` (true seconds) nobody gets an answer.
+    `account` is the mark of whoever's key is used.
     """
 
     profile: Profile
@@ -36,6 +37,7 @@ class FakeCloud:
     passing: Callable[[str], None] = lambda place: None
     outages: list[tuple[float, float]] = field(default_factory=list)
     stock: Sequence[Offer] = ()
+    account: str = "account:simulated"
     boxes: list[Box] = field(default_factory=list)
     things: list[Thing] = field(default_factory=list)
     history: list[tuple[float, str, str]] = field(default_factory=list)
@@ -124,6 +126,15 @@ class FakeCloud:
         if self.profile.timer != "handed":
             return None
         return Hand(script=b"#!/bin/sh\nexit 0\n", secret=Secret("simulated-guard-key"), words="guard key")
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far the laptop's clock is ahead of true time."""
+        return self.clock.wall() - self.clock.monotonic() - self._epoch
+
+    def account_mark(self) -> str:
+        """Whose key it is."""
+        return self.account
 
     def arm(self, instance_id: str) -> None:
         """The handed timer has arrived on a box."""
@@ -272,21 +283,14 @@ class FakeCloud:
         )
 
     def _told_rate(self, box: Box, verb: str) -> Micros | None:
+        """The rate as a verb tells it, which a test may have differ from verb to verb."""
         return box.rate if self.profile.tells_rate else None
 
     def _leave_things(self, order: Order) -> None:
         for kind in self.profile.leaves:
-            name = f"{kind}-{order.token}"
-            if all(thing.leftover.id != name for thing in self.things):
-                told = Leftover(
-                    provider=self.name,
-                    kind=kind,
-                    id=name,
-                    run=order.run,
-                    token=order.token,
-                    deadline_wall=order.deadline_wall,
-                )
-                self.things.append(Thing(told, self.now))
+            left = thing_of(self.name, kind, order, self.now)
+            if all(thing.leftover.id != left.leftover.id for thing in self.things):
+                self.things.append(left)
 
 
 def _revoked() -> SetupError:

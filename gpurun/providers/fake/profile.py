@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.core.model import Teardown
@@ -65,18 +65,7 @@ LAMBDA = Profile(
     billing_unit_s=60,
     leaves=("ssh_key",),
 )
-LAMBDA_GUARDED = Profile(
-    name="lambda",
-    traits=LAMBDA.traits,
-    idempotent=False,
-    timer="handed",
-    timer_needs_api=True,
-    tells_rate=True,
-    list_lag_s=15.0,
-    dying_s=20.0,
-    billing_unit_s=60,
-    leaves=("ssh_key",),
-)
+LAMBDA_GUARDED = replace(LAMBDA, timer="handed", timer_needs_api=True)
 AWS = Profile(
     name="aws",
     traits=_traits("https://console.aws.amazon.com/ec2/home#Instances:"),

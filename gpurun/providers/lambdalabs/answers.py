@@ -7,30 +7,36 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.money import Micros, usd
 from gpurun.providers._http import Answer
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.refusals import RejectedFor, bad_key, no_quota, not_allowed, not_ready
 
 NOT_THERE = "global/object-does-not-exist"
 NO_SUCH_PATH = "global/not-found"
 _SOLD_OUT = "instance-operations/launch/insufficient-capacity"
+_NO_QUOTA = "global/quota-exceeded"
+_CONSOLE, _SUPPORT = "https://cloud.lambda.ai", "https://support.lambda.ai"
 _ACCOUNT = {
-    "global/invalid-api-key": "Give another key: gpurun auth set lambda.",
-    "global/account-inactive": "It needs a verified e-mail address and a payment method: see Lambda's console.",
-    "global/invalid-address": "Its billing address is not valid: correct it in Lambda's console.",
-    "global/forbidden": "Give the key of somebody who may: gpurun auth set lambda.",
+    "global/invalid-api-key": (bad_key, "the key", "Give another key: gpurun auth set lambda."),
+    "global/forbidden": (not_allowed, "the key", "Give the key of somebody who may: gpurun auth set lambda."),
+    "global/account-inactive": (
+        not_ready,
+        "the account",
+        f"It needs a verified e-mail address and a payment method: {_CONSOLE}.",
+    ),
+    "global/invalid-address": (
+        not_ready,
+        "the account",
+        f"Its billing address is not valid: correct it at {_CONSOLE}.",
+    ),
 }
-"""What to do about a key or an account that is refused."""
-_REFUSED = {
-    "global/quota-exceeded": "Lambda's support raises the quota.",
-    "global/invalid-parameters": "",
-    "instance-operations/launch/file-system-in-wrong-region": "",
-    NOT_THERE: "",
-    NO_SUCH_PATH: "",
-    **_ACCOUNT,
-}
-"""The codes of a request that was turned down as a whole, and what to do."""
+"""Keys and accounts that are refused: as which error, what is refused, and what to do about it."""
+_WRONG = frozenset(
+    {"global/invalid-parameters", "instance-operations/launch/file-system-in-wrong-region", NOT_THERE, NO_SUCH_PATH}
+)
+"""The codes of a request that was turned down as a whole."""
 # Lambda's keys have dots and underscores in them, and the base64 of a host key may be repeated from the request.
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_.]{40,}")
 _MOST_DIGITS = 9
@@ -69,18 +75,30 @@ def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
     code, words = code_of(answer), words_of(answer)
     if 400 <= answer.status < 500 and code == _SOLD_OUT:
         return NoCapacity(words)
-    if 400 <= answer.status < 500 and code in _REFUSED:
-        return Rejected(f"{words} {_REFUSED[code]}".strip())
-    return Unknown(f"Lambda answered {words}")
+    if 400 <= answer.status < 500 and code in _WRONG:
+        return Rejected(words)
+    told = _about_the_account(answer, code, words)
+    return RejectedFor(told) if told else Unknown(f"Lambda answered {words}")
 
 
 def trouble(answer: Answer) -> SetupError | Unknown:
     """What an unexpected answer to anything but a launch is."""
     code, words = code_of(answer), words_of(answer)
-    if 400 <= answer.status < 500 and code in _ACCOUNT:
-        whose = "the key" if code in ("global/invalid-api-key", "global/forbidden") else "the account"
-        return SetupError("auth.refused", f"Lambda refuses {whose} ({words}).", hint=_ACCOUNT[code])
-    return Unknown(f"Lambda answered {words}")
+    told = _about_the_account(answer, code, words)
+    return told if isinstance(told, SetupError) else Unknown(f"Lambda answered {words}")
+
+
+def _about_the_account(answer: Answer, code: str, words: str) -> GpurunError | None:
+    """The refusals that somebody can mend: a key, an account, a quota."""
+    if not 400 <= answer.status < 500:
+        return None
+    if code == _NO_QUOTA:
+        hint = f"Nothing was made; ask Lambda's support for a higher instance quota: {_SUPPORT}."
+        return no_quota(f"Lambda's quota for this account is used up ({words}).", hint=hint)
+    if code in _ACCOUNT:
+        error, refused, hint = _ACCOUNT[code]
+        return error(f"Lambda refuses {refused} ({words}).", hint=hint)
+    return None
 
 
 def hourly(cents: object) -> Micros | None:

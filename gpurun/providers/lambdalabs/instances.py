@@ -13,13 +13,14 @@ from gpurun.providers.lambdalabs.answers import hourly, part
 USER = "ubuntu"
 RUN, TOKEN, DEADLINE = "gpurun-run", "gpurun-token", "gpurun-deadline"
 
+AILING = "unhealthy"
 _FORM = re.compile(r"gr-([a-z0-9-]{1,40})-[0-9a-f]{8}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _SECONDS = re.compile(r"[0-9]{1,12}")
 _STATES = {
     "booting": InstanceState.PENDING,
     "active": InstanceState.RUNNING,
-    "unhealthy": InstanceState.RUNNING,  # It may recover, and it is billed either way.
+    AILING: InstanceState.RUNNING,  # It may recover, and it is billed either way.
     "terminating": InstanceState.STOPPING,
     "terminated": InstanceState.GONE,
     "preempted": InstanceState.STOPPED,  # Nobody says that its billing has ended.

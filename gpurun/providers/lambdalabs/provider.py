@@ -19,9 +19,12 @@ from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import Hand, Rejected, Traits, Unknown
 from gpurun.providers.lambdalabs import ssh_keys
 from gpurun.providers.lambdalabs.answers import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
-from gpurun.providers.lambdalabs.instances import body_of, checked_id, instance_of, is_id, launched
+from gpurun.providers.lambdalabs.instances import AILING, body_of, checked_id, instance_of, is_id, launched
+from gpurun.providers.marks import mark_of_key
 
 _BILLING_UNIT_S = 60
+AILING_LIMIT_S = 300.0
+"""How long an unhealthy machine is waited for: one that powered itself off is told so too, and is billed on."""
 _TRAITS = Traits(
     settle_s=120.0,
     poll_s=10.0,
@@ -66,6 +69,8 @@ class LambdaProvider:
         self._guard_key = guard_key
         self._pace = pace
         self._launched_mono = float("-inf")
+        self._ailing_mono: dict[str, float] = {}
+        self._mark = mark_of_key(self.name, self._base_url, key)
         headers = {"Authorization": f"Bearer {key.reveal()}"}
         self._http = Http(self._base_url, headers=headers, clock=clock, name="lambda", least_gap_s=pace.request_s)
 
@@ -124,14 +129,17 @@ class LambdaProvider:
         return sorted(ours, key=lambda one: one.id)
 
     def read(self, instance_id: str) -> Instance:
-        """One instance; GONE only when Lambda says that it is terminated, or by its code that there is none."""
+        """One instance; GONE only when Lambda says that it is terminated, or by its code that there is none.
+
+        One that has been told as unhealthy for five minutes is STOPPED: it will not recover.
+        """
         answer = self._http.request("GET", f"/instances/{checked_id(instance_id)}")
         if answer.status == 404 and code_of(answer) == NOT_THERE:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
         read = instance_of(data_of(answer, dict))
         if read.id != instance_id:
             raise Unknown(f"Lambda told of {read.id} when it was asked about {instance_id}")
-        return read
+        return read.model_copy(update={"state": InstanceState.STOPPED}) if self._has_failed(read) else read
 
     def destroy(self, instance_id: str) -> None:
         """Terminate it. An answer that does not come soon is Unknown: asking again harms nobody."""
@@ -170,6 +178,27 @@ class LambdaProvider:
             lease_s=max(1, int(instance.deadline_wall - self._clock.wall())),
         )
         return Hand(script=script, secret=self._guard_key, words="a loop on the machine, with the guard key")
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """How far this machine's clock is ahead of Lambda's; None before its first answer."""
+        return self._http.clock_ahead_s
+
+    def regions(self) -> tuple[str, ...]:
+        """The names of all regions, with capacity or without."""
+        return tuple(_regions(data_of(self._http.request("GET", "/regions"), list)))
+
+    def account_mark(self) -> str:
+        """The mark of the key, for Lambda does not say whose it is; nothing is asked."""
+        return self._mark
+
+    def _has_failed(self, read: Instance) -> bool:
+        """Whether it has ailed for too long, as far as this process has looked."""
+        if read.said != AILING:
+            self._ailing_mono.pop(read.id, None)
+            return False
+        now = self._clock.monotonic()
+        return now - self._ailing_mono.setdefault(read.id, now) >= AILING_LIMIT_S
 
     def _instances(self) -> list[Instance]:
         """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""

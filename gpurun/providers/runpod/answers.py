@@ -10,9 +10,12 @@ from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros, usd
 from gpurun.providers._http import Answer
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.refusals import RejectedFor, bad_key, no_funds, not_allowed, retired
 
 _SOLD_OUT = ("no longer any instances", "does not have the resources", "no instances available")
 _NO_FUNDS = ("balance", "at least $", "funds")
+_BILLING_URL = "https://console.runpod.io/user/billing"
+_ANOTHER_KEY = "Give a key with full access to pods: gpurun auth set runpod."
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_]{40,}")
 _MOST_DIGITS = 7
 _NOISE_USD = Decimal("0.000001")
@@ -40,12 +43,14 @@ def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
     if answer.status in (400, 403) and is_sold_out(words):
         return NoCapacity(words)
     match answer.status:
-        case 401 | 403:
-            return Rejected(f"the key may not create pods ({words}); give one that may: gpurun auth set runpod")
+        case 401:
+            return RejectedFor(bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY))
+        case 403:
+            return RejectedFor(not_allowed(f"This key may not create pods at RunPod ({words}).", hint=_ANOTHER_KEY))
         case 402:
-            return Rejected(f"the account's balance does not pay for an hour of this ({words}); add credit to it")
+            return _penniless(words)
         case 410:
-            return Rejected(f"this way of asking is retired ({words}); upgrade gpurun")
+            return RejectedFor(retired(f"RunPod retired this way of asking ({words})."))
         case 400 | 404 | 405 | 406 | 413 | 415 | 422:
             return Rejected(words)
     return Unknown(words)
@@ -56,10 +61,15 @@ def refusal_in_words(words: str) -> NoCapacity | Rejected | Unknown:
     if is_sold_out(words):
         return NoCapacity(words)
     if any(sign in words.lower() for sign in _NO_FUNDS):
-        return Rejected(f"the account's balance does not pay for this ({words}); add credit to it")
+        return _penniless(words)
     if any(sign in words for sign in ("Syntax Error", "Cannot query", "is not defined by type", "was not provided")):
         return Rejected(words)
     return Unknown(words)
+
+
+def _penniless(words: str) -> RejectedFor:
+    what = f"The balance at RunPod does not pay for an hour of this ({words})."
+    return RejectedFor(no_funds(what, billing_url=_BILLING_URL))
 
 
 def is_sold_out(words: str) -> bool:
@@ -70,11 +80,12 @@ def is_sold_out(words: str) -> bool:
 def trouble(answer: Answer) -> SetupError | Unknown:
     """What an unexpected answer to anything but a create is."""
     words = words_of(answer)
-    if answer.status in (401, 403):
-        hint = "Give a key with full access to pods: gpurun auth set runpod."
-        return SetupError("auth.refused", f"RunPod refuses the key ({words}).", hint=hint)
+    if answer.status == 401:
+        return bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY)
+    if answer.status == 403:
+        return not_allowed(f"RunPod does not let this key do what was asked for ({words}).", hint=_ANOTHER_KEY)
     if answer.status == 410:
-        return SetupError("provider.retired", f"RunPod retired this way of asking ({words}).", hint="Upgrade gpurun.")
+        return retired(f"RunPod retired this way of asking ({words}).")
     return Unknown(f"RunPod gave no clear answer ({words})")
 
 

@@ -42,15 +42,25 @@ def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float) -> list[Offe
     return found
 
 
+def data_centers(http: Http) -> tuple[str, ...]:
+    """The ids of all data centres."""
+    listed = _listed(http, "datacenters", "dataCenters", {})
+    return tuple(str(one["id"]) for one in listed if isinstance(one.get("id"), str))
+
+
 def _entries(http: Http, what: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     """The entries of a catalogue that are not sold out; what is not told is not held against it."""
+    yield from (one for one in _listed(http, what, what, query) if one.get("availability") != "NONE")
+
+
+def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     answer = http.request("GET", f"/v2/catalog/{what}", query=query)
     if answer.status != 200:
         raise trouble(answer)
-    listed = answer.json.get(what) if isinstance(answer.json, dict) else None
+    listed = answer.json.get(key) if isinstance(answer.json, dict) else None
     if not isinstance(listed, list):
         raise Unknown(f"RunPod's catalogue of {what} cannot be read")
-    yield from (one for one in listed if isinstance(one, dict) and one.get("availability") != "NONE")
+    yield from (one for one in listed if isinstance(one, dict))
 
 
 def _row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from gpurun.core.clock import Clock
@@ -18,9 +19,10 @@ from gpurun.core.money import Micros, total
 from gpurun.core.secrets import Secret
 from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.marks import mark_of_account, mark_of_key
 from gpurun.providers.runpod import graphql
 from gpurun.providers.runpod.answers import money, refusal, trouble, words_of
-from gpurun.providers.runpod.catalogue import cpu_offers, gpu_offers
+from gpurun.providers.runpod.catalogue import cpu_offers, data_centers, gpu_offers
 from gpurun.providers.runpod.pods import BODY_LIMIT_BYTES, body_of, checked_id, instance_of
 from gpurun.providers.runpod.spot import create_spot, spot_offers
 
@@ -97,9 +99,15 @@ class RunPodProvider:
 
     def find(self, token: str | None) -> list[Instance]:
         """Every pod that bears the token by its environment or, where that is not told, by its name."""
-        found = {one.id: one for one in map(instance_of, self._pods())}
-        ours = [one for one in found.values() if one.token and token in (None, one.token)]
-        return sorted(ours, key=lambda one: (one.created_wall or 0.0, one.id))
+        found: dict[str, Instance] = {}
+        try:
+            for pod in self._pods():
+                one = instance_of(pod)
+                if one.token and token in (None, one.token):
+                    found[one.id] = one
+        except Unknown as error:
+            raise Unknown(str(error), found=_oldest_first(found)) from error
+        return list(_oldest_first(found))
 
     def read(self, instance_id: str) -> Instance:
         """One pod; an answer of 404 is GONE, which proves nothing without the list."""
@@ -140,6 +148,33 @@ class RunPodProvider:
         settled = datetime.fromtimestamp(self._their_wall(), UTC) - end > _SETTLED_AFTER
         return Charge(provider=self.name, instance_id=instance_id, micros=total(*amounts), settled=settled)
 
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """How far this machine's clock is ahead of RunPod's; None before its first answer."""
+        return self._http.clock_ahead_s
+
+    def regions(self) -> tuple[str, ...]:
+        """The data centres, by the names that a pod's place is asked for with."""
+        return data_centers(self._http)
+
+    def account_mark(self) -> str:
+        """The mark of the user that RunPod names; of the key where GraphQL, which alone names it, is closed to that.
+
+        Asked once. Unknown when there is no clear answer, SetupError when REST refuses the key too.
+        """
+        return self._mark
+
+    @cached_property
+    def _mark(self) -> str:
+        answer = self._http.request("POST", "/graphql", body={"query": "query{myself{id}}"})
+        if answer.status >= 500:
+            raise trouble(answer)
+        user = _user_of(answer.json) if answer.status == 200 else ""
+        if user:
+            return mark_of_account(self.name, user)
+        list(self._pods())  # Whoever may read these has a key that is good, whatever GraphQL makes of it.
+        return mark_of_key(self.name, self._base_url, self._key)
+
     def _post(self, body: dict[str, Any]) -> Answer:
         if len(json.dumps(body).encode()) > BODY_LIMIT_BYTES:
             raise Rejected(f"the order is larger than the {BODY_LIMIT_BYTES} bytes that RunPod takes")
@@ -178,6 +213,21 @@ class RunPodProvider:
     def _their_wall(self) -> float:
         """The time by RunPod's clock."""
         return self._clock.wall() - (self._http.clock_ahead_s or 0.0)
+
+
+def _oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
+    return tuple(sorted(found.values(), key=lambda one: (one.created_wall or 0.0, one.id)))
+
+
+def _user_of(told: object) -> str:
+    """The user's id; empty where GraphQL says no, Unknown where it says nothing that can be read."""
+    if not isinstance(told, dict) or not ({"data", "errors"} & set(told)):
+        raise Unknown("RunPod's GraphQL gave no whole answer")
+    if "INTERNAL_SERVER_ERROR" in str(told.get("errors")):
+        raise Unknown("RunPod's GraphQL is out of order")
+    data = told.get("data")
+    me = data.get("myself") if isinstance(data, dict) else None
+    return str(me.get("id") or "") if isinstance(me, dict) else ""
 
 
 def _next(page: Mapping[str, Any]) -> tuple[str, bool]:

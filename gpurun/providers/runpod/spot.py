@@ -11,6 +11,7 @@ from gpurun.core.model import Instance, InstanceState, Offer, Order
 from gpurun.core.money import Micros, times
 from gpurun.core.secrets import Secret
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.refusals import RejectedFor
 from gpurun.providers.runpod.answers import rate, refusal_in_words
 from gpurun.providers.runpod.graphql import Refused, ask, text
 from gpurun.providers.runpod.pods import DISK_GB, IMAGE, arguments_of, environment, instance_of
@@ -41,7 +42,9 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     """
     try:
         (bid,) = _lowest_bids([order.offer], key, base_url)
-    except (SetupError, Unknown) as error:  # Nothing was asked for yet.
+    except SetupError as error:  # Nothing was asked for yet.
+        raise RejectedFor(error) from error
+    except Unknown as error:
         raise Rejected(f"the lowest bid cannot be read: {error}") from error
     if bid is None or times(bid.micros, order.offer.gpu_count) > order.offer.rate_micros_per_hour:
         raise NoCapacity("no spot pod is to be had at the price that was agreed to")
@@ -50,7 +53,7 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     except Refused as error:
         raise refusal_in_words(str(error)) from error
     except SetupError as error:
-        raise Rejected(f"{error.what} {error.hint}") from error
+        raise RejectedFor(error) from error
     pod = told.get("podRentInterruptable")
     if not isinstance(pod, dict):
         raise Unknown("RunPod's GraphQL told of no pod and of no error")

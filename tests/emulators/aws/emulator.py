@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.emulators.aws.calls import AwsError, Call, Fault, Reply, error_reply,
 from tests.emulators.aws.guest import Boot, FakeGuest
 from tests.emulators.aws.rules import Rules
 from tests.emulators.aws.world import World
+from tests.emulators.serving import Emulator
 
 # moto would read thousands of images that nobody here boots.
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
@@ -24,35 +24,36 @@ KEY, SECRET = "AKIAEMULATED000EXAMPLE", "emulated-secret-access-key-0123456789"
 _one_at_a_time = threading.Lock()  # moto's state is the process's.
 
 
-class AwsEmulator:
-    """One account on one loopback address, until `stop`. `world` is the truth, `calls` what was asked.
-
-    `rules` says what there is and what is allowed; `environment` points the SDK here.
-    """
+class AwsEmulator(Emulator):
+    """`world` is the truth, `calls` what was asked; `rules` says what there is and what is allowed."""
 
     def __init__(self, *, clock: Clock | None = None, boot: Boot = FakeGuest, tick_s: float | None = 0.05) -> None:
+        super().__init__(tick_s)
         self.world = World(clock or SystemClock(), boot)
         self.rules = Rules()
         self.calls: list[tuple[str, str]] = []
         self.launches: list[dict[str, str]] = []
-        self._faults: dict[str, list[Fault | None]] = defaultdict(list)
-        self._ended = threading.Event()
-        self._tick_s = tick_s
-        self._threads: list[threading.Thread] = []
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the SDK has to be told."""
-        host, port = self._server.server_address[:2]
         return {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ENDPOINT_URL": self.origin,
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def start(self) -> AwsEmulator:
+    def stop(self) -> None:
+        try:
+            super().stop()
+        finally:
+            _one_at_a_time.release()
+
+    def count(self, action: str, region: str | None = None) -> int:
+        return sum(1 for name, place in self.calls if name == action and region in (None, place))
+
+    def _serve(self) -> Any:
         from moto.moto_api._internal import moto_api_backend
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
@@ -60,46 +61,14 @@ class AwsEmulator:
             raise RuntimeError("another emulator of AWS runs in this process")
         moto_api_backend.reset()
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._door, threaded=True, request_handler=_Quiet)
-        self._threads = [threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)]
-        if self._tick_s is not None:
-            self._threads.append(threading.Thread(target=self._tick, daemon=True))
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
-        self.world.close()
-        _one_at_a_time.release()
-
-    def __enter__(self) -> AwsEmulator:
-        return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def fail(self, action: str, *faults: Fault | None) -> None:
-        """The next requests for an action go wrong in these ways, one each; None lets one pass."""
-        self._faults[action] += faults
-
-    def count(self, action: str, region: str | None = None) -> int:
-        return sum(1 for name, place in self.calls if name == action and region in (None, place))
-
-    def _tick(self) -> None:
-        """Time passes for instances that nobody asks about."""
-        while not self._ended.wait(self._tick_s):
-            with self.world.lock:
-                self.world.tick()
+        server = make_server("127.0.0.1", 0, self._door, threaded=True, request_handler=_Handler)
+        server.world = self.world
+        return server
 
     def _door(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         call = read_call(environ)
         with self.world.lock:
-            fault = self._next_fault(call)
+            fault = None if "DryRun" in call.form else self.next_fault(call.action)
             if fault is Fault.DROP_REQUEST:
                 return _cut(environ)
             try:
@@ -115,10 +84,6 @@ class AwsEmulator:
         headers = [("Content-Type", reply.kind), ("Content-Length", str(len(reply.body)))]
         start_response(f"{reply.status} -", headers)
         return [reply.body]
-
-    def _next_fault(self, call: Call) -> Fault | None:
-        waiting = self._faults[call.action]
-        return waiting.pop(0) if waiting and "DryRun" not in call.form else None
 
     def _answer(self, call: Call, fault: Fault | None) -> Reply:
         """One request that has come in, with moto's clockwork brought up to date before and after."""
@@ -148,7 +113,12 @@ class AwsEmulator:
         return Reply(told["status"], body, kind)
 
 
-class _Quiet(WSGIRequestHandler):
+class _Handler(WSGIRequestHandler):
+    server: Any
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(int(self.server.world.clock.wall()))
+
     def log(self, *args: Any) -> None:
         """Nothing is said of a request."""
 

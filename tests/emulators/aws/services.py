@@ -12,6 +12,10 @@ from tests.emulators.aws.world import ACCOUNT, World
 PassOn = Callable[[Call], Reply]
 Answer = Callable[[Call, World, Rules, PassOn, bool], Reply]
 _PAGE = 10
+_IDENTITY = (
+    '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>{}'
+    "</GetCallerIdentityResult></GetCallerIdentityResponse>"
+)
 _REGIONS_OF_PRICING = ("us-east-1", "eu-central-1", "ap-south-1")
 
 
@@ -59,6 +63,15 @@ def create_schedule(call: Call, world: World, rules: Rules, pass_on: PassOn, lie
     return pass_on(call)
 
 
+def get_caller_identity(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """Of the emulated account moto tells; of another one no more than its number."""
+    if call.key not in rules.strangers:
+        return pass_on(call)
+    number = rules.strangers[call.key]
+    told = f"<Arn>arn:aws:iam::{number}:user/else</Arn><UserId>AIDAELSE</UserId><Account>{number}</Account>"
+    return Reply(200, _IDENTITY.format(told).encode())
+
+
 def _product(type_id: str, region: str, price: str | None, option: str) -> str:
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": price}, "beginRange": "0", "endRange": "Inf"}
     attributes = {"instanceType": type_id, "regionCode": region, "marketoption": option, "operatingSystem": "Linux"}
@@ -71,4 +84,5 @@ ANSWERS: dict[str, Answer] = {
     "GetProducts": get_products,
     "GetServiceQuota": get_service_quota,
     "CreateSchedule": create_schedule,
+    "GetCallerIdentity": get_caller_identity,
 }

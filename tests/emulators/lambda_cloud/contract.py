@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-SPEC = Path(__file__).parents[3].parent / "shared" / "providers" / "specs" / "lambda-v1.openapi.json"
-ABSENT = "Lambda's OpenAPI document does not lie beside this checkout"
+from tests.emulators.specs import differences, document
+
+SPEC = "lambda-v1.openapi.json"
 
 
 def request_errors(method: str, path: str, query: set[str], body: Any) -> list[str]:
@@ -24,7 +22,7 @@ def request_errors(method: str, path: str, query: set[str], body: Any) -> list[s
     schema = content["application/json"]["schema"]
     strange = sorted(set(body) - set(schema["properties"])) if isinstance(body, dict) else []
     errors += [f"{method} {path}: unknown property {name}" for name in strange]
-    return errors + _differences(schema, body)
+    return errors + differences(SPEC, schema, body)
 
 
 def answer_errors(method: str, path: str, status: int, body: Any) -> list[str]:
@@ -33,7 +31,7 @@ def answer_errors(method: str, path: str, status: int, body: Any) -> list[str]:
     told = operation["responses"].get(str(status)) if operation else None
     if told is None:
         return []
-    return [f"{method} {path} {status}: {error}" for error in _differences(_schema(told), body)]
+    return [f"{method} {path} {status}: {error}" for error in differences(SPEC, _schema(told), body)]
 
 
 def _schema(response: dict[str, Any]) -> dict[str, Any]:
@@ -41,20 +39,6 @@ def _schema(response: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-@cache
-def _document() -> dict[str, Any] | None:
-    return json.loads(SPEC.read_text()) if SPEC.is_file() else None
-
-
 def _operation(method: str, path: str) -> dict[str, Any] | None:
-    document = _document()
-    return document["paths"].get(f"/api/v1{path}", {}).get(method.lower()) if document else None
-
-
-def _differences(schema: dict[str, Any], value: Any) -> list[str]:
-    from jsonschema import Draft202012Validator
-
-    document = _document()
-    assert document is not None
-    whole = {**schema, "components": document["components"]}
-    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(whole).iter_errors(value)]
+    told = document(SPEC)
+    return told["paths"].get(f"/api/v1{path}", {}).get(method.lower()) if told else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
 from typing import Any
 
 from gpurun.core.clock import Clock, SystemClock
@@ -13,74 +11,33 @@ from tests.emulators.lambda_cloud.guest import Boot, FakeGuest
 from tests.emulators.lambda_cloud.instance import Instance
 from tests.emulators.lambda_cloud.limits import Limits
 from tests.emulators.lambda_cloud.problems import wrong
-from tests.emulators.lambda_cloud.server import BASE, Server, Trouble
+from tests.emulators.lambda_cloud.server import BASE, Door
 from tests.emulators.lambda_cloud.world import World
+from tests.emulators.serving import HttpEmulator
 
 KEY = "secret_gpurun-test_0123456789abcdef0123456789abcdef.0123456789abcdef"
 
 
-class LambdaEmulator:
-    """One account on one loopback address, until `stop`. `world` is the truth, `requests` what was asked.
+class LambdaEmulator(HttpEmulator):
+    """`nulls` tells what is not known yet as null, which the document does not allow and the real service does."""
 
-    `violations` are requests and answers that the OpenAPI document does not allow. `nulls` tells what is not known yet
-    as null, which the document does not allow either and the real service does. With `tick_s` of None time passes only
-    when somebody asks.
-    """
+    handler = Door
 
     def __init__(self, *, clock: Clock | None = None, boot: Boot = FakeGuest, tick_s: float | None = 0.05) -> None:
+        super().__init__(tick_s)
         self.world = World(clock or SystemClock(), boot)
         self.limits = Limits(self.world.clock)
         self.api_keys = {KEY}
-        self.requests: list[tuple[str, str, Any]] = []
-        self.violations: list[str] = []
         self.retry_after = ""
         self.nulls = False
-        self.ended = threading.Event()
-        self._faults: dict[str, list[Trouble | None]] = defaultdict(list)
-        self._tick_s = tick_s
-        self._server = Server(self)
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        ]
-        if tick_s is not None:
-            self._threads.append(threading.Thread(target=self._tick, daemon=True))
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}{BASE}"
+        return f"{self.origin}{BASE}"
 
-    def start(self) -> LambdaEmulator:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def stop(self) -> None:
-        self.ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
-        with self.world.lock:
-            self.world.close()
-
-    def __enter__(self) -> LambdaEmulator:
-        return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def fail(self, route: str, *faults: Trouble | None) -> None:
-        """The next requests of a route go wrong in these ways, one each; None lets one pass."""
-        self._faults[route] += faults
-
-    def next_fault(self, route: str) -> Trouble | None:
-        return self._faults[route].pop(0) if self._faults[route] else None
-
-    def count(self, route: str) -> int:
-        return sum(1 for _, name, _ in self.requests if name == route)
-
-    def bodies(self, route: str) -> list[Any]:
-        return [body for _, name, body in self.requests if name == route]
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LAMBDA_API_BASE_URL": self.base_url, "LAMBDA_API_KEY": KEY}
 
     def check_request(self, method: str, path: str, query: set[str], body: Any) -> None:
         """Refuse what the document does not allow, and keep it as a violation."""
@@ -133,12 +90,6 @@ class LambdaEmulator:
 
     def _told(self, one: Instance, status: str) -> dict[str, Any]:
         return one.as_json(status, nulls=self.nulls)
-
-    def _tick(self) -> None:
-        """Time passes for instances that nobody asks about."""
-        while not self.ended.wait(self._tick_s):
-            with self.world.lock:
-                self.world.tick()
 
 
 def _on_sale(kind: Any) -> dict[str, Any]:

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from tests.emulators.lambda_cloud.problems import Problem, sold_out
+from tests.emulators.serving import ID, Handler, json_of, route_of
 
 if TYPE_CHECKING:
     from tests.emulators.lambda_cloud.emulator import LambdaEmulator
 
 BASE = "/api/v1"
-_ID = r"(?P<id>[^/]+)"
 _ROUTES = [
     ("GET", "/instance-types", "types"),
     ("GET", "/regions", "regions"),
     ("GET", "/instances", "list"),
-    ("GET", f"/instances/{_ID}", "read"),
+    ("GET", f"/instances/{ID}", "read"),
     ("POST", "/instance-operations/launch", "launch"),
     ("POST", "/instance-operations/terminate", "terminate"),
     ("GET", "/ssh-keys", "keys"),
     ("POST", "/ssh-keys", "add_key"),
-    ("DELETE", f"/ssh-keys/{_ID}", "remove_key"),
+    ("DELETE", f"/ssh-keys/{ID}", "remove_key"),
 ]
 _STALE_S = 60.0
 
@@ -74,29 +71,19 @@ Trouble = Fault | Problem | Lie
 """What can go wrong with a request. A Problem is answered as it stands, before anything happens."""
 
 
-class Server(ThreadingHTTPServer):
-    """A free port of this machine, one thread for each request."""
+class Door(Handler):
+    """One request to Lambda."""
 
-    daemon_threads = True
-    block_on_close = False
+    @property
+    def emulator(self) -> LambdaEmulator:
+        return cast("LambdaEmulator", self.server.emulator)
 
-    def __init__(self, emulator: LambdaEmulator) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.emulator = emulator
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def _any(self) -> None:
-        emulator, parts = self.server.emulator, urlsplit(self.path)
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        route, identifier, path = _route(self.command, parts.path)
+    def any_method(self) -> None:
+        emulator, parts = self.emulator, urlsplit(self.path)
+        raw = self.body()
+        route, identifier, path = route_of(_ROUTES, self.command, parts.path.removeprefix(BASE))
         fault = emulator.next_fault(route)
-        body = _json(raw)
+        body = json_of(raw)
         emulator.requests.append((self.command, route, body))
         if fault is Fault.DROP_REQUEST:
             return
@@ -104,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             emulator.ended.wait()
             return
         if fault is Fault.EDGE_BEFORE or not self.headers.get("User-Agent", "").startswith("gpurun"):
-            self._send(403, "text/html", _EDGE % 1010)
+            self.send(403, "text/html", _EDGE % 1010)
             return
         injected = self._injected(fault, raw)
         if injected is not None:
@@ -122,8 +109,6 @@ class _Handler(BaseHTTPRequestHandler):
         emulator.check_answer(self.command, path, status, told)
         self._reply(fault, status, told)
 
-    do_GET = do_POST = do_DELETE = do_PATCH = do_PUT = _any
-
     def _injected(self, fault: Trouble | None, raw: bytes) -> Problem | None:
         """The error that a test wants answered before anything is looked at."""
         if isinstance(fault, Problem):
@@ -138,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         if scheme == "Basic":
             given = base64.b64decode(given).decode().partition(":")[0]
-        emulator = self.server.emulator
+        emulator = self.emulator
         if given not in emulator.api_keys:
             raise Problem(401, "global/invalid-api-key")
         with emulator.world.lock:
@@ -152,13 +137,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.DROP_RESPONSE:
             return
         if fault is Fault.HANG_AFTER:
-            self.server.emulator.ended.wait()
+            self.emulator.ended.wait()
             return
         if fault is Fault.EDGE_AFTER:
-            self._send(524, "text/html", _EDGE % 524)
+            self.send(524, "text/html", _EDGE % 524)
             return
         if fault is Fault.BLANK_AFTER:
-            self._send(200, "application/json", b"")
+            self.send(200, "application/json", b"")
             return
         if isinstance(fault, Lie):
             status, told = 200, {"data": fault.data}
@@ -166,35 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
             status, told = 500, Problem(500, "global/internal-error").as_json()
         if fault is Fault.UNAVAILABLE_AFTER:
             status, told = 503, Problem(503, "provider/internal-unavailable").as_json()
-        retry = self.server.emulator.retry_after
+        retry = self.emulator.retry_after
         extra = [("Retry-After", retry)] if status == 429 and retry else []
-        self._send(status, "application/json", json.dumps(told).encode(), extra)
-
-    def _send(self, status: int, kind: str, data: bytes, extra: Iterable[tuple[str, str]] = ()) -> None:
-        self.send_response(status)
-        for name, value in [("Content-Type", kind), ("Content-Length", str(len(data))), *extra]:
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return super().date_time_string(int(self.server.emulator.world.clock.wall()))
-
-    def log_message(self, *words: Any) -> None:
-        """Quiet: what was asked stands in `requests`."""
-
-
-def _route(method: str, path: str) -> tuple[str, str, str]:
-    """The name of a route, the id in it, and its path as the document writes it."""
-    for verb, pattern, name in _ROUTES:
-        match = re.fullmatch(BASE + pattern, path)
-        if verb == method and match:
-            return name, match.groupdict().get("id", ""), pattern.replace(_ID, "{id}")
-    return "none", "", path
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw) if raw else None
-    except ValueError:
-        return None
+        self.send(status, "application/json", json.dumps(told).encode(), extra)

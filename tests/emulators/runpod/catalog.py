@@ -75,6 +75,14 @@ def usual_gpus() -> dict[str, GpuKind]:
     return {kind.id: kind for kind in kinds}
 
 
+def data_centers() -> list[dict[str, Any]]:
+    return [
+        {"id": key, "name": name, "region": "NORTH_AMERICA" if key.startswith("US") else "EUROPE",
+         "globalNetwork": True, "networkVolumeTypes": ["STANDARD"], "compliance": []}
+        for key, name in DATA_CENTERS.items()
+    ]  # fmt: skip
+
+
 def usual_cpus() -> dict[str, CpuKind]:
     kinds = [CpuKind("cpu3c", "Compute-Optimized", Decimal("0.03")), CpuKind("cpu5c", "Compute", Decimal("0.035"))]
     return {kind.id: kind for kind in kinds}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-SPEC = Path(__file__).parents[3].parent / "shared" / "providers" / "specs" / "runpod-v2.openapi.json"
+from tests.emulators.specs import differences, document
+
+SPEC = "runpod-v2.openapi.json"
 
 BODY_FIELDS = frozenset(
     (
@@ -19,38 +18,22 @@ GPU_FIELDS = frozenset(("id", "count", "allowedCudaVersions", "minCudaVersion", 
 NEWER_FIELDS = ("entrypoint", "cmd")  # On RunPod's page of creating a pod, not yet in the document.
 
 
-@cache
-def _document() -> dict[str, Any] | None:
-    return json.loads(SPEC.read_text()) if SPEC.is_file() else None
-
-
-@cache
-def _validator(schema: str) -> Any:
-    from jsonschema import Draft202012Validator
-
-    document = _document()
-    assert document is not None
-    return Draft202012Validator({"$ref": f"#/components/schemas/{schema}", "components": document["components"]})
-
-
 def against(schema: str, value: Any) -> list[str]:
     """How a value differs from a schema of the document; nothing where there is no document."""
-    if _document() is None:
-        return []
-    return [f"{error.json_path}: {error.message}" for error in _validator(schema).iter_errors(value)]
+    return differences(SPEC, {"$ref": f"#/components/schemas/{schema}"}, value)
 
 
 def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
     """Names in a query that the document does not have for this path."""
-    document = _document()
-    if document is None:
+    whole = document(SPEC)
+    if whole is None:
         return []
-    entry = document["paths"][path]
+    entry = whole["paths"][path]
     known = set()
     for parameter in [*entry.get("parameters", []), *entry[method.lower()].get("parameters", [])]:
         told = parameter
         if "$ref" in parameter:
-            told = document["components"]["parameters"][parameter["$ref"].rsplit("/", 1)[1]]
+            told = whole["components"]["parameters"][parameter["$ref"].rsplit("/", 1)[1]]
         known.add(told["name"])
     return [f"{method} {path}: unknown query {name}" for name in sorted(names - known)]
 

@@ -2,81 +2,46 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
 from datetime import datetime
 from typing import Any
 
 from gpurun.core.clock import Clock, SystemClock
 from tests.emulators.runpod import contract, graphql
+from tests.emulators.runpod.catalog import data_centers
 from tests.emulators.runpod.guest import Boot, FakeGuest
 from tests.emulators.runpod.pod import stamp
 from tests.emulators.runpod.problems import Problem
-from tests.emulators.runpod.server import Fault, Server
+from tests.emulators.runpod.server import Door
 from tests.emulators.runpod.world import World
+from tests.emulators.serving import HttpEmulator
 
 FULL_KEY = "rpa_test_full_0123456789"
 READ_KEY = "rpa_test_read_0123456789"
 _WRITES = {"create", "delete", "action"}
 
 
-class RunPodEmulator:
-    """One account on one loopback address, until `stop`. `world` is the truth, `requests` what was asked."""
+class RunPodEmulator(HttpEmulator):
+    """`refused_fields` are those of a create that this version of the service does not know."""
+
+    handler = Door
 
     def __init__(self, *, clock: Clock | None = None, boot: Boot = FakeGuest, tick_s: float | None = 0.05) -> None:
+        super().__init__(tick_s)
         self.world = World(clock or SystemClock(), boot)
-        self.faults: dict[str, list[Fault | None]] = defaultdict(list)
-        self.requests: list[tuple[str, str, Any]] = []
-        self.violations: list[str] = []
         self.refused_fields: frozenset[str] = frozenset()
         self.page_size: int | None = None
         self.retry_after = "1"
-        self._tick_s = tick_s
-        self._ended = threading.Event()
-        self._server = Server(self)
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        ]
-        if tick_s is not None:
-            self._threads.append(threading.Thread(target=self._tick, daemon=True))
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return self.origin
 
-    def start(self) -> RunPodEmulator:
-        for thread in self._threads:
-            thread.start()
-        return self
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"RUNPOD_API_BASE_URL": self.base_url, "RUNPOD_API_KEY": FULL_KEY}
 
-    def stop(self) -> None:
-        self._ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
-        self.world.close()
-
-    def __enter__(self) -> RunPodEmulator:
-        return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def fail(self, route: str, *faults: Fault | None) -> None:
-        """The next requests of a route go wrong in these ways, one each; None lets one pass."""
-        self.faults[route] += faults
-
-    def count(self, route: str) -> int:
-        return sum(1 for _, name, _ in self.requests if name == route)
-
-    def bodies(self, route: str) -> list[Any]:
-        return [body for _, name, body in self.requests if name == route]
-
-    def _tick(self) -> None:
-        """Time passes for pods that nobody asks about."""
-        while not self._ended.wait(self._tick_s):
-            self.world.tick()
+    def tick(self) -> None:
+        self.world.tick()  # It locks itself, for it boots containers without.
 
     def answer(self, route: str, identifier: str, query: dict[str, str], body: Any, own: str | None) -> tuple[int, Any]:
         """One request that reached the application: a status and a body."""
@@ -95,6 +60,8 @@ class RunPodEmulator:
                     return self._act(identifier, body)
                 case "gpus" | "cpus":
                     return 200, self._catalog(route, query)
+                case "datacenters":
+                    return 200, self._checked("ListDataCentersResponse", {"dataCenters": data_centers()})
                 case "billing":
                     return 200, self._checked("ListPodBillingResponse", self._bill(query))
             return 200, self._graphql(body, own)

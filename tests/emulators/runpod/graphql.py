@@ -141,7 +141,7 @@ def _chosen(value: Any, fields: list[Field]) -> Any:
 
 def _myself(world: World, arguments: dict[str, Any]) -> Any:
     return {
-        "id": "user_1", "email": "you@example.com", "clientBalance": float(world.balance),
+        "id": world.customer, "email": "you@example.com", "clientBalance": float(world.balance),
         "currentSpendPerHr": float(sum(pod.rate for pod in world.alive)), "spendLimit": 80,
     }  # fmt: skip
 

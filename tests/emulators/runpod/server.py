@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 from urllib.parse import parse_qs, urlsplit
 
 from tests.emulators.runpod import contract
 from tests.emulators.runpod.problems import SOLD_OUT, Problem
+from tests.emulators.serving import ID, Handler, json_of, route_of
 
 if TYPE_CHECKING:
     from tests.emulators.runpod.emulator import RunPodEmulator
 
-_ID = r"(?P<id>[^/]+)"
 _ROUTES = [
     ("POST", "/v2/pods", "create"),
     ("GET", "/v2/pods", "list"),
-    ("GET", f"/v2/pods/{_ID}", "read"),
-    ("DELETE", f"/v2/pods/{_ID}", "delete"),
-    ("POST", f"/v2/pods/{_ID}/action", "action"),
+    ("GET", f"/v2/pods/{ID}", "read"),
+    ("DELETE", f"/v2/pods/{ID}", "delete"),
+    ("POST", f"/v2/pods/{ID}/action", "action"),
     ("GET", "/v2/catalog/gpus", "gpus"),
     ("GET", "/v2/catalog/cpus", "cpus"),
+    ("GET", "/v2/catalog/datacenters", "datacenters"),
     ("GET", "/v2/billing/pods", "billing"),
     ("POST", "/graphql", "graphql"),
 ]
@@ -48,6 +47,7 @@ class Fault(StrEnum):
     SECRET_ECHO = "422 that repeats what was sent"
 
 
+_LIMITS = [("RateLimit", '"minute";r=59;t=42'), ("RateLimit-Policy", '"minute";q=60;w=60')]
 _WRONG = "Something went wrong. Please try again later or contact support."
 _REFUSALS = {
     Fault.TOO_MANY: (429, "rate limit exceeded for the minute window"),
@@ -59,28 +59,15 @@ _REFUSALS = {
 }
 
 
-class Server(ThreadingHTTPServer):
-    """A free port of this machine, one thread for each request."""
+class Door(Handler):
+    """One request to RunPod."""
 
-    daemon_threads = True
-
-    def __init__(self, emulator: RunPodEmulator) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.emulator = emulator
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def _any(self) -> None:
-        emulator, parts = self.server.emulator, urlsplit(self.path)
-        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        route, identifier, path = _route(self.command, parts.path)
-        fault = emulator.faults[route].pop(0) if emulator.faults[route] else None
-        body = _json(raw)
+    def any_method(self) -> None:
+        emulator, parts = cast("RunPodEmulator", self.server.emulator), urlsplit(self.path)
+        raw = self.body()
+        route, identifier, path = route_of(_ROUTES, self.command, parts.path)
+        fault = emulator.next_fault(route)
+        body = json_of(raw)
         emulator.requests.append((self.command, route, body))
         if fault is Fault.DROP_REQUEST:
             return
@@ -106,13 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.BLANK_AFTER:
             told = None
         if fault is Fault.HTML_AFTER:
-            self._send(504, "text/html", b"<html><h1>504 Gateway Time-out</h1></html>")
+            self.send(504, "text/html", b"<html><h1>504 Gateway Time-out</h1></html>")
             return
         kind = "application/json" if status < 400 else "application/problem+json"
         extra = [("Retry-After", emulator.retry_after)] if status == 429 else []
-        self._send(status, kind, b"" if told is None else json.dumps(told).encode(), extra)
-
-    do_GET = do_POST = do_DELETE = do_PATCH = do_PUT = _any
+        self.send(status, kind, b"" if told is None else json.dumps(told).encode(), extra)
 
     def _refuse_first(self, fault: Fault | None, size: int, raw: bytes) -> None:
         """What is refused before the application sees it."""
@@ -125,33 +110,5 @@ class _Handler(BaseHTTPRequestHandler):
         if size > 102_400:
             raise Problem(413, "request body too large")
 
-    def _send(self, status: int, kind: str, data: bytes, extra: Iterable[tuple[str, str]] = ()) -> None:
-        self.send_response(status)
-        headers = [("Content-Type", kind), ("Content-Length", str(len(data)))]
-        limits = [("RateLimit", '"minute";r=59;t=42'), ("RateLimit-Policy", '"minute";q=60;w=60')]
-        for name, value in [*headers, *limits, *extra]:
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return super().date_time_string(int(self.server.emulator.world.clock.wall()))
-
-    def log_message(self, *words: Any) -> None:
-        """Quiet: what was asked stands in `requests`."""
-
-
-def _route(method: str, path: str) -> tuple[str, str, str]:
-    """The name of a route, the id in it, and its path as the document writes it."""
-    for verb, pattern, name in _ROUTES:
-        match = re.fullmatch(pattern, path)
-        if verb == method and match:
-            return name, match.groupdict().get("id", ""), pattern.replace(_ID, "{id}")
-    return "none", "", path
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw) if raw else None
-    except ValueError:
-        return None
+    def send(self, status: int, kind: str, data: bytes, extra: Iterable[tuple[str, str]] = ()) -> None:
+        super().send(status, kind, data, [*_LIMITS, *extra])

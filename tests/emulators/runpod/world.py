@@ -27,6 +27,7 @@ class World:
         self.lock = threading.RLock()
         self.pods: dict[str, Pod] = {}
         self.gpus, self.cpus = usual_gpus(), usual_cpus()
+        self.customer = f"user_{secrets.token_hex(8)}"
         self.balance = Decimal("100")
         self.provision_s, self.start_s = 0.0, 0.0
         self.terminated_s = 1.0  # How long a dead pod is told as TERMINATED before it is a 404.

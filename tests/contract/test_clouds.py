@@ -1,0 +1,61 @@
+"""What every cloud tells beyond the six verbs: whose account it is, what time it has, and where its machines stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from gpurun.planning.catalog import offers_for, rows_for
+from gpurun.providers.base import HasAccounts, Provider, TellsTime
+from gpurun.providers.refusals import no_such_region
+from tests.contract.clouds import CLOUDS, Customers
+from tests.contract.orders import NEED
+from tests.emulators.runpod import FULL_KEY, READ_KEY
+
+
+@pytest.fixture(params=sorted(CLOUDS))
+def customers(request: pytest.FixtureRequest) -> Iterator[Customers]:
+    with CLOUDS[request.param]() as opened:
+        yield opened
+
+
+def mark(provider: Provider) -> str:
+    assert isinstance(provider, HasAccounts)
+    return provider.account_mark()
+
+
+def test_an_account_has_one_mark_and_another_customers_has_another(customers: Customers) -> None:
+    mine = mark(customers.mine)
+    assert re.fullmatch("(account|key):[0-9a-f]{16}", mine)
+    assert mark(customers.mine) == mark(customers.again()) == mine
+    assert mark(customers.stranger()) != mine
+
+
+def test_a_mark_shows_nothing_of_the_key(customers: Customers) -> None:
+    for secret in (FULL_KEY, READ_KEY, "secret_gpurun", "AKIA", "123456789012"):
+        assert secret not in mark(customers.mine)
+
+
+def test_the_clouds_time_is_told_once_it_has_answered(customers: Customers) -> None:
+    cloud = customers.mine
+    assert isinstance(cloud, TellsTime)
+    assert cloud.clock_ahead_s is None
+    cloud.find(None)
+    assert cloud.clock_ahead_s == pytest.approx(0, abs=2)
+
+
+def test_every_offer_is_in_a_region_that_the_cloud_names(customers: Customers) -> None:
+    cloud = customers.mine
+    known = cloud.regions()  # type: ignore[attr-defined]
+    assert known
+    offers = cloud.offers(NEED, rows_for(NEED, cloud.name) or offers_for(NEED))
+    assert {one.region for one in offers} - {"any"} <= set(known)
+
+
+def test_a_region_that_is_nowhere_is_refused_with_the_nearest_and_with_all_of_them() -> None:
+    refused = no_such_region("us-ks-3", {"runpod": ("US-KS-2", "EU-RO-1"), "lambda": ("us-east-1",)})
+    assert "'us-ks-3' at runpod or lambda" in refused.what
+    assert refused.hint == "Did you mean US-KS-2? runpod has EU-RO-1, US-KS-2; lambda has us-east-1."
+    assert no_such_region("mars", {"lambda": ("us-east-1",)}).hint == "lambda has us-east-1."
