@@ -1,20 +1,32 @@
 """The GPU side: trains a GPT from a recipe and token shards. Needs torch (2.8 or newer) and numpy, nothing else.
 
 train.py        the loop, and the command `python -m trainer.train`; start reading here
-run.py          what one training process holds, and how it is put together
-model.py        GPT-2
+step.py         one optimiser step: accumulate, judge, move; again in smaller portions if memory runs out
+run.py          what one training process holds
+assemble.py     how it is put together; announce.py tells what it came to
+resume.py       goes on from a checkpoint, on any number of processes
+model.py        GPT-2; modern.py has the blocks of the other preset
 loss.py         cross-entropy that never holds the whole logits
-optim.py        AdamW, the learning-rate schedule, the arithmetic of a batch
-evaluate.py     the validation loss, over all processes
+optim.py        AdamW, Muon, the learning-rate schedule, the arithmetic of a batch
+pretrained.py   weights to start from
+export.py       a checkpoint for transformers (with hf_tokenizer.py and model_card.py), and the command
+evaluate.py     the validation loss, over all processes; hellaswag.py answers its items
 sample.py       text from the model
+generate.py     the same from a checkpoint, and the command `python -m trainer.generate`
 data.py         which tokens each step sees; prefetch
 shards.py       reads and checks the token files
-checkpoint.py   saves and resumes; nothing half-written is ever believed
+checkpoint.py   the files of a checkpoint; nothing half-written is ever believed
+saving.py       the thread that writes them while training goes on
 tensors.py      the safetensors file format
 device.py       CPU or CUDA, precision, memory, peak speed
 distributed.py  one process or several, the same loop
+parallel.py     who holds which part of the model: all of it (DDP) or a share (FSDP2)
+scale.py        the loss scale of fp16
+spike.py        notices a loss or gradient that jumps
+compile_cache.py  carries what torch.compile made from one rental to the next
 events.py       what is reported: events.jsonl for programs, lines for people
-config.py       recipe.json as frozen dataclasses
+config.py       recipe.json as frozen dataclasses; strict.py reads them, or refuses by name, and combinations.py
+                refuses keys that make no sense together
 errors.py       the ways in which training ends badly
 prepare/        text in, shards out (runs at home, before anything is rented)
 """

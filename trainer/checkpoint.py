@@ -182,6 +182,12 @@ class CheckpointStore:
             self._put(name, "sample", step, lambda file: file.write(text.encode("utf-8", errors="replace")))
         return name
 
+    def write_compile_cache(self, step: int, name: str, content: bytes) -> None:
+        """Write what torch.compile made, in place of any that is there; the next checkpoint's manifest announces it."""
+        with self._saving(step):
+            self._files = [e for e in self._files if e["kind"] != "compile_cache"]
+            self._put(name, "compile_cache", step, lambda file: file.write(content))
+
     def save(self, checkpoint: Checkpoint, val_loss: float | None) -> tuple[list[str], int]:
         """Save a checkpoint and return its files' names and total bytes; keep the latest two and the best.
 

@@ -5,15 +5,17 @@ The defaults are those of recipe.toml and serve callers in Python; the file itse
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
+import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from trainer import combinations
 from trainer.errors import Refused
+from trainer.strict import check as _check
+from trainer.strict import read_table
 
 __all__ = [
     "DataConfig",
@@ -32,9 +34,7 @@ __all__ = [
 ]
 
 
-def _check(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise Refused(sentence)
+_INSIDE_DATA = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,79})*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ModelConfig:
     """The shape of the network."""
 
     preset: str = "faithful"
-    """GPT-2 as nanoGPT and llm.c have it."""
+    """"faithful": GPT-2 as nanoGPT and llm.c have it; "modern": cheaper to the same loss, and another network."""
     layers: int
     heads: int
     width: int
@@ -56,13 +56,13 @@ class ModelConfig:
     """The output head is the token embedding."""
 
     def __post_init__(self) -> None:
-        _check(self.preset == "faithful", f'model.preset is "{self.preset}"; this trainer knows "faithful"')
+        known = self.preset in ("faithful", "modern")
+        _check(known, f'model.preset is "{self.preset}"; it must be "faithful" or "modern"')
         for name in ("layers", "heads", "width", "context"):
             _check(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        whole = self.width % self.heads == 0
-        _check(whole, f"model.width {self.width} cannot be shared equally by model.heads {self.heads}")
         _check(0 <= self.vocab_size <= 65536, f"model.vocab_size is {self.vocab_size}; uint16 shards allow 0 to 65536")
         _check(0.0 <= self.dropout < 1.0, f"model.dropout is {self.dropout}; it must be at least 0 and below 1")
+        combinations.check_model(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,14 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW."""
+    """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
 
+    kind: str = "adamw"
+    """"adamw" or "muon"."""
     lr: float
+    """AdamW's peak, and Muon's where `muon_lr` is 0: its updates are scaled to the size of AdamW's."""
+    muon_lr: float = 0.0
+    """Muon's peak; 0: `lr`."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -91,12 +96,14 @@ class OptimConfig:
     """The gradient's largest norm; 0: off."""
 
     def __post_init__(self) -> None:
+        _check(self.kind in ("adamw", "muon"), f'optim.kind is "{self.kind}"; it must be "adamw" or "muon"')
         _check(self.lr > 0, f"optim.lr is {self.lr}; it must be above 0")
         for name in ("beta1", "beta2"):
             _check(0.0 <= getattr(self, name) < 1.0, f"optim.{name} is {getattr(self, name)}; it must lie in 0 to 1")
         _check(self.eps > 0, f"optim.eps is {self.eps}; it must be above 0")
-        for name in ("weight_decay", "grad_clip"):
+        for name in ("muon_lr", "weight_decay", "grad_clip"):
             _check(getattr(self, name) >= 0, f"optim.{name} is {getattr(self, name)}; it must not be negative")
+        combinations.check_optim(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +111,31 @@ class ScheduleConfig:
     """How the learning rate moves over the steps."""
 
     kind: str
+    """"cosine", "constant", "trapezoid" or "noam"."""
     warmup_steps: int = 0
     min_lr: float = 0.0
+    cooldown_fraction: float = 0.0
+    """The share of the steps, the last ones, in which a trapezoid falls."""
 
     def __post_init__(self) -> None:
-        known = self.kind in ("cosine", "constant")
-        _check(known, f'schedule.kind is "{self.kind}"; it must be "cosine" or "constant"')
+        known = self.kind in ("cosine", "constant", "trapezoid", "noam")
+        _check(known, f'schedule.kind is "{self.kind}"; it must be "cosine", "constant", "trapezoid" or "noam"')
         _check(self.warmup_steps >= 0, f"schedule.warmup_steps is {self.warmup_steps}; it must not be negative")
         _check(self.min_lr >= 0, f"schedule.min_lr is {self.min_lr}; it must not be negative")
+        fraction = self.cooldown_fraction
+        _check(0.0 <= fraction <= 1.0, f"schedule.cooldown_fraction is {fraction}; it must lie between 0 and 1")
+        combinations.check_schedule(self)
+
+    def cooldown_steps(self, steps: int) -> int:
+        """Return how many of a run's steps, the last ones, are the cool-down."""
+        return round(self.cooldown_fraction * steps)
+
+
+_TRAIN_WORDS = {
+    "precision": ("auto", "bf16", "fp16", "fp32"),
+    "parallel": ("auto", "ddp", "fsdp"),
+    "spike": ("off", "warn", "skip", "stop"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +149,16 @@ class TrainConfig:
     """Sequences a process and micro-step, at most."""
     seed: int = 42
     precision: str = "auto"
+    """"auto": bf16 on cards that have it, fp16 with a scaled loss on those that have not, fp32 on a CPU."""
     compile: bool = False
+    parallel: str = "auto"
+    """Several cards hold the weights each ("ddp") or a part each ("fsdp"); "auto": the first where it fits."""
+    init_from: str = ""
+    """Weights to start from, a file or folder in the data folder; empty: freshly drawn ones."""
+    spike: str = "warn"
+    """What follows when loss or gradient jump: nothing, a warning, a step without effect, or a save and the end."""
+    spike_z: float = 7.0
+    """How many standard deviations above the last steps' mean a jump is."""
     log_every: int = 10
     checkpoint_every: int
 
@@ -134,8 +167,13 @@ class TrainConfig:
             _check(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}; it must be at least 1")
         _check(self.steps <= 999_999, f"train.steps is {self.steps}; a checkpoint's name has six digits")
         _check(0 <= self.seed < 2**32, f"train.seed is {self.seed}; it must lie between 0 and 4294967295")
-        known = self.precision in ("auto", "bf16", "fp32")
-        _check(known, f'train.precision is "{self.precision}"; it must be "auto", "bf16" or "fp32"')
+        for name, known in _TRAIN_WORDS.items():
+            one_of = ", ".join(f'"{word}"' for word in known)
+            value = getattr(self, name)
+            _check(value in known, f'train.{name} is "{value}"; it must be one of {one_of}')
+        _check(self.spike_z > 0, f"train.spike_z is {self.spike_z}; it must be above 0")
+        inside = not self.init_from or _INSIDE_DATA.fullmatch(self.init_from) is not None
+        _check(inside, f'train.init_from is "{self.init_from[:80]}"; it must be a name inside the data folder')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +182,13 @@ class EvalConfig:
 
     every: int
     tokens: int
+    hellaswag_items: int = 0
+    """Items of data/hellaswag.jsonl that are answered each time; 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("every", "tokens"):
             _check(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}; it must be at least 1")
+        _check(self.hellaswag_items >= 0, f"eval.hellaswag_items is {self.hellaswag_items}; it must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +248,7 @@ class Recipe:
     rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     def __post_init__(self) -> None:
-        warmup, steps = self.schedule.warmup_steps, self.train.steps
-        _check(warmup <= steps, f"schedule.warmup_steps {warmup} is more than train.steps {steps}")
-        low, high = self.schedule.min_lr, self.optim.lr
-        _check(low <= high, f"schedule.min_lr {low} is above optim.lr {high}")
+        combinations.check_recipe(self)
 
     def as_record(self) -> dict[str, Any]:
         """The recipe as recipe.json holds it."""
@@ -219,43 +257,9 @@ class Recipe:
         return record
 
 
-_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`, or refuse; an integer serves as a number, but true is not 1 and NaN is nothing."""
-    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
-        return _table(kind, value, where)
-    if kind == tuple[str, ...]:
-        _check(isinstance(value, list) and all(isinstance(v, str) for v in value), f"{where} must be a list of strings")
-        return tuple(value)
-    if kind == Mapping[str, Any]:
-        _check(isinstance(value, dict), f"{where} must be a table")
-        return value
-    if kind is float and type(value) in (int, float):
-        _check(math.isfinite(value), f"{where} is {value}; it must be a finite number")
-        return float(value)
-    _check(type(value) is kind, f"{where} is {json.dumps(value)}; it must be {_NAMES[kind]}")
-    return value
-
-
-def _table(cls: type, table: Any, where: str) -> Any:
-    """Build one dataclass from one table; every key must be known and present."""
-    _check(isinstance(table, dict), f"{where or 'the recipe'} must be a table")
-    kinds, dot = get_type_hints(cls), f"{where}." if where else ""
-    for key in table:
-        near = difflib.get_close_matches(key, kinds, n=1)
-        _check(key in kinds, f"unknown key {dot}{key}" + (f"; did you mean {dot}{near[0]}?" if near else ""))
-    # Only the overlays of a rehearsal may be absent: an overlay that replaces nothing says nothing.
-    optional = {f.name for f in fields(cls) if f.default_factory is not MISSING}
-    missing = [key for key in kinds if key not in table and key not in optional]
-    _check(not missing, f"missing key {dot}{missing[0]}" if missing else "")
-    return cls(**{key: _value(kinds[key], table[key], dot + key) for key in table})
-
-
 def parse_recipe(record: Any) -> Recipe:
     """Return the recipe that a decoded recipe.json holds; raise Refused naming the first key that is wrong."""
-    recipe: Recipe = _table(Recipe, record, "")
+    recipe: Recipe = read_table(Recipe, record, "")
     for name, overlay in vars(recipe.rehearsal).items():
         if name != "processes":
             known = get_type_hints(get_type_hints(Recipe)[name])
@@ -275,7 +279,10 @@ def load_recipe(path: Path) -> Recipe:
     return parse_recipe(record)
 
 
-_MAY_CHANGE = {"train.micro_batch", "train.compile", "train.log_every", "train.checkpoint_every", "eval.every"}
+_MAY_CHANGE = {
+    *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
+    *("eval.every", "eval.hellaswag_items"),
+}
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

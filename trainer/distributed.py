@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.errors import Refused
 
-__all__ = ["Processes", "joined", "leave", "replicated"]
+__all__ = ["Processes", "joined", "leave"]
 
 T = TypeVar("T")
 
@@ -53,6 +51,15 @@ class Processes:
         if self.several:
             dist.all_reduce(values)
         return values
+
+    def any(self, here: bool, device: torch.device) -> bool:
+        """Tell whether it holds in any process; the same answer in all of them."""
+        return bool(self.summed(torch.tensor(float(here), device=device)).item()) if self.several else here
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give the first process's values to all, in place; they lie where the process group can send them."""
+        for tensor in tensors if self.several else ():
+            dist.broadcast(tensor, src=0)
 
     def from_first(self, act: Callable[[], T]) -> T:
         """Run `act` in the first process and return its result everywhere; a refusal is raised everywhere."""
@@ -98,23 +105,12 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-_replicas: list[nn.Module] = []
-
-
-def replicated(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return the module in DDP: backward averages the gradients over all processes."""
-    cards = [device.index] if device.type == "cuda" else None
-    # Not static_graph: together with no_sync it dies in the reducer (seen in torch 2.13).
-    replica = DistributedDataParallel(module, device_ids=cards, gradient_as_bucket_view=True)
-    # Never freed: its reducer takes the process group along, whose threads may be waiting for the interpreter lock that
-    # the destructor holds. Such a process hangs for ever after its work is done (seen in torch 2.13, gloo).
-    _replicas.append(replica)
-    return replica
-
-
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code; in a process group, without tearing anything down."""
-    if _replicas or dist.is_initialized():
+    """End this process with an exit code; one of several without tearing anything down.
+
+    Its group's threads may wait for the interpreter lock that a destructor holds: it would hang after its work is done.
+    """
+    if "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

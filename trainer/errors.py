@@ -3,7 +3,8 @@
 TrainerError        1  "error"          the trainer could not go on
 ├── Refused         2  "error"          recipe, data or checkpoint are not what they should be
 ├── NonFinite       3  "nonfinite"      the loss or the gradient is NaN or infinite
-├── OutOfMemory     4  "out_of_memory"  the micro-batch does not fit on the card
+├── OutOfMemory     4  "out_of_memory"  not even the smallest micro-batch fits on the card
+├── Spiked          5  "spike"          loss or gradient jumped, and the recipe stops then; what was before is saved
 └── SaveFailed      1  "error"          a checkpoint could not be written; those before it are intact
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["NonFinite", "OutOfMemory", "Refused", "SaveFailed", "TrainerError"]
+__all__ = ["NonFinite", "OutOfMemory", "Refused", "SaveFailed", "Spiked", "TrainerError"]
 
 
 class TrainerError(Exception):
@@ -39,6 +40,13 @@ class OutOfMemory(TrainerError):
 
     exit_code = 4
     reason = "out_of_memory"
+
+
+class Spiked(TrainerError):
+    """The loss or the gradient norm jumped; the optimiser did not move."""
+
+    exit_code = 5
+    reason = "spike"
 
 
 class SaveFailed(TrainerError):

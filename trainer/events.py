@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Reporter:
 
     def __init__(self, out: Path, *, is_first: bool) -> None:
         self._is_first = is_first
+        # The thread that writes checkpoints reports them itself.
+        self._lock = threading.Lock()
         self._path, self._end = out / "events.jsonl", 0
         self._log: Any = None
         if not is_first:
@@ -63,9 +66,10 @@ class Reporter:
         if not self._is_first:
             return
         encoding = sys.stdout.encoding or "utf-8"
-        print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
-        if self._log is not None:
-            print(line, file=self._log, flush=True)
+        with self._lock:
+            print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
+            if self._log is not None:
+                print(line, file=self._log, flush=True)
 
     def emit(self, kind: str, step: int, **values: Any) -> None:
         """Append one event."""
@@ -76,7 +80,7 @@ class Reporter:
         event: dict[str, Any] = {"kind": kind, "wall": time.time(), "elapsed_s": self.elapsed_s(), "step": step}
         event |= {name: _finite(value) for name, value in values.items()}
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-        with self._path.open("ab") as file:
+        with self._lock, self._path.open("ab") as file:
             file.write(line.encode("utf-8", errors="replace"))
             file.flush()
             self._end = file.tell()
@@ -103,7 +107,8 @@ class Reporter:
     def eval(self, step: int, values: dict[str, Any]) -> None:
         """Report a validation loss."""
         self.emit("eval", step, **values)
-        self.say(f"eval {step:04d} | val_loss {values['val_loss']:.4f} | perplexity {values['perplexity']:.2f}")
+        line = f"eval {step:04d} | val_loss {values['val_loss']:.4f} | perplexity {values['perplexity']:.2f}"
+        self.say(line if values["hellaswag"] is None else f"{line} | hellaswag {values['hellaswag']:.4f}")
 
     def sample(self, step: int, prompt: str, text: str, name: str) -> None:
         """Report a sample."""
@@ -111,9 +116,9 @@ class Reporter:
         self.say("--- sample ---")
         self.say(_printable(text))
 
-    def checkpoint(self, step: int, files: list[str], size: int, save_s: float) -> None:
-        """Report a checkpoint that is safely on disk."""
-        self.emit("checkpoint", step, files=files, bytes=size, save_s=save_s)
+    def checkpoint(self, step: int, files: list[str], size: int, *, save_s: float, stall_s: float) -> None:
+        """Report a checkpoint that is safely on disk; training stood still for `stall_s` of the `save_s`."""
+        self.emit("checkpoint", step, files=files, bytes=size, save_s=save_s, stall_s=stall_s)
         self.say(f"checkpoint: {files[0]}")
 
     def warning(self, step: int, code: str, message: str) -> None:
@@ -130,6 +135,8 @@ class Reporter:
         """
         if not self._is_first and not alone:
             return
+        # On another machine of several nothing has been reported, and nobody has made the folder.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         if not (self._is_first and alone and self._path.stat().st_size > self._end):
             values = {"reason": reason, "message": message, "train_s": round(train_s, 3), "final_loss": final_loss}
             self._append("stop", step, values)

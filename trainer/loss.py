@@ -6,6 +6,7 @@ chunks; each chunk's gradient is computed in the forward pass, while its logits 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,25 +23,40 @@ def _chunk_tokens(vocab_size: int) -> int:
     return 1 << max(0, (CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
 
 
-def _nll(logits: Tensor, targets: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+def _nll(logits: Tensor, targets: Tensor, keep: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the summed loss of the kept tokens and the sums (n, 1) of the exponentials.
 
     The fp32 logits (n, vocab) become their exponentials relative to each row's largest, in place.
     """
     top = logits.amax(dim=1, keepdim=True)
-    picked = logits.gather(1, targets.unsqueeze(1)) - top
+    aimed = logits.gather(1, targets.unsqueeze(1)) - top
+    if smoothing:
+        aimed = torch.lerp(aimed, logits.mean(dim=1, keepdim=True) - top, smoothing)
     sums = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
-    return torch.where(keep, (sums.log() - picked).squeeze(1), 0.0).sum(), sums
+    return torch.where(keep, (sums.log() - aimed).squeeze(1), 0.0).sum(), sums
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing."""
+
+    ignored: int
+    chunk: int
+    dtype: torch.dtype
+    smoothing: float
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Mean loss; backward only scales what forward has computed."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, chunk: int, dtype: Any) -> Any:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings) -> Any:
         """Compute the loss and both gradients, chunk by chunk; matrix products run in `dtype`, all else in fp32."""
-        keep = targets != ignored
+        chunk, dtype, smoothing = settings.chunk, settings.dtype, settings.smoothing
+        keep = targets != settings.ignored
         safe, count = torch.where(keep, targets, 0), keep.sum()
+        # In fp16 a share of the mean would be rounded to nothing: there the products take the sum's gradient instead.
+        whole = dtype == torch.float16
         head = weight.to(dtype)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
@@ -49,14 +65,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             part, part_targets, part_keep = hidden[rows].to(dtype), safe[rows], keep[rows]
             logits = (part @ head.t()).float()
-            nll, sums = _nll(logits, part_targets, part_keep)
+            nll, sums = _nll(logits, part_targets, part_keep, smoothing)
             loss += nll
-            # The gradient of the mean: (softmax - one_hot) / count, built in the logits' own memory.
-            share = (part_keep / count).unsqueeze(1)
-            logits.mul_(share / sums).scatter_add_(1, part_targets.unsqueeze(1), -share)
+            # The gradient of the mean: (softmax - smoothed one_hot) / count, built in the logits' own memory.
+            share = (part_keep.float() if whole else part_keep / count).unsqueeze(1)
+            logits.mul_(share / sums)
+            if smoothing:
+                logits.sub_(share * (smoothing / logits.shape[1]))
+            logits.scatter_add_(1, part_targets.unsqueeze(1), -share * (1.0 - smoothing))
             grad = logits.to(dtype)
             grad_hidden[rows] = grad @ head
             grad_weight += grad.t() @ part
+        if whole:
+            grad_hidden, grad_weight = grad_hidden.div_(count), grad_weight.div_(count)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
         return loss / count
 
@@ -64,32 +85,41 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Scale the gradients by that of the loss."""
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_outputs[0], grad_weight * grad_outputs[0], None, None, None, None
+        return grad_hidden * grad_outputs[0], grad_weight * grad_outputs[0], None, None
 
 
-def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, chunk: int, dtype: Any) -> Tensor:
+def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings) -> Tensor:
     """Compute the mean loss, for evaluation."""
-    keep = targets != ignored
-    safe, head = torch.where(keep, targets, 0), weight.to(dtype)
+    keep = targets != settings.ignored
+    safe, head = torch.where(keep, targets, 0), weight.to(settings.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    for start in range(0, hidden.shape[0], chunk):
-        rows = slice(start, start + chunk)
-        loss += _nll((hidden[rows].to(dtype) @ head.t()).float(), safe[rows], keep[rows])[0]
+    for start in range(0, hidden.shape[0], settings.chunk):
+        rows = slice(start, start + settings.chunk)
+        logits = (hidden[rows].to(settings.dtype) @ head.t()).float()
+        loss += _nll(logits, safe[rows], keep[rows], settings.smoothing)[0]
     return loss / keep.sum()
 
 
 # torch.compile leaves this alone: unrolled over its chunks it would only make a long compile longer.
 @torch.compiler.disable
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100, chunk_tokens: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return the mean of cross_entropy(hidden @ weight.T, targets) over targets that are not `ignore_index`, in fp32.
 
     hidden (n, width), weight (vocab, width), targets (n) int64. Matrix products run in autocast's dtype where it is on.
-    NaN where no target is left, as torch's own. The result may be differentiated once.
+    `label_smoothing` e aims at 1 - e for the target and e / vocab more for every token, the target too (Szegedy et al.
+    2015, section 7). NaN where no target is left, as torch's own. The result may be differentiated once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    settings = _Settings(ignore_index, chunk_tokens or _chunk_tokens(weight.shape[0]), dtype, label_smoothing)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
-        return compute(hidden, weight, targets, ignore_index, chunk_tokens or _chunk_tokens(weight.shape[0]), dtype)
+        return compute(hidden, weight, targets, settings)

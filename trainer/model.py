@@ -1,7 +1,8 @@
-"""GPT-2, the `faithful` preset: losses are comparable with nanoGPT's and llm.c's.
+"""A GPT, and the blocks of GPT-2: the `faithful` preset, whose losses are comparable with nanoGPT's and llm.c's.
 
 Pre-norm blocks, learned positions, GELU in its tanh form, LayerNorm in fp32, one matrix for embedding and head.
 Tensors are named as in the published GPT-2 files; linear weights are (out, in), where those files hold (in, out).
+The `modern` preset has its blocks in modern.py; the head, the loss and the counts are the same for both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from trainer.config import ModelConfig
 from trainer.loss import chunked_cross_entropy
+from trainer.modern import ModernBlock, RMSNorm, initialise_modern, rms_norm, rotation
 
 __all__ = ["GPT", "padded_vocab_size"]
 
@@ -79,13 +81,14 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        modern = config.preset == "modern"
         self.wte = nn.Embedding(config.vocab_size, config.width)
-        self.wpe = nn.Embedding(config.context, config.width)
+        self.wpe = None if modern else nn.Embedding(config.context, config.width)
         self.drop = nn.Dropout(config.dropout)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.ln_f = nn.LayerNorm(config.width, bias=config.bias)
+        self.h = nn.ModuleList(ModernBlock(config) if modern else Block(config) for _ in range(config.layers))
+        self.ln_f = RMSNorm() if modern else nn.LayerNorm(config.width, bias=config.bias)
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
-        self.initialise()
+        initialise_modern(self) if modern else self.initialise()
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -104,10 +107,15 @@ class GPT(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return what the head reads (batch, time, width) for token ids (batch, time)."""
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        x = self.drop(self.wte(ids) + self.wpe(positions))
+        time, turned = ids.shape[1], ()
+        if self.wpe is None:  # modern: no learned positions, every block turns its queries and keys
+            x = rms_norm(self.wte(ids))
+            turned = rotation(time, self.config.width // self.config.heads, ids.device)
+        else:
+            x = self.wte(ids) + self.wpe(torch.arange(time, device=ids.device))
+        x = self.drop(x)
         for block in self.h:
-            x = block(x)
+            x = block(x, *turned)
         return self.ln_f(x)
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
@@ -123,6 +131,11 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
-        """Return forward and backward flops a token: 6 N + 12 L C T, N without positions (PaLM, appendix B)."""
+        """Return forward and backward flops a token: 6 N + 12 L C T (PaLM, appendix B).
+
+        N is what is multiplied with: all weights but the positions, and but the embedding where the head is another.
+        """
         c = self.config
-        return 6 * (self.parameter_count() - self.wpe.weight.numel()) + 12 * c.layers * c.width * c.context
+        looked_up = (None if c.tied else self.wte, self.wpe)
+        multiplied = self.parameter_count() - sum(table.weight.numel() for table in looked_up if table is not None)
+        return 6 * multiplied + 12 * c.layers * c.width * c.context

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.errors import Refused
 
-__all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "open_data"]
+__all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "load_tokenizer", "open_data"]
 
 _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -113,7 +113,7 @@ def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> An
     return record[key]
 
 
-def _load_tokenizer(folder: Path, manifest: Any, wanted: str) -> Tokenizer:
+def load_tokenizer(folder: Path, manifest: Any, wanted: str) -> Tokenizer:
     """Read vocab.json and hold it against data.json: shards of another tokeniser would train without any error."""
     described, vocab = _get(manifest, "tokenizer", dict, "data.json"), _read_json(folder / "vocab.json")
     name, sha256 = (_get(described, key, str, "data.json") for key in ("name", "sha256"))
@@ -214,7 +214,7 @@ def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> TokenDa
         raise Refused("data.json is not of version 1, the one this trainer reads")
     if manifest.get("dtype") != "uint16":
         raise Refused(f"the shards hold {manifest.get('dtype')}; this trainer reads uint16")
-    vocabulary = _load_tokenizer(folder, manifest, tokenizer)
+    vocabulary = load_tokenizer(folder, manifest, tokenizer)
     shards = {}
     for part in ("train", "val"):
         entries = _get(manifest, part, list, "data.json")

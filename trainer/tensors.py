@@ -24,6 +24,7 @@ _DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
     "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_LIMIT = 100_000_000

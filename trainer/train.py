@@ -1,129 +1,112 @@
 """Trains a GPT: `python -m trainer.train --recipe bundle/recipe.json --data data --out out`.
 
-On several cards: `python -m torch.distributed.run --standalone --nproc-per-node=8 -m trainer.train …`. The command
-goes on from the newest checkpoint in the out folder. Exit codes: 0 done, or stopped by SIGTERM after a save; 2 recipe
-or data refused; 3 NaN or infinity; 4 out of memory; 1 anything else.
+On several cards: `python -m torch.distributed.run --standalone --nproc-per-node=8 -m trainer.train …`; on several
+machines with `--nnodes=2 --node-rank=0 --master-addr=…` instead of `--standalone`. The command goes on from the newest
+checkpoint in the out folder (of the first machine). Exit codes: 0 done, or stopped by SIGTERM after a save; 2 recipe
+or data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 1 anything else.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import math
 import signal
 import statistics
 import threading
 import time
 import traceback
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from trainer.assemble import assemble
+from trainer.compile_cache import made_compile_cache
 from trainer.config import load_recipe
-from trainer.data import batches, position_seed, sample_starts
-from trainer.device import choose_device, memory_peak_bytes, peak_flops
+from trainer.data import position_seed
+from trainer.device import choose_device, memory_peak_bytes, peak_flops, prepare_allocator
 from trainer.distributed import Processes, joined, leave
-from trainer.errors import NonFinite, OutOfMemory, Refused, TrainerError
-from trainer.evaluate import validation_loss
+from trainer.errors import NonFinite, OutOfMemory, Refused, Spiked, TrainerError
+from trainer.evaluate import token_bytes, validation
 from trainer.events import Reporter
-from trainer.optim import learning_rate
-from trainer.run import Progress, Run, assemble
+from trainer.hellaswag import accuracy
+from trainer.resume import snapshot
+from trainer.run import Progress, Run
 from trainer.sample import generate
+from trainer.step import Stepper, StepResult
 
 __all__ = ["main", "train"]
-
-Feed = Generator[tuple[Tensor, Tensor], None, None]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimiser step showed; equal in all processes."""
-
-    loss: float
-    grad_norm: float
-    lr: float
-    stop_asked: bool
 
 
 def train(run: Run) -> str:
     """Run the training loop to its end and return why it ended: "done" or "signal"."""
+    run.progress.began_monotonic_s = time.monotonic()
+    with contextlib.closing(Stepper(run)) as stepper, _collector_as_it_was():
+        try:
+            reason = _loop(run, stepper)
+        except Spiked:
+            _save(run, None)
+            _finish_saving(run)
+            raise
+        except BaseException:
+            # A checkpoint that is being written gets to the disk; why the loop ended is more than why that failed.
+            with contextlib.suppress(Exception):
+                _finish_saving(run)
+            raise
+        _finish_saving(run)
+    return reason
+
+
+def _loop(run: Run, stepper: Stepper) -> str:
+    """Take all steps; log, evaluate, sample and save when each is due."""
     recipe, progress = run.recipe, run.progress
-    progress.began_monotonic_s = time.monotonic()
-    with contextlib.closing(_feed(run)) as feed:
-        durations: list[float] = []
-        while progress.step < recipe.train.steps:
-            began = time.perf_counter()
-            result = _optimiser_step(run, feed)
-            durations.append(time.perf_counter() - began)
-            progress.step, progress.loss = progress.step + 1, result.loss
-            step, last = progress.step, progress.step == recipe.train.steps
-            if step == 1 or last or step % recipe.train.log_every == 0:
-                _report_step(run, result, statistics.median(durations))
-                durations.clear()
-            if result.stop_asked and not last:
+    durations: list[float] = []
+    taken = 0
+    while progress.step < recipe.train.steps:
+        began = time.perf_counter()
+        result = stepper.take()
+        durations.append(time.perf_counter() - began)
+        progress.step, progress.loss, taken = progress.step + 1, result.loss, taken + 1
+        step, last = progress.step, progress.step == recipe.train.steps
+        if taken == 1:
+            _settle()
+        if run.writer is not None:
+            run.writer.check()
+        if step == 1 or last or step % recipe.train.log_every == 0:
+            _report_step(run, result, statistics.median(durations))
+            durations.clear()
+        if result.stop_asked and not last:
+            return _save_and_stop(run)
+        # A checkpoint is judged when it is made, so that the best one is known.
+        due = last or step % recipe.train.checkpoint_every == 0
+        val_loss = None
+        if due or step % recipe.eval.every == 0:
+            val_loss = _evaluate(run)
+            if val_loss is None:
                 return _save_and_stop(run)
-            # A checkpoint is judged when it is made, so that the best one is known.
-            due = last or step % recipe.train.checkpoint_every == 0
-            val_loss = None
-            if due or step % recipe.eval.every == 0:
-                val_loss = _evaluate(run)
-                if val_loss is None:
-                    return _save_and_stop(run)
-            if due:
-                _write_samples(run)
-                _save(run, val_loss)
+        if due:
+            _write_samples(run)
+            _save(run, val_loss)
     return "done"
 
 
-def _feed(run: Run) -> Feed:
-    """Yield this process's micro-batches from the current step to the last."""
-    plan, samples, processes = run.plan, run.train_samples, run.processes
-    steps = range(run.progress.step, run.recipe.train.steps)
-    starts = sample_starts(steps, plan.sequences, plan.micro_batch, processes.rank, processes.count)
-    return batches(lambda start: samples.read(start, plan.micro_batch), starts, run.device.torch)
+@contextlib.contextmanager
+def _collector_as_it_was() -> Iterator[None]:
+    """Let Python's garbage collector be, when training ends, as it was before."""
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
-def _optimiser_step(run: Run, feed: Feed) -> StepResult:
-    """Take one step: accumulate the gradient of the whole batch, clip it, move the weights.
-
-    Raise NonFinite before anything has moved if the loss or the gradient is NaN or infinite.
-    """
-    step, recipe, plan = run.progress.step, run.recipe, run.plan
-    lr = learning_rate(recipe, step)
-    loss_sum = torch.zeros((), dtype=torch.float64, device=run.device.torch)
-    for index in range(plan.accumulation):
-        ids, targets = next(feed)
-        # Dropout is a function of the position alone: there is no random state to save, and resuming is exact.
-        micro = index * run.processes.count + run.processes.rank
-        torch.manual_seed(position_seed(recipe.train.seed, step, micro))
-        # DDP decides in forward whether backward will synchronise, so both run inside.
-        with _synchronised(run, index == plan.accumulation - 1):
-            with run.device.autocast():
-                loss = run.forward(ids, targets) / plan.accumulation
-            loss.backward()
-        loss_sum += loss.detach().double()
-    asked = torch.full_like(loss_sum, float(run.stop_asked.is_set()))
-    totals = run.processes.summed(torch.stack([loss_sum / run.processes.count, asked]))
-    grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), recipe.optim.grad_clip or math.inf)
-    # The one place where the step waits for the card.
-    mean_loss, stop_asked, norm = torch.stack([*totals, grad_norm.double()]).tolist()
-    if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-        raise NonFinite(f"step {step + 1} has loss {mean_loss} and gradient norm {norm}; the weights did not move")
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr
-    run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    return StepResult(mean_loss, norm, lr, stop_asked > 0)
-
-
-def _synchronised(run: Run, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Return the context of a micro-step: DDP sums gradients over the processes only in the last one of a step."""
-    if last or not isinstance(run.forward, torch.nn.parallel.DistributedDataParallel):
-        return contextlib.nullcontext()
-    return run.forward.no_sync()
+def _settle() -> None:
+    """After the first step everything is built: let the garbage collector neither look at it again nor stop a step."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 def _report_step(run: Run, result: StepResult, step_s: float) -> None:
@@ -139,50 +122,84 @@ def _report_step(run: Run, result: StepResult, step_s: float) -> None:
         "tokens": run.progress.step * run.recipe.train.batch_tokens,
         "mfu": mfu,
         "memory_peak_bytes": memory_peak_bytes(run.device),
+        "skipped_steps": run.progress.skipped_steps,
     }
     run.reporter.step(run.progress.step, figures)
 
 
 def _evaluate(run: Run) -> float | None:
-    """Take and report the validation loss; None if a stop was asked for meanwhile."""
+    """Evaluate and report; return the validation loss, or None if a stop was asked for meanwhile."""
     began = time.perf_counter()
-    val_loss = validation_loss(
+    tokenizer, stopping = run.data.tokenizer, run.stop_asked.is_set
+    found = validation(
         run.model, run.val_samples, run.eval_windows, run.plan.micro_batch,
-        device=run.device, processes=run.processes, stopping=run.stop_asked.is_set,
+        lengths=token_bytes(tokenizer.tokens, tokenizer.eot_id),
+        device=run.device, processes=run.processes, stopping=stopping,
     )  # fmt: skip
-    if val_loss is not None:
-        if not math.isfinite(val_loss):
-            raise NonFinite(f"after step {run.progress.step} the validation loss is {val_loss}; nothing was saved")
-        figures = {"val_loss": val_loss, "perplexity": math.exp(min(val_loss, 700.0))}
-        figures |= {"eval_tokens": run.eval_windows * run.recipe.model.context, "eval_s": time.perf_counter() - began}
-        run.reporter.eval(run.progress.step, figures)
-    return val_loss
+    if found is None:
+        return None
+    if not math.isfinite(found.val_loss):
+        raise NonFinite(f"after step {run.progress.step} the validation loss is {found.val_loss}; nothing was saved")
+    right = None
+    if run.hellaswag:
+        right = accuracy(run.model, run.hellaswag, device=run.device, processes=run.processes, stopping=stopping)
+        if right is None:
+            return None
+    figures = {
+        "val_loss": found.val_loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "eval_tokens": run.eval_windows * run.recipe.model.context,
+        "hellaswag": right,
+        "hellaswag_items": len(run.hellaswag),
+        "eval_s": time.perf_counter() - began,
+    }
+    run.reporter.eval(run.progress.step, figures)
+    return found.val_loss
 
 
 def _write_samples(run: Run) -> None:
-    """Let the model continue each prompt; only the first process does, the others wait in the next step."""
-    if run.store is None:
+    """Let the model continue each prompt; only the first process does, unless a forward needs them all."""
+    together = run.parallel.is_collective
+    if run.writer is None and not together:
         return
     step, tokenizer = run.progress.step, run.data.tokenizer
     run.model.eval()
     for number, prompt in enumerate(run.data.prompts):
+        if together and run.processes.any(run.stop_asked.is_set(), run.device.torch):
+            break
         with run.device.autocast():
             ids = generate(
                 run.model, prompt.ids, run.recipe.sample, vocab_size=tokenizer.vocab_size,
-                seed=position_seed(run.recipe.train.seed, step, number), stopping=run.stop_asked.is_set,
+                seed=position_seed(run.recipe.train.seed, step, number),
+                stopping=lambda: not together and run.stop_asked.is_set(),
             )  # fmt: skip
-        text = tokenizer.decode(ids)
-        run.reporter.sample(step, prompt.text, text, run.store.write_sample(step, number, text))
+        if run.writer is not None:
+            text = tokenizer.decode(ids)
+            run.reporter.sample(step, prompt.text, text, run.writer.store().write_sample(step, number, text))
     run.model.train()
 
 
 def _save(run: Run, val_loss: float | None) -> None:
-    """Save a checkpoint, unless this step's is already there."""
-    if run.store is not None and run.saved_step != run.progress.step:
-        began = time.perf_counter()
-        files, size = run.store.save(run.snapshot(), val_loss)
-        run.reporter.checkpoint(run.progress.step, files, size, time.perf_counter() - began)
+    """Start to save a checkpoint, unless this step's is already there."""
+    if run.saved_step == run.progress.step:
+        return
+    if run.writer is not None and run.compile_cache is not None:
+        made = made_compile_cache()
+        run.writer.compile_cache = None if made is None else (run.compile_cache, made)
+        run.compile_cache = None
+    if run.writer is not None:
+        run.writer.save(snapshot(run), val_loss)
+    elif run.parallel.is_collective:
+        snapshot(run)
     run.saved_step = run.progress.step
+    gc.collect()
+
+
+def _finish_saving(run: Run) -> None:
+    """Wait until the last checkpoint is on the disk."""
+    if run.writer is not None:
+        run.writer.store()
 
 
 def _save_and_stop(run: Run) -> str:
@@ -215,6 +232,7 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
         try:
             reason = train(run)
         except torch.OutOfMemoryError as error:
+            # Not in a step that could be taken again: the optimiser's, an evaluation's or a sharded model's memory.
             size = f"micro_batch {run.plan.micro_batch} of context {recipe.model.context}"
             raise OutOfMemory(f"{size} does not fit into the card's memory; halve train.micro_batch") from error
     reporter.stop(progress.step, reason, "", progress.train_s(), progress.loss)
@@ -227,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="the folder with the shards and data.json")
     parser.add_argument("--out", type=Path, required=True, help="the folder for events, checkpoints and samples")
     arguments = parser.parse_args(argv)
+    prepare_allocator()
     processes, progress = Processes.from_environment(), Progress()
     reporter = Reporter(arguments.out, is_first=processes.is_first)
     try:
@@ -234,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except TrainerError as error:
         # What the recipe, the data or the loss is to one process, it is to all.
-        alone = not isinstance(error, Refused | NonFinite)
+        alone = not isinstance(error, Refused | NonFinite | Spiked)
         code, reason, message = error.exit_code, error.reason, str(error)
     except Exception as error:  # noqa: BLE001  told by the event, the traceback and the exit code
         traceback.print_exc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from gpurun.machine.base import FarRefusal
 
@@ -52,7 +52,7 @@ class Torch(_Said):
     version: Text | None
     numpy: Text | None = None
     cuda: Text | None
-    devices: Annotated[tuple[Gpu, ...], Field(max_length=256)]
+    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
 
 
 class Facts(_Said):
@@ -64,11 +64,11 @@ class Facts(_Said):
     cpus: Count | None
     memory_bytes: Count
     disk_free_bytes: Count
-    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], Field(min_length=1, max_length=2)]
+    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
     wall: Wall
     boot_id: Text
     shipped_sha256: Sha256 | None
-    gpus: Annotated[tuple[Card, ...], Field(max_length=256)] = ()
+    gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
     torch: Torch
 
     @property
@@ -79,6 +79,21 @@ class Facts(_Said):
     def as_json(self) -> dict[str, Any]:
         """The facts as plain data, for the journal."""
         return self.model_dump(mode="json")
+
+
+class Begun(_Said):
+    """What the far side has of a pack that is to come: `bytes` of lines follow, about parts or about whole files."""
+
+    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
+    kind: Literal["held", "verified"]
+    bytes: Count
+    sha256: Sha256
+
+
+class Received(_Said):
+    """How many parts one stream brought."""
+
+    parts: Count
 
 
 class Shipped(_Said):
@@ -125,7 +140,7 @@ class Polled(_Said):
     """The line that `poll` answers."""
 
     status: Status
-    chunks: Annotated[tuple[Piece, ...], Field(max_length=16)]
+    chunks: Annotated[tuple[Piece, ...], FailFast(), Field(max_length=16)]
 
 
 class Lease(_Said):
@@ -185,7 +200,7 @@ class ManifestFile(_Said):
     name: Text
     bytes: Count
     sha256: Sha256
-    kind: Literal["weights", "optimizer", "state", "sample"]
+    kind: Literal["weights", "optimizer", "state", "sample", "compile_cache"]
     step: Count | None
 
 
@@ -202,7 +217,7 @@ class Manifest(_Said):
     v: Literal[1] = 1
     latest: Count | None = None
     best: Best | None = None
-    files: Annotated[tuple[ManifestFile, ...], Field(max_length=MOST_MANIFEST_FILES)] = ()
+    files: Annotated[tuple[ManifestFile, ...], FailFast(), Field(max_length=MOST_MANIFEST_FILES)] = ()
 
     @property
     def total_bytes(self) -> int:

@@ -19,7 +19,8 @@ GIB = 2**30
 CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
 FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
-ACTIVATION_BYTES = 36.5  # A token, layer and channel, bf16 autocast and flash attention, as fitted.
+# A token, layer and channel, bf16 autocast and flash attention, eager: fitted; traced with torch's MemTracker.
+ACTIVATION_BYTES = {"faithful": 36.5, "modern": 47.5}
 LOGIT_BYTES = 14  # bf16 logits 2, their fp32 copy 4, log-softmax 4, gradient 4.
 CHUNK_LOGITS = 2**27  # The trainer's loss holds 512 MiB of fp32 logits at once.
 
@@ -86,7 +87,9 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
 
 def flops_per_token(model: ModelTable, vocab_size: int = 0) -> float:
     """Training FLOPs (forward and backward) for one token."""
-    multiplied = parameters_of(model, vocab_size) - model.context * model.width
+    multiplied = parameters_of(model, vocab_size)
+    if model.preset == "faithful":  # Its positions are looked up.
+        multiplied -= model.context * model.width
     if not model.tied:  # The input embedding is looked up, not multiplied.
         multiplied -= padded_vocab(model, vocab_size) * model.width
     return 6.0 * multiplied + 12.0 * model.layers * model.width * model.context
@@ -95,14 +98,15 @@ def flops_per_token(model: ModelTable, vocab_size: int = 0) -> float:
 def peak_bytes(model: ModelTable, micro_batch: int, vocab_size: int = 0, *, bf16: bool = True) -> int:
     """The most memory one GPU holds at once, everything included.
 
-    14 P + B T (36.5 C L + 14 V) was fitted within 1 % to nanoGPT's measured peaks; the chunked loss holds the logits of
+    14 P + B T (36.5 C L + 14 V) was fitted within 1 % to nanoGPT's measured peaks (the modern blocks keep queries and
+    keys in fp32, so that 36.5 is 47.5); the chunked loss holds the logits of
     one chunk at a time, and fp32 activations are twice as large. The second peak, at the end of backward, is 20 P:
     weights, AdamW, gradients, DDP's buckets.
     """
     parameters, tokens = parameters_of(model, vocab_size), micro_batch * model.context
     vocab = padded_vocab(model, vocab_size)
     logits = LOGIT_BYTES * min(tokens * vocab, max(CHUNK_LOGITS, vocab))
-    activations = ACTIVATION_BYTES * (1 if bf16 else 2) * tokens * model.width * model.layers
+    activations = ACTIVATION_BYTES[model.preset] * (1 if bf16 else 2) * tokens * model.width * model.layers
     working = max(14 * parameters + activations + logits, 20 * parameters)
     return int(working * FRAGMENTATION) + CONTEXT_BYTES
 

@@ -18,6 +18,7 @@ from gpurun.core.model import Frozen, digest_of
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.overrides import parse_override
+from gpurun.planning.sums import what_does_not_add_up
 from gpurun.planning.tables import REHEARSED, TABLES, ModelTable, RecipeTables, RehearsalTable
 
 __all__ = [
@@ -122,6 +123,8 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
 def parameters_of(model: ModelTable, vocab_size: int = 0) -> int:
     """The number of parameters, embeddings included; `vocab_size` is the tokeniser's, for a model that says 0."""
     vocab, width = padded_vocab(model, vocab_size), model.width
+    if model.preset == "modern":  # Matrices alone, and no positions.
+        return 2 * vocab * width + 12 * model.layers * width * width
     norm = 2 * width if model.bias else width
     layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)
     embeddings = (vocab + model.context) * width
@@ -204,15 +207,8 @@ def _check_known(keys: Iterable[str], known: Iterable[str], where: str, prefix: 
 
 def _check_sums(recipe: RecipeTables, where: str) -> None:
     """Refuse what the trainer would refuse: numbers that do not fit together, both of them named."""
-    model, rate = recipe.model, recipe.optim.lr
-    if model.width % model.heads:
-        _refuse(where, f"model.width {model.width} cannot be shared equally by model.heads {model.heads}")
-    if recipe.schedule.min_lr > rate:
-        _refuse(where, f"schedule.min_lr {recipe.schedule.min_lr} is above optim.lr {rate}")
-    if recipe.schedule.warmup_steps > recipe.train.steps:
-        _refuse(
-            where, f"schedule.warmup_steps {recipe.schedule.warmup_steps} is more than train.steps {recipe.train.steps}"
-        )
+    for what in what_does_not_add_up(recipe):
+        _refuse(where, what)
     parse_gpu(recipe.hardware.gpu, name="hardware.gpu")
 
 
@@ -228,9 +224,7 @@ def _check_batch(recipe: RecipeTables, processes: int, where: str) -> None:
 
 
 def _refuse(where: str, what: str) -> None:
-    raise UsageError(
-        "recipe.does_not_add_up", f"{where}: {what}.", hint="Change one of the two, in the file or by --set."
-    )
+    raise UsageError("recipe.does_not_add_up", f"{where}: {what}.", hint="Change one of them, in the file or by --set.")
 
 
 def _put(tables: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

@@ -12,6 +12,8 @@ Whole = Annotated[int, Field(ge=1, le=2**53)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Overlay = dict[str, Any]
+INSIDE_DATA = r"^$|^[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,79})*$"
+"""A file or folder below the data folder; nothing hidden, no way out."""
 
 
 class Table(Frozen):
@@ -23,7 +25,7 @@ class Table(Frozen):
 class ModelTable(Table):
     """The shape of the network."""
 
-    preset: Literal["faithful"] = "faithful"
+    preset: Literal["faithful", "modern"] = "faithful"
     layers: Whole
     heads: Whole
     width: Whole
@@ -44,9 +46,11 @@ class DataTable(Table):
 
 
 class OptimTable(Table):
-    """AdamW."""
+    """AdamW, or Muon for the matrices inside the blocks (its own rate, or 0 for `lr`) and AdamW for the rest."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(gt=0)
+    muon_lr: NotNegative = 0.0
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
@@ -57,9 +61,10 @@ class OptimTable(Table):
 class ScheduleTable(Table):
     """How the learning rate moves."""
 
-    kind: Literal["cosine", "constant"] = "cosine"
+    kind: Literal["cosine", "constant", "trapezoid", "noam"] = "cosine"
     warmup_steps: int = Field(default=0, ge=0)
     min_lr: NotNegative = 0.0
+    cooldown_fraction: float = Field(default=0.0, ge=0, le=1)
 
 
 class TrainTable(Table):
@@ -69,8 +74,12 @@ class TrainTable(Table):
     batch_tokens: Whole
     micro_batch: Whole
     seed: int = Field(default=42, ge=0, lt=2**32)
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     compile: bool = False
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    init_from: str = Field(default="", pattern=INSIDE_DATA)
+    spike: Literal["off", "warn", "skip", "stop"] = "warn"
+    spike_z: float = Field(default=7.0, gt=0)
     log_every: Whole = 10
     checkpoint_every: Whole
 
@@ -80,6 +89,7 @@ class EvalTable(Table):
 
     every: Whole
     tokens: Whole
+    hellaswag_items: int = Field(default=0, ge=0)
 
 
 class SampleTable(Table):

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from trainer.hellaswag import FILE, Item, read_items
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog; " * 400
@@ -32,14 +35,16 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
         },
         "data": {"source": "stdlib", "tokenizer": "char", "val_fraction": 0.1, "limit_mb": 0},
         "optim": {
-            "lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "grad_clip": 1.0,
+            "kind": "adamw", "lr": 1e-2, "muon_lr": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+            "weight_decay": 0.1, "grad_clip": 1.0,
         },
-        "schedule": {"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3},
+        "schedule": {"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3, "cooldown_fraction": 0.0},
         "train": {
             "steps": 20, "batch_tokens": 128, "micro_batch": 2, "seed": 42, "precision": "fp32", "compile": False,
-            "log_every": 1, "checkpoint_every": 10,
+            "parallel": "auto", "init_from": "", "spike": "warn", "spike_z": 7.0, "log_every": 1,
+            "checkpoint_every": 10,
         },
-        "eval": {"every": 10, "tokens": 256},
+        "eval": {"every": 10, "tokens": 256, "hellaswag_items": 0},
         "sample": {"prompts": ["the "], "tokens": 8, "temperature": 0.8, "top_k": 0},
         "hardware": {"gpu": "1xA100", "disk_gb": 10, "on_cpu": "as_written"},
         "rehearsal": {
@@ -90,6 +95,19 @@ def write_data(folder: Path, text: str = TEXT) -> Path:
     for name, record in (("data.json", manifest), ("vocab.json", vocab), ("prompts.json", prompts)):
         (folder / name).write_text(json.dumps(record))
     return folder
+
+
+def write_items(folder: Path, count: int = 11) -> list[Item]:
+    """Write hellaswag.jsonl of a text's data folder: the right ending is the text, the others are letters at random."""
+    alphabet, draw, records = sorted(set(TEXT)), random.Random(0), []
+    for number in range(count):
+        ids = [alphabet.index(c) for c in TEXT[7 * number : 7 * number + 14]]
+        endings = [[draw.randrange(len(alphabet)) for _ in range(draw.randint(2, 6))] for _ in range(4)]
+        label = draw.randrange(4)
+        endings[label] = ids[9:]
+        records.append({"context": ids[:9], "endings": endings, "label": label})
+    (folder / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return list(read_items(folder, count, len(alphabet)))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ def test_a_recipe_comes_back_as_it_was_written() -> None:
         ("train", {"precision": "fp8"}, "train.precision"),
         ("model", {"heads": 3}, "model.width 16 cannot be shared equally by model.heads 3"),
         ("model", {"dropout": 1.0}, "model.dropout"),
-        ("model", {"preset": "modern"}, "model.preset"),
+        ("model", {"preset": "gpt3"}, "model.preset"),
         ("model", {"bias": "yes"}, "model.bias"),
         ("optim", {"lr": float("nan")}, "finite"),
         ("optim", {"beta2": 1.0}, "optim.beta2"),
@@ -72,6 +72,7 @@ def test_a_recipe_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> Non
 def test_the_tables_keys_and_defaults_are_those_of_the_formats_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "FORMATS.md").read_text(encoding="utf-8")
     words = {"model.preset": "faithful", "model.vocab_size": 0, "train.precision": "auto", "hardware.gpu": "1xA100"}
+    words |= {"optim.kind": "adamw", "train.parallel": "auto", "train.init_from": "", "train.spike": "warn"}
     for table in fields(Recipe):
         if table.name == "about":
             continue

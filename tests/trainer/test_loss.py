@@ -25,15 +25,46 @@ def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(3.0 * loss, inputs)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("chunk", [1, 16, 50, 64])
-def test_fp32_equals_torch(chunk: int) -> None:
+def test_fp32_equals_torch(chunk: int, smoothing: float) -> None:
     hidden, weight, targets = tensors()
-    wanted = F.cross_entropy(hidden @ weight.t(), targets)
-    found = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=chunk)
+    wanted = F.cross_entropy(hidden @ weight.t(), targets, label_smoothing=smoothing)
+    how = {"label_smoothing": smoothing, "chunk_tokens": chunk}
+    found = chunked_cross_entropy(hidden, weight, targets, **how)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients(found, hidden, weight), gradients(wanted, hidden, weight))
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, chunk_tokens=chunk), wanted)
+        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted)
+
+
+def test_label_smoothing_is_the_papers_formula() -> None:
+    hidden, weight, _ = (tensor.detach() for tensor in tensors())
+    log_p = torch.log_softmax(hidden[:1] @ weight.t(), dim=1)[0]
+    found = chunked_cross_entropy(hidden[:1], weight, torch.tensor([7]), label_smoothing=0.1)
+    torch.testing.assert_close(found, -(0.9 * log_p[7] + 0.1 * log_p.mean()))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_bf16_hidden_states_give_an_fp32_loss_that_is_not_rounded(smoothing: float) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(256, 64).bfloat16(), torch.randn(2048, 64) * 0.2
+    targets = torch.randint(2048, (256,))
+    exact = F.cross_entropy(hidden.float() @ weight.bfloat16().float().t(), targets, label_smoothing=smoothing)
+    found = chunked_cross_entropy(hidden, weight, targets, label_smoothing=smoothing)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+def test_fp16_gradients_survive_a_batch_of_many_tokens() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(8192, 8, requires_grad=True), (torch.randn(2048, 8) * 0.1).requires_grad_()
+    targets = torch.randint(2048, (8192,))
+    exact = gradients(F.cross_entropy(hidden @ weight.t(), targets), hidden, weight)
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = gradients(chunked_cross_entropy(hidden, weight, targets), hidden, weight)
+    for ours, reference in zip(found, exact, strict=True):
+        assert ((ours - reference).norm() / reference.norm()).item() < 5e-3
 
 
 def test_under_bf16_autocast_the_loss_is_fp32_and_the_gradients_are_as_torch_has_them() -> None:
@@ -62,7 +93,8 @@ def test_ignored_targets_count_for_nothing() -> None:
     assert torch.isnan(chunked_cross_entropy(hidden, weight, targets))
 
 
-def test_no_tensor_as_large_as_the_logits_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_no_tensor_as_large_as_the_logits_ever_exists(monkeypatch: pytest.MonkeyPatch, smoothing: float) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -78,5 +110,6 @@ def test_no_tensor_as_large_as_the_logits_ever_exists(monkeypatch: pytest.Monkey
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * 1000 * 64)
     hidden, weight = torch.randn(4096, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
     with Largest() as largest:
-        chunked_cross_entropy(hidden, weight, torch.randint(1000, (4096,))).backward()
+        targets = torch.randint(1000, (4096,))
+        chunked_cross_entropy(hidden, weight, targets, label_smoothing=smoothing).backward()
     assert largest.elements == 64 * 1000

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing
 from conftest import recipe_record
 
 from trainer.config import parse_recipe
+from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.optim import (
@@ -18,7 +22,10 @@ from trainer.optim import (
     make_optimizer,
     optimizer_tensors,
     plan_batch,
+    set_learning_rate,
 )
+from trainer.parallel import Replicas, Shards
+from trainer.tensors import read_tensors, write_tensors
 
 
 def test_cosine_warms_up_to_lr_and_falls_to_min_lr() -> None:
@@ -41,6 +48,29 @@ def test_constant_warms_up_and_stays() -> None:
     recipe = parse_recipe(recipe_record(schedule={"kind": "constant", "warmup_steps": 4}))
     assert [learning_rate(recipe, s) for s in (0, 3, 4, 19)] == pytest.approx([2.5e-3, 1e-2, 1e-2, 1e-2])
     assert learning_rate(parse_recipe(recipe_record(schedule={"warmup_steps": 20})), 20) == 1e-3
+
+
+def test_a_trapezoid_rises_stays_and_falls_in_a_straight_line() -> None:
+    schedule = {"kind": "trapezoid", "warmup_steps": 10, "min_lr": 1e-4, "cooldown_fraction": 0.4}
+    recipe = parse_recipe(recipe_record(optim={"lr": 1e-3}, train={"steps": 100}, schedule=schedule))
+    assert learning_rate(recipe, 0) == pytest.approx(1e-4)
+    assert {learning_rate(recipe, step) for step in range(9, 61)} == {1e-3}
+    assert learning_rate(recipe, 80) == pytest.approx((1e-3 + 1e-4) / 2)
+    assert learning_rate(recipe, 99) == pytest.approx(1e-4 + 9e-4 / 40)
+    assert learning_rate(recipe, 100) == pytest.approx(1e-4)
+
+
+def test_noam_is_the_papers_formula() -> None:
+    schedule = {"kind": "noam", "warmup_steps": 4000, "min_lr": 0.0}
+    recipe = parse_recipe(
+        recipe_record(model={"width": 512, "heads": 8}, optim={"lr": 1.0}, train={"steps": 9000}, schedule=schedule)
+    )
+    for number in (1, 10, 3999, 4000, 4001, 9000):  # the paper counts from 1
+        wanted = 512**-0.5 * min(number**-0.5, number * 4000**-1.5)
+        assert learning_rate(recipe, number - 1) == pytest.approx(wanted, rel=1e-12)
+    rates = [learning_rate(recipe, step) for step in range(9000)]
+    assert max(range(9000), key=rates.__getitem__) == 3999
+    assert rates[3999] == pytest.approx(6.99e-4, rel=1e-3), "the figure that the paper's base model peaks at"
 
 
 @pytest.mark.parametrize(
@@ -76,8 +106,87 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     assert len(decayed) + len(kept) == len(list(model.parameters()))
 
 
-def test_the_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped() -> None:
-    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}))
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+PRESETS = {"faithful": {}, "modern": {"preset": "modern", "bias": False, "tied": False}}
+
+
+@needs_muon
+@pytest.mark.parametrize("preset", PRESETS)
+def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest(preset: str) -> None:
+    keys = {"kind": "muon", "muon_lr": 0.02, "lr": 0.005}
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, **PRESETS[preset]}, optim=keys))
+    model = GPT(recipe.model)
+    optimizer = make_optimizer(model, recipe.optim, torch.device("cpu"))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    muon, decayed, kept = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
+    assert all(name.startswith("h.") and name.endswith("weight") for name in muon)
+    assert {names[p] for p in model.h.parameters() if p.dim() == 2} == set(muon)
+    assert all(not name.startswith("h.") for name in decayed)
+    assert sorted([*muon, *decayed, *kept]) == sorted(names.values())
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
+    set_learning_rate(optimizer, 0.001)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.004, 0.001, 0.001])
+
+
+@needs_muon
+def test_muon_moves_a_matrix_equally_in_all_directions_and_as_far_as_adamw_would() -> None:
+    config = parse_recipe(recipe_record(optim={"kind": "muon", "lr": 0.1, "weight_decay": 0.0})).optim
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 32, bias=False)
+    optimizer = make_optimizer(layer, config, torch.device("cpu"))
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.randn(32, 64) * torch.logspace(0, -2, 32)[:, None]  # some directions are much steeper
+    optimizer.step()
+    singular = torch.linalg.svdvals(before - layer.weight.detach()) / (0.1 * 0.2 * math.sqrt(64))
+    assert singular.min() > 0.5
+    assert singular.max() < 1.5
+
+
+def test_a_torch_without_muon_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64}, optim={"kind": "muon"}))
+    with pytest.raises(Refused, match=rf"torch 2\.9 or newer; here is {torch.__version__.split('+')[0]}"):
+        make_optimizer(GPT(recipe.model), recipe.optim, torch.device("cpu"))
+
+
+def _muon_in_one_of_two(rank: int, folder: Path) -> None:
+    """Take three steps on this process's own data, with whole weights and with a part of each, and write them."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim={"kind": "muon"}))
+    for kind in ("whole", "parts"):
+        torch.manual_seed(0)
+        model, processes = GPT(recipe.model), Processes(rank, rank, 2, 2, several=True)
+        shared = Replicas(model, processes) if kind == "whole" else Shards(model, processes, list(model.h), [])
+        optimizer = make_optimizer(model, recipe.optim, torch.device("cpu"))
+        for step in range(3):
+            ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(2 * step + rank))
+            shared.before_micro_step(True)
+            model(ids[:, :-1], ids[:, 1:]).backward()
+            shared.finish()
+            optimizer.step()
+            shared.clear()
+        with (folder / f"{kind}-{rank}").open("wb") as file:
+            write_tensors(file.write, shared.whole(model.state_dict()))
+    dist.destroy_process_group()
+
+
+@needs_muon
+@pytest.mark.slow
+def test_muon_leaves_equal_weights_in_all_processes_whole_or_in_parts(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_muon_in_one_of_two, (tmp_path,), nprocs=2)
+    whole, also, parts = (read_tensors(tmp_path / name) for name in ("whole-0", "whole-1", "parts-0"))
+    assert all(torch.equal(whole[name], also[name]) for name in whole)
+    torch.manual_seed(0)
+    drawn = GPT(parse_recipe(recipe_record(model={"vocab_size": 64})).model).state_dict()
+    for name in whole:
+        # Orthogonal as a whole matrix, not each part by itself; torch's Muon computes in bf16.
+        assert (whole[name] - parts[name]).norm() < 0.1 * (whole[name] - drawn[name]).norm(), name
+
+
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("muon", marks=needs_muon)])
+def test_the_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind: str) -> None:
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim={"kind": kind}))
     ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(1))
 
     def steps(model: GPT, optimizer: torch.optim.Optimizer, count: int) -> None:

@@ -17,11 +17,13 @@ from conftest import ROOT, command, environment, events, manifest, recipe_record
 
 # Kills the process, as a lost machine would, right after step 13 was reported.
 KILLED_AT_13 = """
-import os, signal, sys
+import os, signal, sys, time
 from trainer import events, train
 report = events.Reporter.step
 def step(self, number, values):
     report(self, number, values)
+    while number == 13 and not (self._path.parent / "MANIFEST.json").exists():
+        time.sleep(0.01)  # a thread writes the checkpoint of step 10
     if number == 13:
         os.kill(os.getpid(), signal.SIGKILL)
 events.Reporter.step = step

@@ -72,7 +72,9 @@ def test_bytes_that_are_no_whole_character_are_shown_as_such() -> None:
         ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA GeForce RTX 5090", 209.5),
         ("NVIDIA B200", 2250),
-        ("Tesla T4", None),
+        ("Tesla T4", 65),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla V100-PCIE-16GB", None),
     ],
 )
 def test_the_peak_is_known_or_it_is_none(name: str, teraflops: float | None) -> None:

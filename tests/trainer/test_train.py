@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import gc
 import hashlib
 import json
 import math
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, manifest, recipe_record
+from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data
 
-from trainer import run as run_module
+from trainer import assemble as assemble_module
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
+from trainer.compile_cache import cache_name, load_compile_cache
+from trainer.config import ModelConfig
+from trainer.device import Device, prepare_allocator
+from trainer.evaluate import Evaluation
+from trainer.events import Reporter
 from trainer.model import GPT
+from trainer.run import Run
 
 MINI = {
     "model": {"width": 64, "context": 64},
@@ -51,11 +61,11 @@ def test_the_events_and_the_lines_for_people_are_those_of_the_formats_page(
     }
     assert keys == {
         "start": "device cuda_name torch python world_size parameters tokens_per_step micro_batch accumulation "
-        "precision steps resumed_from train_tokens val_tokens",
-        "step": "loss lr grad_norm step_s tokens_per_s tokens mfu memory_peak_bytes",
-        "eval": "val_loss perplexity eval_tokens eval_s",
+        "precision steps resumed_from train_tokens val_tokens parallel compile_cache",
+        "step": "loss lr grad_norm step_s tokens_per_s tokens mfu memory_peak_bytes skipped_steps",
+        "eval": "val_loss perplexity bits_per_byte eval_tokens hellaswag hellaswag_items eval_s",
         "sample": "prompt text name",
-        "checkpoint": "files bytes save_s",
+        "checkpoint": "files bytes save_s stall_s",
         "stop": "reason message train_s final_loss",
     }
     start, stop = found[0], found[-1]
@@ -108,8 +118,8 @@ def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_pat
 
 
 def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[run_module.Run] = []
-    real = run_module.assemble
+    kept: list[Run] = []
+    real = assemble_module.assemble
     monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
     calls, forward = 0, GPT.forward
 
@@ -141,7 +151,7 @@ def test_an_infinite_gradient_of_a_finite_loss_stops_too(
 def test_a_validation_loss_that_is_no_number_saves_nothing(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_module, "validation_loss", lambda *_, **__: math.nan)
+    monkeypatch.setattr(train_module, "validation", lambda *_, **__: Evaluation(math.nan, None))
     assert train(recipe_record(), tmp_path) == 3
     assert "after step 10 the validation loss is nan" in events(tmp_path)[-1]["message"]
     assert not (tmp_path / "MANIFEST.json").exists()
@@ -157,7 +167,7 @@ def test_out_of_memory_is_exit_4_and_says_what_to_do(
     assert train(recipe_record(), tmp_path) == 4
     stop = events(tmp_path)[-1]
     assert stop["reason"] == "out_of_memory"
-    assert "micro_batch 2 of context 16" in stop["message"]
+    assert "one sequence of context 16 does not fit" in stop["message"]
 
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
@@ -209,8 +219,8 @@ def test_bf16_on_the_cpu_trains_and_keeps_fp32_weights(tmp_path: Path, train: Tr
 def test_a_stop_that_comes_during_evaluation_saves_at_once(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[run_module.Run] = []
-    real = run_module.assemble
+    kept: list[Run] = []
+    real = assemble_module.assemble
     monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
     forward = GPT.forward
 
@@ -232,12 +242,92 @@ def test_less_eval_text_than_asked_for_is_said(tmp_path: Path, train: Train) -> 
     assert events(tmp_path, "eval")[0]["eval_tokens"] == 1792
 
 
+# Tells, as its last line, how many graphs torch found in its cache and how many it had to compile.
+COUNTING = """
+import sys
+from torch._dynamo.utils import counters
+from trainer import train
+code = train.main()
+print(*(counters["inductor"]["fxgraph_cache_" + what] for what in ("hit", "miss")))
+sys.exit(code)
+"""
+
+
 @pytest.mark.slow
-def test_compiled_training_gives_the_same_losses(tmp_path: Path, train: Train) -> None:
-    without = {"dropout": 0.0}
-    for name, compiled in (("eager", False), ("compiled", True)):
-        recipe = recipe_record(model=without, train={"steps": 6, "compile": compiled})
-        assert train(recipe, tmp_path / name) == 0
-    eager, compiled_losses = ([e["loss"] for e in events(tmp_path / n, "step")] for n in ("eager", "compiled"))
-    assert compiled_losses == pytest.approx(eager, rel=1e-5)
-    assert not any("_orig_mod" in name for name in read_checkpoint(tmp_path / "compiled", 6).model)
+def test_what_was_compiled_goes_home_and_is_found_the_next_time(tmp_path: Path, train: Train) -> None:
+    """Each run has an empty cache of torch's own, as a machine that was just rented has."""
+    folder, lines, losses = write_data(tmp_path / "data"), {}, {}
+    tables = {"model": {"layers": 1, "dropout": 0.0}, "sample": {"prompts": []}}
+    assert train(recipe_record(**tables, train={"steps": 3}), tmp_path / "eager", folder) == 0
+    for name in ("first", "second"):
+        argv = command(recipe_record(**tables, train={"steps": 3, "compile": True}), folder, tmp_path / name)
+        own = {**environment(), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{name}-inductor")}
+        own["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        script = [argv[0], "-c", COUNTING, *argv[argv.index("--recipe") :]]
+        done = subprocess.run(script, cwd=ROOT, env=own, capture_output=True, text=True, timeout=300, check=True)
+        lines[name] = done.stdout.splitlines()[-1]
+        made = [e["name"] for e in manifest(tmp_path / name)["files"] if e["kind"] == "compile_cache"]
+        assert len(made) == (name == "first")
+        for file in made:
+            assert re.fullmatch(r"compile-cache/[0-9a-f]{16}\.bin", file)
+            (folder / file).parent.mkdir()
+            shutil.copy(tmp_path / name / file, folder / file)
+    for name in ("eager", "first", "second"):
+        losses[name] = [event["loss"] for event in events(tmp_path / name, "step")]
+    assert [events(tmp_path / name, "start")[0]["compile_cache"] for name in losses] == [None, "miss", "hit"]
+    graphs = int(lines["first"].split()[1])
+    assert lines == {"first": f"0 {graphs}", "second": f"{graphs} 0"}
+    assert graphs > 0
+    assert losses["first"] == losses["second"] == pytest.approx(losses["eager"], rel=1e-5)
+    assert not any("_orig_mod" in name for name in read_checkpoint(tmp_path / "first", 3).model)
+
+
+def test_a_compile_cache_that_cannot_be_read_costs_nothing_but_time(tmp_path: Path) -> None:
+    config = ModelConfig(layers=1, heads=2, width=16, context=8, vocab_size=64)
+    cpu = Device(torch.device("cpu"), "fp32", None)
+    name = cache_name(config, cpu)
+    assert name != cache_name(dataclasses.replace(config, width=32), cpu)
+    assert name != cache_name(config, dataclasses.replace(cpu, cuda_name="NVIDIA A100"))
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_bytes(b"not what torch wrote")
+    assert load_compile_cache(name, [tmp_path / "nowhere", tmp_path]) is False
+
+
+def test_a_run_starts_from_given_weights_and_only_at_its_beginning(tmp_path: Path, train: Train) -> None:
+    folder = write_data(tmp_path / "data")
+    assert train(recipe_record(train={"steps": 8}), tmp_path / "first", folder) == 0
+    shutil.copy(tmp_path / "first" / "checkpoints" / "000008.model.safetensors", folder / "start.safetensors")
+    recipe = recipe_record(train={"steps": 4, "checkpoint_every": 2, "init_from": "start.safetensors"})
+    assert train(recipe, tmp_path / "out", folder) == 0
+    told = {name: [e["loss"] for e in events(tmp_path / name, "step")] for name in ("first", "out")}
+    assert told["out"][0] < told["first"][-1] + 0.3 < told["first"][0] - 0.3
+    (folder / "start.safetensors").unlink()
+    assert train(recipe, tmp_path / "out", folder) == 0, "a run that goes on does not look at it"
+    assert train(recipe, tmp_path / "another", folder) == 2
+    assert "start.safetensors" in events(tmp_path / "another")[-1]["message"]
+
+
+def test_the_garbage_collector_rests_while_steps_are_taken(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, report = [], Reporter.step
+
+    def step(self: Reporter, number: int, values: dict[str, Any]) -> None:
+        seen.append((gc.isenabled(), gc.get_freeze_count() > 0))
+        report(self, number, values)
+
+    monkeypatch.setattr(Reporter, "step", step)
+    assert train(recipe_record(train={"steps": 3}), tmp_path) == 0
+    assert seen == [(False, True)] * 3
+    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
+
+
+@pytest.mark.parametrize("given", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_the_allocator_is_asked_for_growing_segments_unless_the_user_asked_for_something(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(os, "environ", {given: "max_split_size_mb:64"} if given else {})
+    prepare_allocator()
+    asked = {name: os.environ[name] for name in names if name in os.environ}
+    assert list(asked.values()) == ["max_split_size_mb:64" if given else "expandable_segments:True"]

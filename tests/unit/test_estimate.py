@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gpurun.core.model import Offer
 from gpurun.core.money import usd
 from gpurun.planning.catalog import offers_for, parse_gpu
-from gpurun.planning.estimate import GIB, estimate, flops_per_token, peak_bytes
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.planning.estimate import CONTEXT_BYTES, GIB, estimate, flops_per_token, peak_bytes
+from gpurun.planning.recipe import load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
@@ -47,6 +47,21 @@ def test_more_of_anything_never_needs_less_memory(size: tuple[int, int, int, int
 
 def test_flops_follow_the_named_convention() -> None:
     assert flops_per_token(GPT2.tables.model) == pytest.approx(0.860e9, rel=0.01)
+
+
+def test_the_modern_preset_counts_its_head_but_neither_its_embedding_nor_positions() -> None:
+    modern = GPT2.tables.model.model_copy(update={"preset": "modern", "bias": False, "tied": False})
+    # tests/trainer/test_modern.py has the same two figures.
+    assert parameters_of(modern) == 162_201_600
+    assert flops_per_token(modern) == 854_654_976
+
+
+@pytest.mark.parametrize(("preset", "traced_gib"), [("faithful", 5.53), ("modern", 6.68)])
+def test_memory_is_a_little_above_what_mem_tracker_traced_on_our_own_model(preset: str, traced_gib: float) -> None:
+    # 124M's shape, 8 x 1024 tokens, eager under bf16 autocast, two steps of AdamW.
+    plain = preset == "faithful"
+    table = model().model_copy(update={"preset": preset, "bias": plain, "tied": plain})
+    assert traced_gib < (peak_bytes(table, 8) - CONTEXT_BYTES) / GIB < 1.2 * traced_gib
 
 
 def test_the_chunked_loss_fits_where_the_formula_predicts_it() -> None:

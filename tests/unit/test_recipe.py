@@ -140,7 +140,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         ("layers = 4", "layers = 0", ("model.layers is 0", "greater than or equal to 1")),
         ("lr = 1e-3", "lr = inf", ("optim.lr is inf", "finite")),
         ("lr = 1e-3", "lr = -1", ("optim.lr is -1",)),
-        ('kind = "cosine"', 'kind = "linear"', ("schedule.kind is 'linear'", "'cosine' or 'constant'")),
+        ('kind = "cosine"', 'kind = "linear"', ("schedule.kind is 'linear'", "'trapezoid' or 'noam'")),
         ("heads = 4", "heads = 3", ("model.width 128", "model.heads 3")),
         ("warmup_steps = 50", "warmup_steps = 5000", ("warmup_steps 5000", "train.steps 1000")),
         ("[train]", "[train]\nmicro = 1\n", ("train.micro", "micro_batch")),

@@ -15,7 +15,15 @@ import numpy as np
 
 from trainer.prepare.errors import Refusal
 
-__all__ = ["CharTokenizer", "Gpt2Tokenizer", "Tokenizer", "count_characters", "load_gpt2", "sha256_of_tokens"]
+__all__ = [
+    "CharTokenizer",
+    "Gpt2Tokenizer",
+    "Tokenizer",
+    "count_characters",
+    "load_gpt2",
+    "printable_bytes",
+    "sha256_of_tokens",
+]
 
 REPLACEMENT = "\ufffd"
 COVERAGE = 0.9995
@@ -142,14 +150,18 @@ def shipped_gpt2_tokens(path: Path = GPT2_MERGES) -> list[bytes]:
         raise _damaged(f"{path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(raw).hexdigest() != GPT2_MERGES_SHA256:
         raise _damaged(f"{path} is not the file that GPT-2 was published with (its sha256 differs)")
-    # The file writes every byte as a printable character: itself where it is one, else the next code point from 256 on.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    order = printable + [byte for byte in range(256) if byte not in set(printable)]
-    characters = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
-    byte_of = dict(zip(characters, order, strict=True))
+    characters = printable_bytes()
+    byte_of = {character: byte for byte, character in characters.items()}
     merges = raw.decode("utf-8").split("\n")[1:-1]
     merged = [bytes(byte_of[character] for character in merge.replace(" ", "")) for merge in merges]
-    return [*(bytes([byte]) for byte in order), *merged, GPT2_EOT]
+    return [*(bytes([byte]) for byte in characters), *merged, GPT2_EOT]
+
+
+def printable_bytes() -> dict[int, str]:
+    """How GPT-2's files write every byte, in the order of ids: itself where that can be printed, else 256 and on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _from_tiktoken() -> list[bytes] | None:

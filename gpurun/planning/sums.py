@@ -1,0 +1,59 @@
+"""What in a recipe does not add up: keys that are right by themselves and make no sense together.
+
+The trainer refuses the same (trainer/combinations.py); a test holds that the two sides agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.planning.tables import ModelTable, RecipeTables, ScheduleTable
+
+__all__ = ["cooldown_steps", "what_does_not_add_up"]
+
+
+def what_does_not_add_up(recipe: RecipeTables) -> Iterator[str]:
+    """Yield a sentence, with the real numbers and without its full stop, for everything that does not fit together."""
+    yield from _model(recipe.model)
+    yield from _schedule(recipe.schedule)
+    optim, schedule, steps = recipe.optim, recipe.schedule, recipe.train.steps
+    if optim.muon_lr and optim.kind != "muon":
+        yield f'optim.muon_lr is {optim.muon_lr}, but optim.kind is "{optim.kind}"; only "muon" has one'
+    if schedule.min_lr > optim.lr:
+        yield f"schedule.min_lr {schedule.min_lr} is above optim.lr {optim.lr}"
+    warmup, cooldown = schedule.warmup_steps, cooldown_steps(schedule, steps)
+    if warmup > steps:
+        yield f"schedule.warmup_steps {warmup} is more than train.steps {steps}"
+    elif warmup + cooldown > steps:
+        yield f"schedule.warmup_steps {warmup} and a cool-down of {cooldown} steps are more than train.steps {steps}"
+
+
+def cooldown_steps(schedule: ScheduleTable, steps: int) -> int:
+    """How many of a run's steps, the last ones, are the cool-down."""
+    return round(schedule.cooldown_fraction * steps)
+
+
+def _model(model: ModelTable) -> Iterator[str]:
+    each, left = divmod(model.width, model.heads)
+    if left:
+        yield f"model.width {model.width} cannot be shared equally by model.heads {model.heads}"
+    if model.preset != "modern":
+        return
+    if model.bias:
+        yield 'model.bias is true, but the preset "modern" has no biases; set it to false'
+    if model.tied:
+        yield 'model.tied is true, but the preset "modern" has a head of its own; set it to false'
+    if each % 2:
+        yield f"model.width {model.width} by model.heads {model.heads} is {each}; a rotation needs an even number"
+
+
+def _schedule(schedule: ScheduleTable) -> Iterator[str]:
+    kind, fraction = schedule.kind, schedule.cooldown_fraction
+    if kind == "trapezoid" and not fraction:
+        yield 'schedule.kind "trapezoid" needs a schedule.cooldown_fraction above 0'
+    if kind != "trapezoid" and fraction:
+        yield f'schedule.cooldown_fraction is {fraction}, but schedule.kind is "{kind}"; only "trapezoid" has one'
+    if kind == "noam" and not schedule.warmup_steps:
+        yield 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'
+    if kind == "noam" and schedule.min_lr:
+        yield f'schedule.min_lr is {schedule.min_lr}, but schedule.kind "noam" has no lowest rate'

@@ -1,0 +1,144 @@
+"""What is exported, transformers loads: equal logits, equal ids, and nothing that was not this run's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Train, manifest, recipe_record
+
+from trainer.config import ModelConfig
+from trainer.errors import Refused
+from trainer.export import export_hf, main
+from trainer.model import GPT
+from trainer.prepare.tokenizers import Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens
+from trainer.pretrained import load_weights
+from trainer.tensors import write_tensors
+
+TEXT = "Hello, I'm a language model, naïve café 🦉\n\n  two  spaces 123\t'll <|endoftext|"
+
+
+@pytest.fixture
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="the reference GPT-2 is a test dependency only")
+
+
+def gpt2_checkpoint(out: Path, **keys: Any) -> tuple[Path, GPT]:
+    """Write a checkpoint of a small model of GPT-2's vocabulary, its rows padded, every weight drawn."""
+    record = recipe_record(
+        model={"layers": 2, "heads": 4, "context": 32, "vocab_size": 50304, **keys}, data={"tokenizer": "gpt2"}
+    )
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**record["model"])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    weights = out / "checkpoints" / "000007.model.safetensors"
+    weights.parent.mkdir(parents=True)
+    with weights.open("wb") as file:
+        write_tensors(file.write, model.state_dict())
+    state = {"v": 1, "step": 7, "tokens": 896, "loss": 3.5, "recipe": record}
+    state["data"] = {"tokenizer": sha256_of_tokens(shipped_gpt2_tokens())}
+    weights.with_name("000007.state.json").write_text(json.dumps(state))
+    return weights, model
+
+
+@pytest.mark.parametrize("keys", [{}, {"bias": False}, {"tied": False}], ids=["gpt2", "no biases", "untied"])
+def test_transformers_gives_the_trainers_logits_and_only_the_real_vocabulary(
+    tmp_path: Path, transformers: Any, keys: dict[str, Any]
+) -> None:
+    _, ours = gpt2_checkpoint(tmp_path / "out", **keys)
+    written = export_hf(tmp_path / "out", tmp_path / "hf", figures={})
+    theirs, told = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(told.values())
+    ids = torch.randint(50257, (2, 32))
+    with torch.no_grad():
+        logits = theirs.eval()(ids).logits
+        wanted = F.linear(ours.hidden(ids), ours.head_weight)[..., :50257]
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+    assert logits.shape[-1] == theirs.config.vocab_size == 50257
+    assert written == sorted(path.name for path in (tmp_path / "hf").iterdir())
+    assert theirs.generation_config.temperature == pytest.approx(0.8)
+    again = GPT(ours.config).eval()
+    load_weights(again, tmp_path / "hf")
+    with torch.no_grad():
+        torch.testing.assert_close(F.linear(again.hidden(ids), again.head_weight)[..., :50257], wanted)
+
+
+def test_the_exported_gpt2_tokeniser_gives_the_ids_of_training(tmp_path: Path, transformers: Any) -> None:
+    gpt2_checkpoint(tmp_path / "out")
+    export_hf(tmp_path / "out", tmp_path / "hf", figures={})
+    wanted = Gpt2Tokenizer(shipped_gpt2_tokens()).encode([TEXT])[0].tolist()
+    for kind in (transformers.AutoTokenizer, transformers.GPT2Tokenizer):
+        tokenizer = kind.from_pretrained(tmp_path / "hf")
+        assert tokenizer(TEXT).input_ids == wanted
+        assert tokenizer.decode(wanted) == TEXT
+        assert tokenizer("a<|endoftext|>").input_ids[-1] == tokenizer.eos_token_id == 50256
+
+
+def test_a_character_run_is_exported_with_its_own_alphabet(
+    tmp_path: Path, data: Path, train: Train, transformers: Any
+) -> None:
+    assert train(recipe_record(train={"steps": 2, "checkpoint_every": 2}), tmp_path / "out") == 0
+    with pytest.raises(Refused, match="name the data folder"):
+        export_hf(tmp_path / "out", tmp_path / "hf", figures={})
+    assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--data", str(data)]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = json.loads((data / "prompts.json").read_text())[0]["ids"]
+    assert tokenizer("the ").input_ids == ids
+    assert tokenizer.decode(ids) == "the "
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
+    assert model.config.vocab_size == len(tokenizer) == 28
+    assert "| step | 2 of 2 |" in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_the_model_card_has_the_callers_figures_and_no_markup_of_theirs(tmp_path: Path) -> None:
+    gpt2_checkpoint(tmp_path / "out")
+    figures = tmp_path / "figures.json"
+    figures.write_text(json.dumps({"cost (USD)": 19.87, "verdict": "gpu", "note": "a|b\n<script>", "billed": None}))
+    assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--figures", str(figures)]) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    for line in (
+        "| cost (USD) | 19.87 |",
+        "| note | a\\|b &lt;script> |",
+        "| billed | unknown |",
+        "| step | 7 of 20 |",
+    ):
+        assert line in card.splitlines()
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, _ = gpt2_checkpoint(tmp_path / "out")
+    gpt2_checkpoint(tmp_path / "modern", preset="modern", bias=False, tied=False)
+    with pytest.raises(Refused, match='"modern" is no GPT-2'):
+        export_hf(tmp_path / "modern", tmp_path / "hf", figures={})
+    with pytest.raises(Refused, match="not empty"):
+        export_hf(tmp_path / "out", tmp_path / "out", figures={})
+    with pytest.raises(Refused, match="no checkpoint of a run"):
+        export_hf(tmp_path, tmp_path / "hf", figures={})
+    assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--figures", str(weights)]) == 2
+    assert "figures" in capsys.readouterr().err
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(Refused, match="cannot be understood"):
+        export_hf(weights, tmp_path / "hf", figures={})
+    state = weights.with_name("000007.state.json")
+    state.write_text(state.read_text().replace(sha256_of_tokens(shipped_gpt2_tokens()), "0" * 64))
+    with pytest.raises(Refused, match="not the tokeniser"):
+        export_hf(weights, tmp_path / "hf", figures={})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["modern", "out"]
+
+
+def test_weights_that_the_manifest_does_not_name_are_refused(tmp_path: Path, data: Path, train: Train) -> None:
+    assert train(recipe_record(train={"steps": 2, "checkpoint_every": 2}), tmp_path) == 0
+    name = next(entry["name"] for entry in manifest(tmp_path)["files"] if entry["kind"] == "weights")
+    content = bytearray((tmp_path / name).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refused, match=r"is not the file that .*MANIFEST\.json names"):
+        export_hf(tmp_path, tmp_path / "hf", data=data, figures={})

@@ -1,0 +1,118 @@
+"""Text from a checkpoint, by the command that a person's machine runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config import ModelConfig
+from trainer.errors import Refused
+from trainer.generate import encode, main, open_checkpoint
+from trainer.model import GPT
+from trainer.prepare.tokenizers import sha256_of_tokens
+from trainer.shards import Tokenizer
+from trainer.tensors import write_tensors
+
+TOKENS = [character.encode() for character in "\nabcdefé\ufffd"]
+MODEL = {"layers": 1, "heads": 1, "width": 16, "context": 8}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A checkpoint of an untrained model, and beside it `data/` with its vocabulary."""
+    sha256 = sha256_of_tokens(TOKENS)
+    tokenizer = {"name": "char", "sha256": sha256, "vocab_size": len(TOKENS), "eot_id": None}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/data.json").write_text(json.dumps({"v": 1, "dtype": "uint16", "tokenizer": tokenizer}))
+    vocab = {"v": 1, "name": "char", "tokens_b64": [base64.b64encode(token).decode() for token in TOKENS]}
+    (tmp_path / "data/vocab.json").write_text(json.dumps(vocab))
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**MODEL, vocab_size=64))
+    path = tmp_path / "out/checkpoints/000007.model.safetensors"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        write_tensors(file.write, model.state_dict())
+    write_state(path, MODEL, sha256)
+    return path
+
+
+def write_state(weights: Path, model: dict[str, Any], sha256: str) -> None:
+    sample = {"prompts": ["a"], "tokens": 12, "temperature": 0.8, "top_k": 0}
+    recipe = {"model": model, "data": {"tokenizer": "char"}, "sample": sample, "train": {"seed": 42}}
+    state = {"v": 1, "step": 7, "recipe": recipe, "data": {"tokenizer": sha256}}
+    weights.with_name("000007.state.json").write_text(json.dumps(state))
+
+
+def ask(weights: Path, capsys: pytest.CaptureFixture[str], *options: str, place: Path | None = None) -> tuple[int, str]:
+    """The exit code, and what stands on stdout, or else on stderr; `place` is asked instead of the file of weights."""
+    code = main([str(place or weights), "--data", str(weights.parents[2] / "data"), *options])
+    said = capsys.readouterr()
+    return code, said.out or said.err
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, again, other = (
+        json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=40", f"--seed={seed}")[1]) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first["text"] != other["text"]
+    assert (first["step"], first["tokens"], first["prompt"]) == (7, 40, "abc")
+    assert set(first["text"]) <= set("\nabcdefé\ufffd"), "the vocabulary's padding is never drawn"
+
+
+def test_a_folder_means_its_newest_checkpoint_and_what_is_not_said_is_the_recipes(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = ask(weights, capsys, "--prompt=a", place=weights.parents[1])
+    told = json.loads(said)
+    assert (code, told["tokens"], told["temperature"], told["seed"]) == (0, 12, 0.8, 42)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [
+        ("abZ", 'the character "Z" (U+005A) is not in the vocabulary'),
+        ("a\x1b", r'the character "\u001b" (U+001B) is not in the vocabulary'),
+        ("a\udc80", r'the character "\udc80" (U+DC80) is not in the vocabulary'),
+        ("", "cannot begin with nothing"),
+    ],
+)
+def test_a_prompt_that_cannot_be_encoded_is_refused_with_its_character(
+    weights: Path, capsys: pytest.CaptureFixture[str], prompt: str, sentence: str
+) -> None:
+    code, said = ask(weights, capsys, f"--prompt={prompt}")
+    assert code == 2
+    assert said.startswith("refused: ")
+    assert sentence in said
+
+
+def test_the_prompts_ids_are_those_that_training_saw() -> None:
+    char = Tokenizer("char", "", None, tuple(TOKENS))
+    assert encode("abé\n", char) == [1, 2, 7, 0]
+    with_end = Tokenizer("gpt2", "", 3, tuple(TOKENS))
+    assert encode("", with_end) == [3]
+
+
+def test_what_is_not_this_models_checkpoint_is_refused(weights: Path) -> None:
+    data = weights.parents[2] / "data"
+    write_state(weights, MODEL | {"width": 32}, sha256_of_tokens(TOKENS))
+    with pytest.raises(Refused, match="not a sound checkpoint"):
+        open_checkpoint(weights, data)
+    write_state(weights, MODEL | {"decoder_layers": 2}, sha256_of_tokens(TOKENS))
+    with pytest.raises(Refused, match="decoder_layers"):
+        open_checkpoint(weights, data)
+    write_state(weights, MODEL, "0" * 64)
+    with pytest.raises(Refused, match="another vocabulary"):
+        open_checkpoint(weights, data)
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(Refused, match="000007"):
+        open_checkpoint(weights, data)
+    with pytest.raises(Refused, match=r"NNNNNN\.model\.safetensors"):
+        open_checkpoint(data / "model.pt", data)

@@ -1,0 +1,150 @@
+"""The `modern` preset: what is promised of it, each part against its own formula."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Train, events, recipe_record
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+from trainer.model import GPT
+from trainer.modern import ModernAttention, RMSNorm, rms_norm, rotation
+
+SHAPE = {"layers": 3, "heads": 4, "width": 32, "context": 24, "vocab_size": 128}
+MODERN = {"preset": "modern", "bias": False, "tied": False, **SHAPE}
+
+
+def modern(**keys: object) -> GPT:
+    """A model whose every weight was drawn: what starts at zero would hide what comes before it."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**MODERN | keys))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+    return model
+
+
+def test_a_score_depends_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    attention = ModernAttention(ModelConfig(**MODERN | {"context": 8}))  # type: ignore[arg-type]
+    x = torch.randn(1, 1, 32).expand(1, 8, 32)  # the same token everywhere: only the positions differ
+    scores: list[Tensor] = []
+
+    def scored(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+        scores.append(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))
+        return v
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", scored)
+        attention(x, *rotation(8, 8, x.device))
+    for distance in range(8):
+        diagonal = scores[0][0].diagonal(-distance, dim1=-2, dim2=-1)
+        torch.testing.assert_close(diagonal, diagonal[:, :1].expand_as(diagonal))
+    assert scores[0].abs().max() <= math.sqrt(8) * (1 + 1e-5), "queries and keys have the same length everywhere"
+    assert not torch.allclose(scores[0][0, 0, 7, :7], scores[0][0, 0, 7, 1:])
+
+
+def test_a_rotation_turns_pairs_by_the_papers_angles() -> None:
+    cosines, sines = rotation(5, 8, torch.device("cpu"))
+    for position in range(5):
+        for pair in range(4):
+            angle = position * 10_000 ** (-2 * pair / 8)
+            assert cosines[position, pair].item() == pytest.approx(math.cos(angle), abs=1e-6)
+            assert sines[position, pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
+
+
+def test_a_position_never_sees_a_later_one() -> None:
+    model = modern().eval()
+    ids = torch.randint(128, (1, 24))
+    changed = ids.clone()
+    changed[0, 12:] = (changed[0, 12:] + 1) % 128
+    before, after = model.hidden(ids), model.hidden(changed)
+    torch.testing.assert_close(before[:, :12], after[:, :12])
+    assert not torch.allclose(before[:, 12:], after[:, 12:])
+
+
+def test_the_mlp_is_relu_squared() -> None:
+    mlp, x = modern().h[0].mlp, torch.randn(2, 3, 32)
+    wanted = (x @ mlp.c_fc.weight.t()).clamp(min=0) ** 2 @ mlp.c_proj.weight.t()
+    torch.testing.assert_close(mlp(x), wanted)
+
+
+def test_a_fresh_model_guesses_exactly_evenly_and_learns_all_its_weights() -> None:
+    torch.manual_seed(0)
+    model, ids = GPT(ModelConfig(**MODERN)), torch.randint(128, (4, 25))  # type: ignore[arg-type]
+    drawn = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    assert model(ids[:, :-1], ids[:, 1:]).item() == pytest.approx(math.log(128), abs=1e-6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(4):  # the head moves first, then what writes into the residual stream, then the rest
+        optimizer.zero_grad()
+        model(ids[:, :-1], ids[:, 1:]).backward()
+        optimizer.step()
+    assert not [name for name, parameter in model.named_parameters() if torch.equal(parameter, drawn[name])]
+
+
+def test_every_weight_is_a_matrix_and_the_counts_are_those_of_the_plan() -> None:
+    size = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "vocab_size": 50304}
+    with torch.device("meta"):
+        model = GPT(ModelConfig(**MODERN | size))  # type: ignore[arg-type]
+    assert {parameter.dim() for parameter in model.parameters()} == {2}
+    # tests/unit/test_estimate.py has the same two figures.
+    assert model.parameter_count() == 162_201_600
+    assert model.flops_per_token() == 854_654_976
+
+
+@pytest.mark.parametrize("keys", [MODERN, SHAPE], ids=["modern", "faithful"])
+def test_norms_and_the_residual_stream_are_fp32_under_autocast(keys: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**keys))  # type: ignore[arg-type]
+    seen: dict[str, set[torch.dtype]] = {"out": set(), "stream": set()}
+    for module in model.modules():
+        if isinstance(module, RMSNorm | nn.LayerNorm):
+            module.register_forward_hook(lambda _, __, out: seen["out"].add(out.dtype))
+    for block in model.h:
+        block.register_forward_hook(lambda _, __, out: seen["stream"].add(out.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.zeros(1, 8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))
+    assert seen == {"out": {torch.float32}, "stream": {torch.float32}}
+    assert loss.dtype == torch.float32
+
+
+def test_an_rms_norm_of_bf16_is_as_exact_as_fp32() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 768).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rms_norm(x)
+    exact = x.double() / x.double().square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [MODERN, SHAPE], ids=["modern", "faithful"])
+def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**keys))  # type: ignore[arg-type]
+    ids = torch.randint(128, (2, 24))
+    compiled = torch.compile(model.hidden, dynamic=False, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(ids), model.hidden(ids))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+def test_a_run_with_muon_and_a_trapezoid_goes_on_exactly_where_it_stood(tmp_path: Path, train: Train) -> None:
+    recipe = recipe_record(
+        model={"preset": "modern", "bias": False, "tied": False},
+        optim={"kind": "muon", "muon_lr": 0.02},
+        schedule={"kind": "trapezoid", "cooldown_fraction": 0.5},
+        train={"steps": 8, "checkpoint_every": 4},
+    )
+    assert train(recipe, tmp_path) == 0
+    straight = [event["loss"] for event in events(tmp_path, "step")]
+    last = tmp_path / "checkpoints" / "000008.model.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])  # what is damaged is forgotten: the run goes on from step 4
+    assert train(recipe, tmp_path) == 0
+    again = [event["loss"] for event in events(tmp_path, "step")][8:]
+    assert again == straight[4:]
+    assert straight[-1] < straight[0] - 0.3

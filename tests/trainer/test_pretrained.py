@@ -1,0 +1,151 @@
+"""Weights to start from: a published GPT-2's file or a run's checkpoint, and a sentence for whatever does not fit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Train, manifest, recipe_record
+from torch import Tensor
+
+from trainer.config import ModelConfig
+from trainer.errors import Refused
+from trainer.model import GPT
+from trainer.pretrained import LINEAR_NAMES, load_weights
+from trainer.tensors import write_tensors
+
+SHAPE = {"layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 60}
+
+
+def model(**keys: Any) -> GPT:
+    torch.manual_seed(1)
+    return GPT(ModelConfig(**SHAPE | keys)).eval()
+
+
+def written(path: Path, tensors: dict[str, Tensor]) -> Path:
+    with path.open("wb") as file:
+        write_tensors(file.write, tensors)
+    return path
+
+
+def published(prefix: str = "", **keys: Any) -> tuple[GPT, dict[str, Tensor]]:
+    """A model whose every weight was drawn, and its tensors as GPT-2 was published: (in, out), with causal masks."""
+    source = model(**keys)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.normal_()
+    tensors = {
+        prefix + name: tensor.t() if name.endswith(LINEAR_NAMES) else tensor
+        for name, tensor in source.state_dict().items()
+    }
+    for layer in range(2):
+        tensors[f"{prefix}h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16).tril().bool()
+    return source, tensors
+
+
+IDS = torch.arange(16)[None]
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_a_published_gpt2_gives_its_logits(tmp_path: Path, prefix: str) -> None:
+    source, tensors = published(prefix)
+    ours = model()
+    load_weights(ours, written(tmp_path / "model.safetensors", tensors))
+    torch.testing.assert_close(ours.next_token_logits(IDS), source.next_token_logits(IDS))
+    untied = model(tied=False)
+    load_weights(untied, tmp_path)  # the folder means its model.safetensors
+    torch.testing.assert_close(untied.next_token_logits(IDS), source.next_token_logits(IDS))
+
+
+def test_the_vocabularys_padding_takes_no_probability_from_real_tokens(tmp_path: Path) -> None:
+    source, tensors = published()
+    with torch.no_grad():
+        source.ln_f.weight.zero_()
+        source.ln_f.bias.fill_(1.0)
+        source.wte.weight.sub_(4.0)  # every logit far below zero, as GPT-2's are
+        source.wte.weight[7] += 2.0
+    path = written(tmp_path / "model.safetensors", tensors)
+    padded = model(vocab_size=64)
+    load_weights(padded, path)
+    torch.testing.assert_close(padded.next_token_logits(IDS)[:, :60], source.next_token_logits(IDS))
+    assert torch.softmax(padded.next_token_logits(IDS), dim=-1)[:, 60:].sum() < 1e-6
+
+
+def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:
+    source, tensors = published()
+    short = model(context=8)
+    load_weights(short, written(tmp_path / "x.safetensors", tensors))
+    torch.testing.assert_close(short.next_token_logits(IDS[:, :8]), source.next_token_logits(IDS[:, :8]))
+
+
+@pytest.mark.parametrize("preset", [{}, {"preset": "modern", "bias": False, "tied": False}], ids=["faithful", "modern"])
+def test_a_runs_checkpoint_starts_another_run(tmp_path: Path, train: Train, preset: dict[str, Any]) -> None:
+    first = recipe_record(model=preset, train={"steps": 2, "checkpoint_every": 2})
+    assert train(first, tmp_path / "out") == 0
+    ours = model(vocab_size=64, **preset)
+    load_weights(ours, tmp_path / "out")
+    untouched = [p.clone() for p in ours.parameters()]
+    assert any(
+        not torch.equal(a, b) for a, b in zip(untouched, model(vocab_size=64, **preset).parameters(), strict=True)
+    )
+    name = next(entry["name"] for entry in manifest(tmp_path / "out")["files"] if entry["kind"] == "weights")
+    with pytest.raises(Refused, match="another tokeniser"):
+        load_weights(ours, tmp_path / "out" / name, tokenizer_sha256="0" * 64)
+    with pytest.raises(Refused, match=r"trained with 2 heads; model\.heads is 4"):
+        load_weights(model(vocab_size=64, heads=4, **preset), tmp_path / "out" / name)
+    assert all(torch.equal(a, b) for a, b in zip(untouched, ours.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"width": 32}, r"wte\.weight is \[60, 16\] there and \[60, 32\] here"),
+        ({"vocab_size": 50}, r"wte\.weight is \[60, 16\] there and \[50, 16\] here"),
+        ({"context": 17}, r"wpe\.weight is \[16, 16\] there and \[17, 16\] here"),
+        ({"layers": 3}, r"has no h\.2\."),
+        ({"layers": 1}, r"has h\.1\..* which this model .* has not"),
+        ({"bias": False}, "model.bias is the other way round"),
+        ({"preset": "modern", "bias": False, "tied": False}, 'has no h.0.attn.c_k.weight, which a model of .*"modern"'),
+        ({"heads": 4}, r"trained with 2 heads; model\.heads is 4"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_shape_is_refused_by_name_and_changes_nothing(
+    tmp_path: Path, keys: dict[str, Any], sentence: str
+) -> None:
+    _, tensors = published()
+    path = written(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": 2}))
+    ours = model(**keys)
+    before = [p.clone() for p in ours.parameters()]
+    with pytest.raises(Refused, match=sentence):
+        load_weights(ours, path)
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.parameters(), strict=True))
+
+
+def test_a_head_of_its_own_does_not_fit_a_tied_model(tmp_path: Path) -> None:
+    _, tensors = published(tied=False)
+    path = written(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(Refused, match=r"model\.tied must be false"):
+        load_weights(model(), path)
+    written(path, {**tensors, "lm_head.weight": tensors["wte.weight"]})
+    load_weights(model(), path)  # transformers writes a tied head, too
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return (Path.touch, (tmp_path / "sprung",))  # type: ignore[return-value]
+
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    torch.save({"wte.weight": torch.zeros(2)}, tmp_path / "model.pt")
+    for name in ("pytorch_model.bin", "model.pt"):
+        with pytest.raises(Refused, match=r"no safetensors file .* never a pickle"):
+            load_weights(model(), tmp_path / name)
+    with pytest.raises(Refused, match="cannot be read"):
+        load_weights(model(), tmp_path)
+    assert not (tmp_path / "sprung").exists()

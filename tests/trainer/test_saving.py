@@ -1,0 +1,142 @@
+"""Checkpoints are written beside training: it does not wait, nothing is torn, and nothing goes wrong in silence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Train, events, manifest, recipe_record
+
+from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from trainer.errors import SaveFailed
+from trainer.events import Reporter
+from trainer.saving import CheckpointWriter
+
+
+class Gate:
+    """Lets `CheckpointStore.save` begin, and holds it until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+        self.inside, self.most = 0, 0
+        real = CheckpointStore.save
+
+        def save(store: CheckpointStore, *arguments: Any) -> Any:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            self.begun.set()
+            assert self.open.wait(30)
+            self.inside -= 1
+            return real(store, *arguments)
+
+        monkeypatch.setattr(CheckpointStore, "save", save)
+
+
+def writer(out: Path) -> CheckpointWriter:
+    return CheckpointWriter(CheckpointStore(out), Reporter(out, is_first=True))
+
+
+def checkpoint(step: int, weight: torch.Tensor) -> Checkpoint:
+    return Checkpoint(step, {"w": weight}, {"w.exp_avg": weight / 2}, {"v": 1, "step": step})
+
+
+def test_what_changes_after_the_copy_does_not_reach_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, saving, weight = Gate(monkeypatch), writer(tmp_path), torch.full((4,), 1.0)
+    saving.save(checkpoint(1, weight), None)
+    assert gate.begun.wait(30)
+    weight.fill_(2.0)
+    assert events(tmp_path) == [], "the event must not come before the file"
+    gate.open.set()
+    saving.store()
+    assert torch.equal(read_checkpoint(tmp_path, 1).model["w"], torch.full((4,), 1.0))
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [1]
+
+
+def test_never_two_saves_at_once_and_the_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, saving, weight = Gate(monkeypatch), writer(tmp_path), torch.ones(4)
+    saving.save(checkpoint(1, weight), None)
+    threading.Timer(0.3, gate.open.set).start()
+    saving.save(checkpoint(2, weight * 2), None)
+    saving.store()
+    first, second = events(tmp_path, "checkpoint")
+    assert gate.most == 1
+    assert first["stall_s"] < 0.2 < second["stall_s"]
+    assert first["save_s"] > 0.2, "what the disk took, though training went on"
+    assert torch.equal(read_checkpoint(tmp_path, 1).model["w"], torch.ones(4))
+    assert torch.equal(read_checkpoint(tmp_path, 2).model["w"], torch.full((4,), 2.0))
+
+
+def test_the_steps_go_on_while_a_checkpoint_is_written(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, report = Gate(monkeypatch), Reporter.step
+
+    def step(self: Reporter, number: int, values: dict[str, Any]) -> None:
+        report(self, number, values)
+        if number == 15:
+            gate.open.set()
+
+    monkeypatch.setattr(Reporter, "step", step)
+    assert train(recipe_record(), tmp_path) == 0
+    told = [(event["kind"], event["step"]) for event in events(tmp_path)]
+    assert told.index(("checkpoint", 10)) > told.index(("step", 15))
+    assert told[-2:] == [("checkpoint", 20), ("stop", 20)], "the end waits for the last one"
+
+
+def test_a_failure_of_the_thread_ends_the_run_with_its_sentence(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if threading.current_thread().name == "checkpoint":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert train(recipe_record(), tmp_path) == 1
+    stop = events(tmp_path)[-1]
+    assert "the checkpoint of step 10 could not be written" in stop["message"]
+    assert "the disk is full; there was none before" in stop["message"]
+    assert 10 <= stop["step"] <= 20
+
+
+def test_why_training_ended_is_told_and_the_checkpoint_under_way_is_kept(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = CheckpointStore.save
+
+    def slow(store: CheckpointStore, *arguments: Any) -> Any:
+        time.sleep(0.5)
+        return real(store, *arguments)
+
+    monkeypatch.setattr(CheckpointStore, "save", slow)
+    report = Reporter.step
+
+    def dying(self: Reporter, number: int, values: dict[str, Any]) -> None:
+        report(self, number, values)
+        assert number < 11, "a bug in step 11"
+
+    monkeypatch.setattr(Reporter, "step", dying)
+    assert train(recipe_record(), tmp_path) == 1
+    assert "a bug in step 11" in events(tmp_path)[-1]["message"]
+    assert manifest(tmp_path)["latest"] == 10
+
+
+def test_a_failure_is_raised_once_and_the_next_save_may_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = writer(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        saving.save(checkpoint(1, torch.ones(4)), None)
+        with pytest.raises(SaveFailed, match="Input/output error"):
+            saving.store()
+    saving.save(checkpoint(2, torch.ones(4)), None)
+    assert saving.store().latest == 2

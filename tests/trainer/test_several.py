@@ -1,0 +1,175 @@
+"""Several processes, on one machine or two: the same tokens, the same losses, whoever holds which part."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data, write_items
+
+from trainer.checkpoint import Checkpoint, read_checkpoint
+from trainer.config import ModelConfig
+from trainer.device import Device
+from trainer.distributed import Processes
+from trainer.events import Reporter
+from trainer.hellaswag import Item, accuracy
+from trainer.model import GPT
+from trainer.parallel import fits_replicated
+
+NO_DROPOUT = {"dropout": 0.0}
+
+# Runs out of memory in one process alone, as a card that others use too would: in the only micro-step of step 3,
+# when the other process already waits for gradients, and in the first one of step 5, before any has travelled.
+ONE_IS_FULL = """
+import os, sys, torch
+from trainer import train
+from trainer.model import GPT
+forward, calls = GPT.forward, 0
+def full(self, ids, targets):
+    global calls
+    calls += self.training
+    loss = forward(self, ids, targets)
+    if os.environ["RANK"] == "1" and calls in (3, 8):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return loss
+GPT.forward = full
+train.leave(train.main())
+"""
+
+# The first process is killed right after it reported step 13.
+KILLED_AT_13 = """
+import os, signal, time
+from trainer import events, train
+report = events.Reporter.step
+def step(self, number, values):
+    report(self, number, values)
+    while self._is_first and number == 13 and '"latest": 10' not in (self._path.parent / "MANIFEST.json").read_text():
+        time.sleep(0.01)  # a thread writes that checkpoint
+    if self._is_first and number == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+events.Reporter.step = step
+train.leave(train.main())
+"""
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events(out, "step")}
+
+
+def torchrun(script: str, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in two processes in place of the module `trainer.train`."""
+    file = folder / "script.py"
+    file.write_text(script)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
+    return subprocess.run(
+        [sys.executable, *launch, *argv[argv.index("--recipe") :]],
+        cwd=ROOT, env={**environment(), "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Twenty steps in one process, without dropout: its masks depend on how the batch is cut."""
+    out = tmp_path_factory.mktemp("straight") / "out"
+    argv = command(recipe_record(model=NO_DROPOUT), data, out)
+    assert subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, timeout=120).returncode == 0
+    return out
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_one_process_makes_all_take_the_step_again(
+    tmp_path: Path, data: Path, straight: Path
+) -> None:
+    out = tmp_path / "out"
+    argv = command(recipe_record(model=NO_DROPOUT, train={"micro_batch": 4}), data, out)
+    done = torchrun(ONE_IS_FULL, argv, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (event["message"] for event in events(out, "warning"))
+    assert "in step 3: micro_batch 4 became 2, in 2 portions" in first
+    assert "in step 5: micro_batch 2 became 1, in 4 portions" in second
+    assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
+
+
+def answered_alone(checkpoint: Checkpoint, items: list[Item]) -> float | None:
+    """Return the share of items that a checkpoint's model answers rightly, in this process."""
+    model = GPT(ModelConfig(layers=2, heads=2, width=16, context=16, vocab_size=64))
+    model.load_state_dict(checkpoint.model)
+    cpu = Device(torch.device("cpu"), "fp32", None)
+    return accuracy(model, items, device=cpu, processes=Processes(), stopping=lambda: False)
+
+
+@pytest.mark.slow
+def test_one_process_then_two_with_a_part_each_then_one_again(
+    tmp_path: Path, straight: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out, keys = write_data(tmp_path / "data"), tmp_path / "out", {"checkpoint_every": 5}
+    items = write_items(folder)
+    tables = {"model": NO_DROPOUT, "eval": {"hellaswag_items": len(items)}}
+    report = Reporter.step
+
+    def dying(self: Reporter, number: int, values: dict[str, Any]) -> None:
+        report(self, number, values)
+        assert number < 7
+
+    with monkeypatch.context() as once:
+        once.setattr(Reporter, "step", dying)
+        assert train(recipe_record(**tables, train=keys), out, folder) == 1
+    argv = command(recipe_record(**tables, train={**keys, "parallel": "fsdp"}), folder, out)
+    killed = torchrun(KILLED_AT_13, argv, tmp_path)
+    assert killed.returncode != 0
+    assert max(losses(out)) == 13, killed.stderr
+    assert events(out, "eval")[-1]["hellaswag"] == answered_alone(read_checkpoint(out, 10), items)
+    assert train(recipe_record(**tables, train=keys), out, folder) == 0
+    starts = [(event["parallel"], event["resumed_from"]) for event in events(out, "start")]
+    assert starts == [(None, None), ("fsdp", 5), (None, 10)]
+    assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
+    both = read_checkpoint(out, 20), read_checkpoint(straight, 20)
+    for kind in ("model", "optimizer"):
+        shapes = [{name: tensor.shape for name, tensor in getattr(one, kind).items()} for one in both]
+        assert shapes[0] == shapes[1]
+    assert len(events(out, "sample")) == 4
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_two_machines_train_as_one(tmp_path: Path, data: Path, straight: Path) -> None:
+    """Each has its own copy of the data and an out folder of its own; the checkpoint lies only on the first."""
+    recipe, nodes = recipe_record(model=NO_DROPOUT), []
+    where = f"--nnodes=2 --nproc-per-node=1 --master-addr=127.0.0.1 --master-port={free_port()}"
+    for rank in range(2):
+        python, *module = command(recipe, data, tmp_path / f"out{rank}")
+        launch = [python, "-m", "torch.distributed.run", f"--node-rank={rank}", *where.split(), *module]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen(launch, cwd=ROOT, env=environment(), start_new_session=True, **pipes))
+    try:
+        for node in nodes:
+            assert node.wait(timeout=90) == 0, node.communicate()[1]
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                os.killpg(node.pid, signal.SIGKILL)
+            node.communicate()
+    assert events(tmp_path / "out0", "start")[0]["world_size"] == 2
+    assert losses(tmp_path / "out0") == pytest.approx(losses(straight), rel=1e-5)
+    assert manifest(tmp_path / "out0")["latest"] == 20
+    assert not (tmp_path / "out1").exists()
+
+
+def test_a_model_is_sharded_only_where_a_card_cannot_hold_all_of_it() -> None:
+    gib = 1 << 30
+    assert fits_replicated(124_000_000, 16 * gib)
+    assert fits_replicated(355_000_000, 16 * gib)
+    assert not fits_replicated(1_558_000_000, 24 * gib)
+    assert fits_replicated(1_558_000_000, 80 * gib)

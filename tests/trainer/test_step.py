@@ -1,0 +1,258 @@
+"""One step: it is taken again when memory runs out, and judged before the weights move."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Train, events, manifest, recipe_record
+
+from trainer import assemble, spike
+from trainer.checkpoint import read_checkpoint
+from trainer.device import precision_of_card
+from trainer.errors import Refused
+from trainer.events import Reporter
+from trainer.model import GPT
+from trainer.optim import BatchPlan
+from trainer.run import Run
+from trainer.scale import LossScale
+from trainer.spike import SpikeGuard
+from trainer.step import smaller
+
+NO_DROPOUT = {"dropout": 0.0}
+Tamper = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def tamper(monkeypatch: pytest.MonkeyPatch, change: Tamper) -> None:
+    """Let `change(ids, loss)` replace the loss of every training forward; it may raise."""
+    forward = GPT.forward
+
+    def changed(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = forward(self, ids, targets)
+        return change(ids, loss) if self.training else loss
+
+    monkeypatch.setattr(GPT, "forward", changed)
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events(out, "step")}
+
+
+def weights(out: Path, step: int) -> bytes:
+    return (out / f"checkpoints/{step:06d}.model.safetensors").read_bytes()
+
+
+def test_a_smaller_micro_batch_divides_and_keeps_the_batch() -> None:
+    plan = BatchPlan(96, 12, 4)  # two processes of 48 sequences
+    assert smaller(plan) == BatchPlan(96, 8, 6)
+    assert smaller(BatchPlan(7, 7, 1)) == BatchPlan(7, 1, 7)
+    assert smaller(BatchPlan(8, 1, 8)) is None
+
+
+@pytest.mark.parametrize("call", [1, 4 * 4 + 3])  # at once; in the third micro-batch of the fifth step
+def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    recipe = recipe_record(model=NO_DROPOUT, train={"micro_batch": 2})
+    assert train(recipe, tmp_path / "straight") == 0
+    calls, seen = 0, []
+
+    def full(ids: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls >= call and len(ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        seen.append(ids)
+        return loss
+
+    tamper(monkeypatch, full)
+    assert train(recipe, tmp_path / "out") == 0
+    (warning,) = events(tmp_path / "out", "warning")
+    step = (call - 1) // 4
+    assert (warning["code"], warning["step"]) == ("memory.micro_batch", step)
+    assert f"in step {step + 1}: micro_batch 2 became 1, in 8 portions" in warning["message"]
+    assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "straight"), rel=1e-5)
+    assert sum(len(ids) for ids in seen) == 20 * 8 + 2 * ((call - 1) % 4)
+
+
+def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.scale.GROWTH_STEPS", 3)
+    ours, parameter = LossScale(True), torch.nn.Parameter(torch.zeros(1))
+    theirs, optimizer = torch.amp.GradScaler("cpu", growth_interval=3), torch.optim.SGD([parameter], lr=1.0)
+    for overflow in (True, False, False, True, False, False, False, False, False, False, True, True, False):
+        theirs.scale(parameter.sum() * (math.inf if overflow else 1.0)).backward()
+        theirs.unscale_(optimizer)
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        assert ours.update(overflow)
+        assert ours.value == theirs.get_scale()
+    restored = LossScale(True)
+    restored.restore(json.loads(json.dumps(ours.as_record())))
+    assert restored == ours
+
+
+def test_cards_without_bf16_get_fp16_and_may_be_told_otherwise() -> None:
+    assert precision_of_card("auto", "NVIDIA A100", True) == "bf16"
+    assert precision_of_card("auto", "Tesla T4", False) == "fp16"
+    assert [precision_of_card(word, "NVIDIA A100", True) for word in ("fp16", "fp32")] == ["fp16", "fp32"]
+    with pytest.raises(Refused, match='"bf16", which Tesla T4 does not have'):
+        precision_of_card("bf16", "Tesla T4", False)
+
+
+def test_fp16_learns_as_fp32_does_and_counts_the_steps_that_overflowed(tmp_path: Path, train: Train) -> None:
+    for precision in ("fp32", "fp16"):
+        assert train(recipe_record(train={"precision": precision}), tmp_path / precision) == 0
+    skipped = [event["skipped_steps"] for event in events(tmp_path / "fp16", "step")]
+    assert skipped[-1] == 0
+    full, half = losses(tmp_path / "fp32"), losses(tmp_path / "fp16")
+    assert half != full
+    assert half == pytest.approx(full, rel=2e-2)
+    assert {t.dtype for t in read_checkpoint(tmp_path / "fp16", 20).model.values()} == {torch.float32}
+
+
+def test_an_overflow_of_fp16_halves_the_scale_and_moves_nothing(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def overflowing(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4 * 10 + 1:  # in step 11: a finite loss with an infinite gradient
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss
+
+    tamper(monkeypatch, overflowing)
+    train_keys = {"precision": "fp16", "checkpoint_every": 1, "steps": 11}
+    assert train(recipe_record(train=train_keys, sample={"prompts": []}), tmp_path) == 0
+    assert [event["skipped_steps"] for event in events(tmp_path, "step")] == [0] * 10 + [1]
+    assert weights(tmp_path, 11) == weights(tmp_path, 10)
+    states = [read_checkpoint(tmp_path, step).state for step in (10, 11)]
+    assert [state["loss_scale"] for state in states] == [
+        {"value": 65536.0, "good_steps": 10},
+        {"value": 32768.0, "good_steps": 0},
+    ]
+
+
+def test_fp16_that_overflows_at_any_scale_has_diverged(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverged(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss
+
+    tamper(monkeypatch, diverged)
+    assert train(recipe_record(train={"precision": "fp16"}), tmp_path) == 3
+    assert "step 17 has loss" in events(tmp_path)[-1]["message"]
+
+
+def spiking(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Multiply the loss of one step by five, and its gradient with it."""
+    calls = 0
+    monkeypatch.setattr(spike, "WINDOW", 6)
+
+    def jump(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return loss * (5 if 4 * (step - 1) < calls <= 4 * step else 1)
+
+    tamper(monkeypatch, jump)
+
+
+@pytest.mark.parametrize("what", ["off", "warn", "skip"])
+def test_a_spike_is_passed_over_told_or_skipped(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    spiking(monkeypatch, 9)
+    keys = {"spike": what, "checkpoint_every": 1, "steps": 9}
+    assert train(recipe_record(train=keys, sample={"prompts": []}), tmp_path) == 0
+    warnings = events(tmp_path, "warning")
+    assert [warning["code"] for warning in warnings] == ([] if what == "off" else ["train.spike"])
+    assert (weights(tmp_path, 9) == weights(tmp_path, 8)) is (what == "skip")
+    assert events(tmp_path, "step")[-1]["skipped_steps"] == (what == "skip")
+    if warnings:
+        assert "in step 9 the loss" in warnings[0]["message"]
+        assert "standard deviations above the last 6 steps' mean" in warnings[0]["message"]
+
+
+def test_a_spike_that_stops_leaves_what_was_before(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spiking(monkeypatch, 9)
+    assert train(recipe_record(train={"spike": "stop"}), tmp_path) == 5
+    stop = events(tmp_path)[-1]
+    assert (stop["reason"], stop["step"], manifest(tmp_path)["latest"]) == ("spike", 8, 8)
+    assert weights(tmp_path, 8)
+
+
+def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
+    guard = SpikeGuard(7.0)
+    for step in range(spike.WINDOW):
+        assert guard.judge(1e9, 1e9) is None
+        guard.remember(3.0 + 0.1 * (-1) ** step, 1.0)
+    assert guard.judge(3.6, 1.0) is None  # six standard deviations
+    assert guard.judge(0.1, 0.0) is None
+    assert "the loss 3.9 is 9.0 standard deviations" in str(guard.judge(3.9, 1.0))
+    assert "the gradient norm 2" in str(guard.judge(3.0, 2.0))
+    assert guard.judge(3.0, 1.001) is None  # norms that never differed have no spread
+    for _ in range(spike.WINDOW // 2):
+        guard.remember(3.9, math.inf)
+    assert guard.judge(3.9, 1.0) is None, "a level that lasts is no spike any more"
+
+
+@pytest.mark.parametrize("keys", [{"precision": "fp16"}, {"spike": "skip", "spike_z": 0.5}])
+def test_a_resumed_run_judges_and_scales_as_the_one_that_was_not_stopped(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(spike, "WINDOW", 4)
+    monkeypatch.setattr("trainer.scale.GROWTH_STEPS", 4)
+    recipe = recipe_record(train=keys)
+    assert train(recipe, tmp_path / "straight") == 0
+    report = Reporter.step
+
+    def dying(self: Reporter, step: int, values: dict[str, Any]) -> None:
+        report(self, step, values)
+        if step == 13:
+            raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as once:
+        once.setattr(Reporter, "step", dying)
+        assert train(recipe, tmp_path / "out") == 1
+    assert train(recipe, tmp_path / "out") == 0
+    assert events(tmp_path / "out", "start")[1]["resumed_from"] == 10
+    assert losses(tmp_path / "out") == losses(tmp_path / "straight")
+    straight, resumed = (events(tmp_path / name, "step")[-1]["skipped_steps"] for name in ("straight", "out"))
+    assert straight == resumed > 0
+    assert weights(tmp_path / "out", 20) == weights(tmp_path / "straight", 20)
+
+
+@pytest.mark.parametrize(("micro_batch", "stop"), [(2, "signal"), (4, "signal"), (8, "crash")])
+def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_then(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, micro_batch: int, stop: str
+) -> None:
+    dropout = {"dropout": 0.1 if micro_batch == 2 else 0.0}  # its masks depend on the cut
+    assert train(recipe_record(model=dropout), tmp_path / "straight") == 0
+    kept: list[Run] = []
+    real, report = assemble.assemble, Reporter.step
+
+    def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:
+        report(self, step, values)
+        if step == 13 and stop == "signal":
+            kept[0].stop_asked.set()
+        assert step < 13 or stop == "signal"
+
+    with monkeypatch.context() as once:
+        once.setattr("trainer.train.assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
+        once.setattr(Reporter, "step", stopping)
+        assert train(recipe_record(model=dropout), tmp_path / "out") == (0 if stop == "signal" else 1)
+    assert train(recipe_record(model=dropout, train={"micro_batch": micro_batch}), tmp_path / "out") == 0
+    resumed = events(tmp_path / "out", "start")[1]
+    assert (resumed["resumed_from"], resumed["micro_batch"]) == (14 if stop == "signal" else 10, micro_batch)
+    wanted = losses(tmp_path / "straight")
+    assert losses(tmp_path / "out") == (wanted if micro_batch == 2 else pytest.approx(wanted, rel=1e-5))

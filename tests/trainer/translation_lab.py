@@ -1,0 +1,89 @@
+"""A parallel text on disk, and the training loop's few lines around a translation task, for any number of processes.
+
+The processes are played one after the other: each reads its own micro-batches, and gradients are averaged over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import recipe_record
+
+from trainer.config import Recipe, parse_recipe
+from trainer.data import position_seed, sample_starts
+from trainer.distributed import Processes
+from trainer.optim import BatchPlan, learning_rate, make_optimizer, plan_batch, set_learning_rate
+from trainer.prepare.parallel import PairRequest, prepare_pairs
+from trainer.shards import open_data
+from trainer.translation.model import Translator
+from trainer.translation.task import TranslationTask
+
+CONTEXT = 24
+PROMPTS = {"english-german": ("the old man sees a dog.",), "copy": ("abcdefgh",)}
+
+
+def written(folder: Path, source: str, tokenizer: str, **more: Any) -> Path:
+    """Prepare a parallel text in a folder."""
+    prompts = more.pop("prompts", PROMPTS.get(source, ()))
+    request = PairRequest(source, tokenizer, more.pop("val_fraction", 0.05), prompts, folder, **more)
+    prepare_pairs(request, lambda _: None)
+    return folder
+
+
+def lab_recipe(source: str, tokenizer: str, **tables: dict[str, Any]) -> Recipe:
+    """Return a recipe for a small translation model; keyword tables replace single keys."""
+    record = recipe_record(
+        model={"layers": 2, "heads": 4, "width": 64, "context": CONTEXT, "dropout": 0.0},
+        data={"source": source, "tokenizer": tokenizer},
+        optim={"lr": 0.5, "beta2": 0.98, "eps": 1e-9, "weight_decay": 0.0, "grad_clip": 0.0},
+        schedule={"kind": "noam", "warmup_steps": 200, "min_lr": 0.0},
+        train={"steps": 400, "batch_tokens": 64 * CONTEXT, "micro_batch": 64},
+        eval={"tokens": 128 * CONTEXT},
+        sample={"prompts": list(PROMPTS.get(source, ()))},
+    )
+    for name, keys in tables.items():
+        record[name].update(keys)
+    return parse_recipe(record)
+
+
+@dataclass
+class Lab:
+    """One training run."""
+
+    recipe: Recipe
+    task: TranslationTask
+    model: Translator
+    optimizer: torch.optim.Optimizer
+
+    def train(self, steps: range, processes: int = 1) -> list[float]:
+        """Take some steps; return their losses."""
+        plan = plan_batch(self.recipe, processes)
+        self.model.train()
+        return [self._step(step, plan, processes) for step in steps]
+
+    def _step(self, step: int, plan: BatchPlan, processes: int) -> float:
+        total = 0.0
+        for rank in range(processes):
+            starts = sample_starts(range(step, step + 1), plan.sequences, plan.micro_batch, rank, processes)
+            for index, start in enumerate(starts):
+                inputs = self.task.train_samples.read(start, plan.micro_batch)
+                torch.manual_seed(position_seed(self.recipe.train.seed, step, index * processes + rank))
+                loss = self.model(*inputs) / plan.accumulation
+                (loss / processes).backward()
+                total += loss.item() / processes
+        set_learning_rate(self.optimizer, learning_rate(self.recipe, step))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+
+def open_lab(folder: Path, recipe: Recipe, label_smoothing: float = 0.1) -> Lab:
+    """Open a data folder for a recipe, with a fresh model."""
+    data = open_data(folder, recipe.data.tokenizer, recipe.sample.prompts)
+    sequences = plan_batch(recipe, 1).sequences
+    task = TranslationTask.open(recipe, folder, data, sequences, Processes())
+    model = task.build_model(recipe, label_smoothing)
+    return Lab(recipe, task, model, make_optimizer(model, recipe.optim, torch.device("cpu")))

@@ -1,0 +1,71 @@
+"""Keys that make no sense together: refused at home in the words that the trainer would use on the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.planning.recipe import check_tables, load_recipe, resolve
+from gpurun.planning.tables import TABLES
+from trainer.config import parse_recipe
+from trainer.errors import Refused
+
+MODERN = {"preset": "modern", "bias": False, "tied": False}
+BASE = resolve(load_recipe("mini-gpt"), "full").record
+"""2 layers, 2 heads, 64 wide; 500 steps."""
+
+
+def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
+    return {name: BASE[name] | tables.get(name, {}) for name in TABLES} | {"about": BASE["about"]}
+
+
+@pytest.mark.parametrize(
+    ("tables", "sentence"),
+    [
+        ({"model": {"heads": 3}}, "model.width 64 cannot be shared equally by model.heads 3"),
+        ({"model": MODERN | {"bias": True}}, 'model.bias is true, but the preset "modern" has no biases'),
+        ({"model": MODERN | {"tied": True}}, 'model.tied is true, but the preset "modern" has a head of its own'),
+        ({"model": MODERN | {"heads": 64}}, "model.width 64 by model.heads 64 is 1; a rotation needs an even number"),
+        ({"optim": {"muon_lr": 0.02}}, 'optim.muon_lr is 0.02, but optim.kind is "adamw"'),
+        ({"schedule": {"min_lr": 1.0}}, "schedule.min_lr 1.0 is above optim.lr 0.0003"),
+        ({"schedule": {"warmup_steps": 501}}, "schedule.warmup_steps 501 is more than train.steps 500"),
+        ({"schedule": {"kind": "trapezoid"}}, 'schedule.kind "trapezoid" needs a schedule.cooldown_fraction above 0'),
+        (
+            {"schedule": {"cooldown_fraction": 0.4}},
+            'schedule.cooldown_fraction is 0.4, but schedule.kind is "constant"',
+        ),
+        (
+            {"schedule": {"kind": "trapezoid", "warmup_steps": 301, "cooldown_fraction": 0.4}},
+            "schedule.warmup_steps 301 and a cool-down of 200 steps are more than train.steps 500",
+        ),
+        ({"schedule": {"kind": "noam"}}, 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'),
+        (
+            {"schedule": {"kind": "noam", "warmup_steps": 9, "min_lr": 1e-5}},
+            'schedule.min_lr is 1e-05, but schedule.kind "noam" has no lowest rate',
+        ),
+    ],
+)
+def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]], sentence: str) -> None:
+    record = with_keys(**tables)
+    with pytest.raises(UsageError) as at_home:
+        check_tables(record, where="mine.toml")
+    with pytest.raises(Refused) as on_the_machine:
+        parse_recipe(record)
+    assert str(on_the_machine.value).startswith(sentence)
+    assert at_home.value.what == f"mine.toml: {on_the_machine.value}."
+    assert at_home.value.code == "recipe.does_not_add_up"
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"model": MODERN, "optim": {"kind": "muon", "muon_lr": 0.02}},
+        {"schedule": {"kind": "trapezoid", "warmup_steps": 300, "cooldown_fraction": 0.4, "min_lr": 1e-5}},
+        {"schedule": {"kind": "noam", "warmup_steps": 1}, "optim": {"lr": 1.0}},
+    ],
+)
+def test_what_makes_sense_passes_on_both(tables: dict[str, dict[str, Any]]) -> None:
+    record = with_keys(**tables)
+    assert check_tables(record, where="mine.toml").model.layers == parse_recipe(record).model.layers == 2

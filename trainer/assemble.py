@@ -1,0 +1,126 @@
+"""Puts a run together from a recipe, a data folder and an out folder; whatever does not fit is refused here."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import torch
+
+from trainer.announce import announce
+from trainer.compile_cache import cache_name, load_compile_cache
+from trainer.config import ModelConfig, Recipe
+from trainer.data import Samples, TokenRow
+from trainer.device import Device
+from trainer.distributed import Processes
+from trainer.errors import Refused
+from trainer.events import Reporter
+from trainer.hellaswag import Item, read_items
+from trainer.model import GPT, padded_vocab_size
+from trainer.optim import make_optimizer, plan_batch
+from trainer.parallel import Alone, Replicas, Shards, fits_replicated
+from trainer.resume import restore_model, restore_optimizer
+from trainer.run import Progress, Run
+from trainer.scale import LossScale
+from trainer.shards import TokenData, open_data
+from trainer.spike import SpikeGuard
+
+__all__ = ["assemble"]
+
+# The validation windows are a fixed draw from the whole split: its first ones may all be of one odd document.
+VALIDATION_SEED = 0
+
+
+def _open(recipe: Recipe, folder: Path, processes: Processes) -> tuple[TokenData, tuple[Item, ...]]:
+    """Open the data folder, of which every machine has a copy; its processes share the reading of the shards."""
+    opened: list[tuple[TokenData, tuple[Item, ...]]] = []
+
+    def read() -> None:
+        data = open_data(folder, recipe.data.tokenizer, recipe.sample.prompts)
+        for shard in (*data.train, *data.val)[processes.local_rank :: processes.local_count]:
+            shard.check_ids(data.tokenizer.vocab_size)
+        opened.append((data, read_items(folder, recipe.eval.hellaswag_items, data.tokenizer.vocab_size)))
+
+    processes.agree(read)
+    return opened[0]
+
+
+def _build_model(config: ModelConfig, vocab_size: int, seed: int, device: Device) -> GPT:
+    """Draw the weights on the CPU, so that every kind of device starts from the same ones."""
+    if 0 < config.vocab_size < vocab_size:
+        raise Refused(f"model.vocab_size {config.vocab_size} is less than the tokeniser's {vocab_size}")
+    torch.manual_seed(seed)
+    resolved = dataclasses.replace(config, vocab_size=config.vocab_size or padded_vocab_size(vocab_size))
+    return GPT(resolved).to(device.torch)
+
+
+def _start_from(run: Run, data_folder: Path) -> None:
+    """Load the weights that the recipe starts from, if it names any."""
+    name = run.recipe.train.init_from
+    if name:
+        from trainer.pretrained import load_weights
+
+        sha256 = run.data.tokenizer.sha256
+        run.processes.agree(lambda: load_weights(run.model, data_folder / name, tokenizer_sha256=sha256))
+
+
+def _parallel(run: Run) -> Alone:
+    """Choose how the processes share the model; the first one's card decides for all."""
+    if not run.processes.several:
+        return Alone(run.model)
+    card_bytes, wanted = run.device.memory_bytes, run.recipe.train.parallel
+    fits = run.processes.from_first(
+        lambda: card_bytes is None or fits_replicated(run.model.parameter_count(), card_bytes)
+    )
+    if wanted == "ddp" or (wanted == "auto" and fits):
+        return Replicas(run.model, run.processes)
+    return Shards(run.model, run.processes, list(run.model.h), ["hidden", "next_token_logits"])
+
+
+def _compile(run: Run, folders: tuple[Path, Path]) -> str | None:
+    """Set what training calls; return "hit" or "miss" of the compile cache, None where nothing is compiled."""
+    run.forward = run.model
+    if not run.recipe.train.compile:
+        return None
+    name = cache_name(run.model.config, run.device)
+    found = load_compile_cache(name, folders)
+    run.compile_cache = None if found else name
+    run.forward = torch.compile(run.model, dynamic=False)  # type: ignore[assignment]
+    return "hit" if found else "miss"
+
+
+def assemble(
+    recipe: Recipe,
+    folders: tuple[Path, Path],
+    *,
+    processes: Processes,
+    device: Device,
+    reporter: Reporter,
+    stop_asked: threading.Event,
+    progress: Progress,
+) -> Run:
+    """Check everything, build the model, go on from a checkpoint if (data, out) has one, and announce it."""
+    data_folder, out = folders
+    plan = plan_batch(recipe, processes.count)
+    data, items = _open(recipe, data_folder, processes)
+    vocab_size, context = data.tokenizer.vocab_size, recipe.model.context
+    val = Samples(TokenRow(data.val, processes.local_count), context, VALIDATION_SEED, "val")
+    run = Run(
+        recipe=recipe, processes=processes, device=device, reporter=reporter, stop_asked=stop_asked, data=data,
+        train_samples=Samples(TokenRow(data.train, processes.local_count), context, recipe.train.seed, "train"),
+        val_samples=val, eval_windows=min(val.windows, max(1, recipe.eval.tokens // context)),
+        hellaswag=items, plan=plan,
+        model=_build_model(recipe.model, vocab_size, recipe.train.seed, device), progress=progress,
+        scale=LossScale(device.precision == "fp16"), spikes=SpikeGuard(recipe.train.spike_z),
+    )  # fmt: skip
+    restored = restore_model(run, out)
+    if restored is None:
+        _start_from(run, data_folder)
+    run.parallel = _parallel(run)
+    run.optimizer = make_optimizer(run.model, recipe.optim, device.torch)
+    if restored is not None:
+        restore_optimizer(run, restored)
+    compile_cache = _compile(run, folders)
+    announce(run, out, compile_cache=compile_cache)
+    return run

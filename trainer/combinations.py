@@ -1,0 +1,54 @@
+"""Keys of a recipe that are right by themselves and make no sense together; each is refused in its own sentence.
+
+The tables are config.py's, which calls this module; gpurun refuses the same (gpurun/planning/sums.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.strict import check
+
+__all__ = ["check_model", "check_optim", "check_recipe", "check_schedule"]
+
+
+def check_model(model: Any) -> None:
+    """Refuse a shape that cannot be, and a preset with the keys of the other."""
+    width, heads = model.width, model.heads
+    check(width % heads == 0, f"model.width {width} cannot be shared equally by model.heads {heads}")
+    if model.preset == "modern":
+        check(not model.bias, 'model.bias is true, but the preset "modern" has no biases; set it to false')
+        check(not model.tied, 'model.tied is true, but the preset "modern" has a head of its own; set it to false')
+        each = width // heads
+        check(each % 2 == 0, f"model.width {width} by model.heads {heads} is {each}; a rotation needs an even number")
+
+
+def check_optim(optim: Any) -> None:
+    """Refuse a rate that nothing would use."""
+    used = optim.kind == "muon" or not optim.muon_lr
+    check(used, f'optim.muon_lr is {optim.muon_lr}, but optim.kind is "{optim.kind}"; only "muon" has one')
+
+
+def check_schedule(schedule: Any) -> None:
+    """Refuse a key of another kind of schedule, and a kind without what it needs."""
+    kind, fraction = schedule.kind, schedule.cooldown_fraction
+    if kind == "trapezoid":
+        check(fraction > 0, 'schedule.kind "trapezoid" needs a schedule.cooldown_fraction above 0')
+    else:
+        only = f'schedule.cooldown_fraction is {fraction}, but schedule.kind is "{kind}"; only "trapezoid" has one'
+        check(fraction == 0, only)
+    if kind == "noam":
+        check(schedule.warmup_steps >= 1, 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1')
+        low = schedule.min_lr
+        check(low == 0, f'schedule.min_lr is {low}, but schedule.kind "noam" has no lowest rate')
+
+
+def check_recipe(recipe: Any) -> None:
+    """Refuse tables that do not fit one another."""
+    warmup, steps = recipe.schedule.warmup_steps, recipe.train.steps
+    check(warmup <= steps, f"schedule.warmup_steps {warmup} is more than train.steps {steps}")
+    cooldown = recipe.schedule.cooldown_steps(steps)
+    both = f"schedule.warmup_steps {warmup} and a cool-down of {cooldown} steps are more than train.steps {steps}"
+    check(warmup + cooldown <= steps, both)
+    low, high = recipe.schedule.min_lr, recipe.optim.lr
+    check(low <= high, f"schedule.min_lr {low} is above optim.lr {high}")

@@ -1,0 +1,217 @@
+"""Writes a run's checkpoint as a folder that transformers loads: `python -m trainer.export OUT DIR --data DATA`.
+
+GPT2LMHeadModel.from_pretrained(DIR) gives the logits that the trainer gives. Only the `faithful` preset is a GPT-2.
+Exit codes: 0 written, 2 refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config import ModelConfig
+from trainer.errors import Refused
+from trainer.hf_tokenizer import tokenizer_files
+from trainer.model_card import model_card
+from trainer.prepare.tokenizers import sha256_of_tokens, shipped_gpt2_tokens
+from trainer.pretrained import LINEAR_NAMES, find_weights
+from trainer.strict import read_table
+from trainer.tensors import TensorFileError, read_tensors, write_tensors
+
+__all__ = ["export_hf", "main"]
+
+_SUFFIX = ".model.safetensors"
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What an export needs of a checkpoint."""
+
+    model: ModelConfig
+    state: dict[str, Any]
+    tensors: dict[str, Tensor]
+    tokens: list[bytes]
+    """The tokeniser's, without the padding that the model's vocabulary has."""
+
+
+def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figures: Mapping[str, Any]) -> list[str]:
+    """Write the folder, which must not exist yet or be empty, whole or not at all; return its files' names, sorted.
+
+    `checkpoint` is a run's out folder (its newest checkpoint is taken) or one file of weights in it. `data` is the
+    folder that has the run's vocab.json: a character tokeniser needs it. `figures` go into the model card as they are.
+    Raise Refused where the checkpoint, the data or the folder is not fit.
+    """
+    trained = _read(find_weights(checkpoint).resolve(), data)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refused(f"{folder} is there already and not empty; name another folder")
+    texts = {
+        "config.json": json.dumps(_config(trained), indent=1) + "\n",
+        "generation_config.json": json.dumps(_generation(trained), indent=1) + "\n",
+        "README.md": model_card(trained.state, trained.model, figures),
+        **tokenizer_files(trained.state["recipe"]["data"]["tokenizer"], trained.tokens, trained.model.context),
+    }
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            for name, text in texts.items():
+                (beside / name).write_text(text, encoding="utf-8", newline="\n")
+            with (beside / "model.safetensors").open("wb") as file:
+                write_tensors(file.write, _gpt2_tensors(trained))
+            beside.chmod(0o755)
+            os.replace(beside, folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise Refused(f"{folder} cannot be written: {error.strerror}") from error
+    return sorted([*texts, "model.safetensors"])
+
+
+def _read(weights: Path, data: Path | None) -> _Trained:
+    """Read a checkpoint; refuse one that is damaged, is no GPT-2, or whose tokeniser is not at hand."""
+    if not weights.name.endswith(_SUFFIX):
+        raise Refused(f"{weights} is no checkpoint of a run: those are named NNNNNN{_SUFFIX}")
+    beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
+    try:
+        _check_digest(weights)
+        state = json.loads(beside.read_text(encoding="utf-8"))
+        recipe, sha256 = state["recipe"], state["data"]["tokenizer"]
+        model = read_table(ModelConfig, recipe["model"], "model")
+        if model.preset != "faithful":
+            plain = f"{weights.name} is plain safetensors already, and {beside.name} has its settings"
+            raise Refused(f'a model of preset "{model.preset}" is no GPT-2, so transformers cannot load it; {plain}')
+        tokens = _tokens(recipe["data"]["tokenizer"], sha256, data)
+        return _Trained(model, state, read_tensors(weights), tokens)
+    except OSError as error:
+        raise Refused(f"the checkpoint {weights} cannot be read: {error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, TensorFileError) as error:
+        raise Refused(f"the checkpoint {weights} cannot be understood: {error!r}") from error
+
+
+def _check_digest(weights: Path) -> None:
+    """Refuse weights that are not those which the run's manifest has, where it is there to ask."""
+    manifest = weights.parents[1] / "MANIFEST.json"
+    if not manifest.is_file():
+        return
+    name = f"{weights.parent.name}/{weights.name}"
+    entries = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    wanted = next((entry["sha256"] for entry in entries if entry["name"] == name), None)
+    digest = hashlib.sha256()
+    with weights.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if wanted != digest.hexdigest():
+        raise Refused(f"{weights} is not the file that {manifest} names; bring it back from the run's artifacts")
+
+
+def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:
+    """Return the tokeniser's tokens, and make sure that they are those the checkpoint was trained with."""
+    if data is None and name != "gpt2":
+        raise Refused(f'the tokeniser "{name}" is made from its text; name the data folder that has its vocab.json')
+    if data is None:
+        tokens, where = shipped_gpt2_tokens(), "the GPT-2 vocabulary shipped here"
+    else:
+        where = str(data / "vocab.json")
+        vocab = json.loads((data / "vocab.json").read_text(encoding="utf-8"))
+        tokens = [base64.b64decode(token) for token in vocab["tokens_b64"]]
+    if sha256_of_tokens(tokens) != sha256:
+        raise Refused(f"{where} is not the tokeniser that the checkpoint was trained with: their sha256 differ")
+    return tokens
+
+
+def _gpt2_tensors(trained: _Trained) -> dict[str, Tensor]:
+    """Return the tensors as transformers' GPT-2 has them: linear weights (in, out), no padding rows, all biases."""
+    rows, tensors = len(trained.tokens), {}
+    for name, tensor in trained.tensors.items():
+        if name in ("wte.weight", "lm_head.weight"):
+            tensor = tensor[:rows]
+        elif name.endswith(LINEAR_NAMES):
+            tensor = tensor.t()
+        tensors[name if name == "lm_head.weight" else f"transformer.{name}"] = tensor.contiguous()
+    if not trained.model.bias:
+        for name, tensor in list(tensors.items()):
+            if name.endswith((*LINEAR_NAMES, "ln_1.weight", "ln_2.weight", "ln_f.weight")):
+                tensors[name.removesuffix("weight") + "bias"] = torch.zeros(tensor.shape[-1])
+    return tensors
+
+
+def _end_of_text(trained: _Trained) -> int | None:
+    return len(trained.tokens) - 1 if trained.state["recipe"]["data"]["tokenizer"] == "gpt2" else None
+
+
+def _config(trained: _Trained) -> dict[str, Any]:
+    """Return config.json: the shape, in GPT-2's words."""
+    model, end = trained.model, _end_of_text(trained)
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": len(trained.tokens),
+        "n_positions": model.context,
+        "n_embd": model.width,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), model.dropout),
+        "tie_word_embeddings": model.tied,
+        "torch_dtype": "float32",
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
+    }
+
+
+def _generation(trained: _Trained) -> dict[str, Any]:
+    """Return generation_config.json: to sample as the recipe does."""
+    end, sample = _end_of_text(trained), trained.state["recipe"]["sample"]
+    warm = {"do_sample": True, "temperature": sample["temperature"], "top_k": sample["top_k"]}
+    return {"bos_token_id": end, "eos_token_id": end, **(warm if sample["temperature"] else {"do_sample": False})}
+
+
+def _figures(path: Path | None) -> dict[str, Any]:
+    """Read the model card's figures: an object of strings, numbers, true, false and null."""
+    if path is None:
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"the figures {path} cannot be read: {error}") from error
+    plain = isinstance(record, dict) and not any(isinstance(value, dict | list) for value in record.values())
+    if not plain:
+        raise Refused(f"the figures {path} must be one JSON object of plain values")
+    return record
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    about = "Write a run's checkpoint as a folder that transformers loads."
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", description=about)
+    parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
+    parser.add_argument("folder", type=Path, help="the folder to write; it must not exist yet, or be empty")
+    parser.add_argument("--data", type=Path, help="the run's data folder; a character tokeniser needs its vocab.json")
+    parser.add_argument("--figures", type=Path, help="a JSON object of figures for the model card")
+    arguments = parser.parse_args(argv)
+    try:
+        figures = _figures(arguments.figures)
+        written = export_hf(arguments.checkpoint, arguments.folder, data=arguments.data, figures=figures)
+    except Refused as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return 2
+    print("\n".join(str(arguments.folder / name) for name in written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Starts from weights: a published GPT-2, a model exported for transformers, or the checkpoint of a run.
+
+Only safetensors files and JSON are read, never a pickle. The two kinds of file differ: published GPT-2 files hold the
+linear weights (in, out), and perhaps the causal masks; ours hold them (out, in).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.errors import Refused
+from trainer.model import GPT
+from trainer.tensors import TensorFileError, read_tensors
+
+__all__ = ["LINEAR_NAMES", "find_weights", "load_weights"]
+
+LINEAR_NAMES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+"""How the names of a GPT-2's linear weights end."""
+_MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+_CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a file of weights says of itself."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    heads: int | None
+    """Which no shape tells; None where no file beside it does."""
+    tokenizer_sha256: str | None
+    """Only a run's checkpoint says it."""
+
+
+def find_weights(path: Path) -> Path:
+    """Return the file of weights that a path means: the file, a folder's model.safetensors or its newest checkpoint."""
+    if not path.is_dir():
+        return path
+    whole = path / "model.safetensors"
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    found = sorted(file for file in folder.iterdir() if _CHECKPOINT.fullmatch(file.name))
+    if whole.is_file() or not found:
+        return whole
+    return found[-1]
+
+
+def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:
+    """Set every weight of the model to those of a file or folder; raise Refused, with the model untouched, naming why.
+
+    The file's vocabulary may be smaller than the model's: the added rows are the mean of the others. Its context may be
+    longer: the first positions are taken. Where it has no head and the model needs one, that is the embedding.
+    `tokenizer_sha256` is the data's: a checkpoint that was trained on other ids is refused.
+    """
+    source = _read(find_weights(path))
+    wanted = model.state_dict()
+    tensors = _fitted(source, wanted, model)
+    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    preset = model.config.preset
+    if missing:
+        raise Refused(f'{source.path} has no {missing[0]}, which a model of preset "{preset}" needs{_bias(missing)}')
+    if unknown:
+        raise Refused(f'{source.path} has {unknown[0]}, which this model of preset "{preset}" has not{_bias(unknown)}')
+    different = [
+        f"{name} is {list(tensors[name].shape)} there and {list(wanted[name].shape)} here"
+        for name in wanted
+        if tensors[name].shape != wanted[name].shape
+    ]
+    if different:
+        raise Refused(f"{source.path} is of another shape: " + "; ".join(different[:3]))
+    if source.heads not in (None, model.config.heads):
+        raise Refused(f"{source.path} was trained with {source.heads} heads; model.heads is {model.config.heads}")
+    if tokenizer_sha256 is not None and source.tokenizer_sha256 not in (None, tokenizer_sha256):
+        theirs = f"{source.tokenizer_sha256[:12]}, the data's is {tokenizer_sha256[:12]}"
+        raise Refused(f"{source.path} was trained with another tokeniser: its sha256 is {theirs}")
+    model.load_state_dict(tensors)
+
+
+def _bias(names: list[str]) -> str:
+    """Return the hint that model.bias is the other way round, where only biases are concerned."""
+    return "; model.bias is the other way round" if all(name.endswith(".bias") for name in names) else ""
+
+
+def _read(path: Path) -> _Source:
+    """Read a file's tensors, whichever kind it is, under our names and (out, in)."""
+    try:
+        tensors = read_tensors(path)
+    except TensorFileError as error:
+        raise Refused(f"{path} is no safetensors file ({error}), and nothing else is read; never a pickle") from error
+    except OSError as error:
+        raise Refused(f"the weights {path} cannot be read: {error.strerror}") from error
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
+    first = tensors.get("h.0.attn.c_attn.weight")
+    if first is not None and first.dim() == 2 and first.shape[0] < first.shape[1]:
+        linear = {name for name in tensors if name.endswith(LINEAR_NAMES)}
+        tensors = {name: tensor.t() if name in linear else tensor for name, tensor in tensors.items()}
+    return _Source(path, tensors, *_told(path))
+
+
+def _told(path: Path) -> tuple[int | None, str | None]:
+    """Return heads and tokeniser from the JSON file beside the weights: a checkpoint's state, or a config.json."""
+    checkpoint = _CHECKPOINT.fullmatch(path.name)
+    beside = path.with_name(f"{checkpoint[1]}.state.json" if checkpoint else "config.json")
+    try:
+        record: Any = json.loads(beside.read_text(encoding="utf-8"))
+        if checkpoint:
+            return int(record["recipe"]["model"]["heads"]), str(record["data"]["tokenizer"])
+        return int(record["n_head"]), None
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{beside} does not say how many heads {path.name} has: {error!r}") from error
+
+
+def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
+    """Return the tensors with head, vocabulary and positions as the model has them, as far as that loses nothing."""
+    tensors = dict(source.tensors)
+    embedding, head = tensors.get("wte.weight"), tensors.get("lm_head.weight")
+    if embedding is None:
+        raise Refused(f"{source.path} holds no wte.weight: it is not a GPT's file")
+    if not model.config.bias:  # an export has them, all zero
+        tensors = {name: t for name, t in tensors.items() if not name.endswith(".bias") or t.any()}
+    if model.lm_head is None and head is not None:
+        if not torch.equal(head, embedding):
+            raise Refused(f"{source.path} has a head of its own; model.tied must be false")
+        del tensors["lm_head.weight"]
+    if model.lm_head is not None and head is None:
+        tensors["lm_head.weight"] = embedding
+    for name in ("wte.weight", "lm_head.weight"):
+        if name in tensors and name in wanted:
+            tensors[name] = _padded(tensors[name], wanted[name].shape[0])
+    positions = tensors.get("wpe.weight")
+    if positions is not None and "wpe.weight" in wanted:
+        tensors["wpe.weight"] = positions[: wanted["wpe.weight"].shape[0]]
+    return tensors
+
+
+def _padded(table: Tensor, rows: int) -> Tensor:
+    """Return a table (n, width) with at least `rows` rows; a zero row would be likelier than most tokens."""
+    more = rows - table.shape[0]
+    return table if more <= 0 else torch.cat((table, table.float().mean(0).to(table.dtype).expand(more, -1)))

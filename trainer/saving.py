@@ -1,0 +1,90 @@
+"""Writes checkpoints while training goes on: a copy in the host's memory, then a thread that brings it to the disk."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.events import Reporter
+
+__all__ = ["CheckpointWriter"]
+
+
+def _host_memory_for(tensor: Tensor) -> Tensor:
+    """Return room for a copy, pinned if it comes from a card: then it travels at full speed."""
+    try:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    except RuntimeError:  # the system pins no more: a slower copy is better than none
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+class CheckpointWriter:
+    """Saves one checkpoint at a time; what goes wrong in its thread is raised by the next call of any method."""
+
+    def __init__(self, store: CheckpointStore, reporter: Reporter) -> None:
+        self._store, self._reporter = store, reporter
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._copies: dict[str, Tensor] = {}
+        self._waited_s = 0.0
+        self.compile_cache: tuple[str, bytes] | None = None
+        """A file (its name below `out/`, its content) that the next save writes first."""
+
+    def store(self) -> CheckpointStore:
+        """Return the store once the save under way has ended: two threads must not use it at once."""
+        began = time.perf_counter()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._waited_s += time.perf_counter() - began
+        self.check()
+        return self._store
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def save(self, live: Checkpoint, val_loss: float | None) -> None:
+        """Copy a checkpoint, whose tensors may change from then on, and write it from there.
+
+        The event comes when it is on the disk; `stall_s` is how long training waited for the save before and the copy.
+        """
+        self.store()
+        began = time.perf_counter()
+        model, optimizer = self._copied("model.", live.model), self._copied("optim.", live.optimizer)
+        if any(tensor.is_cuda for tensor in live.model.values()):
+            torch.cuda.current_stream().synchronize()
+        stall_s, self._waited_s = self._waited_s + time.perf_counter() - began, 0.0
+        copy = Checkpoint(live.step, model, optimizer, live.state)
+        arguments = (copy, val_loss, began, stall_s)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _copied(self, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy tensors to the host, into the memory that the last save used."""
+        copies = {}
+        for name, tensor in tensors.items():
+            kept = self._copies.get(prefix + name)
+            if kept is None:
+                kept = self._copies[prefix + name] = _host_memory_for(tensor)
+            copies[name] = kept.copy_(tensor.detach(), non_blocking=True)
+        return copies
+
+    def _write(self, checkpoint: Checkpoint, val_loss: float | None, began: float, stall_s: float) -> None:
+        """Bring one checkpoint to the disk and report it."""
+        try:
+            if self.compile_cache is not None:
+                self._store.write_compile_cache(checkpoint.step, *self.compile_cache)
+                self.compile_cache = None
+            files, size = self._store.save(checkpoint, val_loss)
+            save_s = time.perf_counter() - began
+            self._reporter.checkpoint(checkpoint.step, files, size, save_s=save_s, stall_s=stall_s)
+        except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+            self._error = error
