@@ -9,7 +9,21 @@ import typer
 
 from gpurun import __version__
 from gpurun.cli.verb import run_app
-from gpurun.cli.verbs import auth, aws, config, confirm, offers, prepare, proof, stop, train, version, watch
+from gpurun.cli.verbs import (
+    auth,
+    aws,
+    config,
+    confirm,
+    offers,
+    prepare,
+    proof,
+    report,
+    stop,
+    train,
+    version,
+    watch,
+    weights,
+)
 
 app = typer.Typer(
     name="gpurun",
@@ -21,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for room in (auth, offers, train, watch, stop, proof, confirm, aws, prepare, config, version):
+for room in (auth, offers, train, watch, stop, proof, report, weights, confirm, aws, prepare, config, version):
     room.register(app)
 
 

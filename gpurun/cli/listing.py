@@ -68,7 +68,7 @@ def _row(sight: Sight, now: float) -> RunRow:
         run=sight.folder.name,
         recipe=plan.recipe,
         where=f"{plan.offer.provider} {plan.offer.label}",
-        state=_state_word(sight),
+        state=state_word(sight),
         progress=f"{step}/{steps}" if step is not None else "",
         started_wall=sight.opened_wall or None,
         spent_micros=_spent(sight, now),
@@ -87,7 +87,8 @@ def _spent(sight: Sight, now: float) -> Micros:
     return screen.spent(now)
 
 
-def _state_word(sight: Sight) -> str:
+def state_word(sight: Sight) -> str:
+    """How a run stands, in a word or three."""
     state = sight.state
     if sight.damage is not None:
         return "damaged"

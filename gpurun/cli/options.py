@@ -35,8 +35,16 @@ def _complete_provider(incomplete: str) -> list[str]:
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Name, unique beginning, or @last.", autocompletion=_complete_run)
 ]
+Runs = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Names, unique beginnings, or @last.", autocompletion=_complete_run),
+]
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="[RECIPE]", help="A recipe's name or file.", autocompletion=_complete_recipe)
+]
+RecipeNames = Annotated[
+    list[str],
+    typer.Argument(metavar="[RECIPE]...", help="Recipes' names or files.", autocompletion=_complete_recipe),
 ]
 Providers = Annotated[
     list[str],

@@ -150,7 +150,9 @@ def _proof_digest(evidence: list[dict[str, Any]]) -> str:
 
 
 def _sample(sample: dict[str, Any] | None) -> str:
-    return f"{sample.get('prompt', '')}{sample.get('text', '')}" if sample else ""
+    """What the model wrote, with the prompt that it went on from."""
+    prompt, text = (str(sample.get(key, "")) for key in ("prompt", "text")) if sample else ("", "")
+    return text if text.startswith(prompt) else prompt + text
 
 
 def _next(told: dict[str, Any]) -> str:

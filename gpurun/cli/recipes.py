@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import ExitCode, GpurunError, UsageError
-from gpurun.planning.recipe import list_recipes, load_recipe, new_recipe, parameters_of, resolve
+from gpurun.core.errors import UsageError
+from gpurun.planning.recipe import list_recipes, load_recipe, new_recipe, parameters_of
 from gpurun.view.listings import RecipeRow, recipes_table
 from gpurun.view.paint import render
 
@@ -39,24 +39,6 @@ def show_recipe(session: Session, name: str) -> Result:
     recipe = load_recipe(name or session.settings["recipe"].value)
     text = Path(recipe.path).read_text(encoding="utf-8")
     return Result(data={"name": recipe.name, "tables": recipe.tables.model_dump(mode="json")}, text=text.rstrip())
-
-
-def check_recipes(session: Session, name: str) -> Result:
-    """Read, resolve and size every form of the recipes; what is wrong is one error each."""
-    lines, errors = [], []
-    for one in [name] if name else list_recipes():
-        try:
-            recipe = load_recipe(one)
-            for form in ("full", "rehearsal"):
-                resolved = resolve(recipe, form)
-                parameters = parameters_of(resolved.tables.model, _CHARACTERS)
-                lines.append(
-                    f"ok  {recipe.name:<14} {form:<10} {parameters:>13,} parameters, {resolved.processes} process(es)"
-                )
-        except GpurunError as error:
-            errors.append(error)
-    code = ExitCode.USAGE if errors else ExitCode.DONE
-    return Result(data={"checked": lines}, text="\n".join(lines), errors=tuple(errors), exit_code=code)
 
 
 def new_recipe_file(session: Session, name: str) -> Result:

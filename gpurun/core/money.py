@@ -92,6 +92,13 @@ def format_usd(amount: Micros) -> str:
     return f"{'-' if amount < 0 else ''}${cents // 100:,}.{cents % 100:02d}"
 
 
+def format_exact_usd(amount: Micros) -> str:
+    """As many decimals as the amount has, two at least: `$0.005`, `$12.50`. For the marks of an axis."""
+    whole, micros = divmod(abs(amount), MICROS_PER_USD)
+    decimals = f"{micros:06d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if amount < 0 else ''}${whole:,}.{decimals}"
+
+
 def format_rate(rate_per_hour: Micros) -> str:
     """An hourly rate with two decimals, rounded up: `$2.49/h`."""
     return f"{format_usd(rate_per_hour)}/h"

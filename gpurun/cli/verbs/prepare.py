@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import Providers, RecipeArgument
+from gpurun.cli.options import Providers, RecipeArgument, RecipeNames
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(recipes, name="recipes")
     verb(recipes, "recipes list", examples=["gpurun recipes list"])(list_all)
     verb(recipes, "recipes show", examples=["gpurun recipes show mini-gpt"])(show)
-    verb(recipes, "recipes check", examples=["gpurun recipes check", "gpurun recipes check my-recipe.toml"])(check)
+    verb(recipes, "recipes check", examples=["gpurun recipes check", "gpurun recipes check mini-gpt my-recipe.toml"])(
+        check
+    )
     verb(recipes, "recipes new", examples=["gpurun recipes new my-recipe"])(new)
     verb(app, "pack", examples=["gpurun pack ./shards --dry-run", "gpurun pack ./shards -o shards.tar.zst"])(pack)
     verb(app, "doctor", examples=["gpurun doctor", "gpurun doctor --online --provider runpod"])(doctor)
@@ -39,11 +41,11 @@ def show(session: Session, recipe: RecipeArgument = "") -> Result:
     return show_recipe(session, recipe)
 
 
-def check(session: Session, recipe: RecipeArgument = "") -> Result:
-    """Check that a recipe, or each one, can be read, and that its sums come out in both forms."""
-    from gpurun.cli.recipes import check_recipes
+def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 - Typer copies defaults.
+    """Plan recipes at the catalogue's prices and rehearse each on this machine, end to end; all of them by default."""
+    from gpurun.cli.recipe_checks import check_recipes
 
-    return check_recipes(session, recipe)
+    return check_recipes(session, recipes)
 
 
 def new(

@@ -1,0 +1,158 @@
+"""What `gpurun recipes check` does: plans each recipe at the catalogue's prices, then rehearses it here, end to end.
+
+The rehearsal is the ordinary one of `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It happens in
+a home of its own, so that the user's runs and receipts stay what they are; only the cache of tokenised text is shared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gpurun.cli.interrupts import Interrupts
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.clock import Clock
+from gpurun.core.errors import ExitCode, GpurunError, NoOffer, TrainingFailed
+from gpurun.core.paths import Home, RunFolder, make_private
+from gpurun.core.plan import Plan, Request
+from gpurun.core.progress import Event
+from gpurun.ledger.lock import holder_of
+from gpurun.ledger.receipt import read_receipt
+from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.plan import make_plan
+from gpurun.lifecycle.runs import Sight, look, open_run
+from gpurun.lifecycle.supervisor import start_supervisor
+from gpurun.planning.budget import expected_train_s
+from gpurun.planning.recipe import list_recipes, load_recipe
+from gpurun.view.checks import CheckRow, checks_table
+from gpurun.view.paint import render
+
+_PERIOD_S = 0.2
+_RUN = "rehearsal"
+
+
+def check_recipes(session: Session, names: list[str]) -> Result:
+    """Check the recipes named, or all: a table, and one error for each that fails."""
+    rows: list[CheckRow] = []
+    errors: list[GpurunError] = []
+    for name in names or list_recipes():
+        session.say(f"{name}: planning, then rehearsing on this machine")
+        row = CheckRow(recipe=name)
+        try:
+            with _own_home(session.home) as home:
+                row = _check(session, name, home)
+            _judge(row)
+        except GpurunError as error:
+            rows.append(replace(row, verdict=f"failed: {error.what}"))
+            errors.append(error)
+        else:
+            rows.append(replace(row, ok=True))
+        session.say(f"{name}: {rows[-1].verdict}")
+    return Result(
+        data={"recipes": [asdict(row) for row in rows]},
+        text=render(checks_table(rows, session.style), session.style),
+        errors=tuple(errors),
+        exit_code=errors[0].exit_code if errors else ExitCode.DONE,
+    )
+
+
+@contextmanager
+def _own_home(shared: Home) -> Iterator[Home]:
+    """A home for one rehearsal, gone afterwards; it keeps tokenised text where the user's own runs do."""
+    make_private(shared.prepare().cache)
+    root = Path(tempfile.mkdtemp(prefix="check-", dir=shared.root))
+    try:
+        home = Home(root).prepare()
+        home.cache.symlink_to(shared.cache, target_is_directory=True)
+        yield home
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _check(session: Session, name: str, home: Home) -> CheckRow:
+    """Plan and rehearse one recipe; a GpurunError where either is impossible or the rehearsal fails."""
+    recipe, clock = load_recipe(name), session.clock
+    began = clock.monotonic()
+    request = Request(recipe=name, dry_run=True)
+    plan = make_plan(request, run=_RUN, home=home, clock=clock, say=session.talk_when_slow(), need_data=True)
+    row = _planned(recipe.name, plan)
+    folder = open_run(home, request, plan)
+    sight = _rehearse(home, folder, clock)
+    if sight.state.outcome != "done":
+        raise TrainingFailed("recipes.rehearsal_failed", f"The rehearsal of {name} {_why(sight)}", hint=_again(name))
+    told = read_receipt(home, folder).predicate
+    figures = told["training"]["figures"]
+    return replace(
+        row,
+        rehearsal_s=round(clock.monotonic() - began, 3),
+        first_loss=figures["first_loss"],
+        last_loss=figures["last_loss"],
+        verdict=told["verdict"]["says"],
+    )
+
+
+def _planned(name: str, plan: Plan) -> CheckRow:
+    """What the paid form takes on the cheapest offer on which it finishes; nothing where there is none."""
+    fitting = [one for one in plan.candidates if one.finishes and one.expected_micros is not None]
+    if not fitting:
+        return CheckRow(recipe=name)
+    cheapest = min(fitting, key=lambda one: one.expected_micros or 0)
+    return CheckRow(
+        recipe=name,
+        offer=f"{cheapest.offer.provider} {cheapest.offer.label}",
+        planned_s=expected_train_s(cheapest.estimate),
+        planned_micros=cheapest.expected_micros,
+    )
+
+
+def _judge(row: CheckRow) -> None:
+    """Refuse a recipe that nobody can rent for, or that learned nothing."""
+    if row.planned_micros is None:
+        what = f"No offer in the catalogue finishes {row.recipe}."
+        raise NoOffer("recipes.no_offer", what, hint=f"See why: gpurun plan {row.recipe}")
+    if row.first_loss is None or row.last_loss is None or not row.last_loss < row.first_loss:
+        what = f"The rehearsal of {row.recipe} ended with the loss {row.last_loss}, having begun with {row.first_loss}."
+        raise TrainingFailed("recipes.learned_nothing", what, hint=_again(row.recipe))
+
+
+def _again(name: str) -> str:
+    return f"Look at it closely: gpurun train {name} --dry-run, then gpurun logs @last."
+
+
+def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
+    """Have the run driven until it is closed or nobody drives it; its lease ends it in any case.
+
+    Interrupted, it is destroyed first, so that no trainer goes on in a folder that is gone; then KeyboardInterrupt.
+    """
+    interrupted = False
+    with Interrupts() as interrupts:
+        start_supervisor(folder, home, clock)
+        while True:
+            if interrupts.take() is not None:
+                wish(folder, "destroy", by="signal", reason="recipes check was interrupted")
+                interrupted = True
+            driven = holder_of(folder.lock) is not None
+            sight = look(home, folder.name)
+            if not sight.unfinished or not driven:
+                break
+            clock.sleep(_PERIOD_S)
+    if interrupted:
+        raise KeyboardInterrupt
+    return sight
+
+
+def _why(sight: Sight) -> str:
+    """How a rehearsal ended that did not end well, as the end of a sentence."""
+    if sight.state.failure:
+        return f"failed: {sight.state.failure['message']}"
+    observed = [record.data for record in sight.records if record.event is Event.TRAIN_OBSERVED]
+    if observed:
+        return f"ended as {observed[-1]['outcome']}: {observed[-1]['message'] or observed[-1]['reason']}."
+    log = sight.folder.supervisor_log
+    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return f"was given up by its supervisor: {' '.join(last) or 'it said nothing'}."

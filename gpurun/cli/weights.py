@@ -1,0 +1,112 @@
+"""A run's checkpoints at home, and the trainer's own programs asked about them in a child process.
+
+gpurun never loads a tensor: the trainer does, with torch, in a process of its own, and only files whose digests are
+those that were recorded when they came home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import SetupError, UsageError, VerificationFailed
+from gpurun.core.progress import Event
+from gpurun.core.secrets import child_environment
+from gpurun.lifecycle.runs import Sight
+from gpurun.planning.bundle import bundle_root
+from gpurun.view.safe import safe_line
+
+# What continuing a text or exporting needs; the optimiser's state may stay where it is.
+_NEEDED = ("weights", "state")
+REFUSED = 2
+_STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetensors|\.state\.json)?")
+
+
+@dataclass(frozen=True)
+class HomeCheckpoint:
+    """One checkpoint that came home whole: its step, its file of weights, and the folder of its data."""
+
+    step: int
+    weights: Path
+    data: Path
+
+
+def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
+    """The checkpoint that is meant, `best`, `last` or a name, once its digests hold.
+
+    UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
+    """
+    name = sight.folder.name
+    collected = next((r.data for r in reversed(sight.records) if r.event is Event.COLLECT_OBSERVED), {})
+    files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
+    steps = sorted({file["step"] for file in files if _is_whole(files, file["step"])})
+    if not steps:
+        hint = f"What came home, and why: gpurun receipt {name}"
+        raise UsageError("checkpoint.none", f"{name} has no checkpoint on this machine.", hint=hint)
+    best = (collected.get("best") or {}).get("step")
+    found = _STEP.fullmatch(wanted)
+    step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
+    if step is None or step not in steps:
+        there = ", ".join(f"{one:06d}" for one in steps)
+        hint = f"There are: {there}; or say best or last."
+        raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
+    own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
+    return HomeCheckpoint(step, own["weights"], Path(sight.plan.data.beside or sight.plan.data.folder))
+
+
+def _is_whole(files: list[dict[str, Any]], step: int) -> bool:
+    return {file["kind"] for file in files if file["step"] == step} == set(_NEEDED)
+
+
+def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
+    """Where a file lies that is, byte for byte, the one that was recorded when it came home; another is refused."""
+    path: Path = sight.folder.artifacts / file["name"]
+    hint = f"gpurun audit {sight.folder.name} says what else is not as it was; another checkpoint may be whole."
+    try:
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        what = f"{file['name']} of {sight.folder.name} cannot be read: {error.strerror}."
+        raise VerificationFailed("checkpoint.missing", what, hint=hint) from None
+    if digest != file["sha256"]:
+        what = f"{file['name']} of {sight.folder.name} has been changed since it came home; it is not opened."
+        raise VerificationFailed("checkpoint.tampered", what, hint=hint)
+    return path
+
+
+def ask_trainer(module: str, *arguments: str) -> str:
+    """Run `python -m MODULE` of the bundled trainer, and return what it prints.
+
+    SetupError where torch is missing or the program breaks; UsageError for what it refuses (exit code 2).
+    """
+    if find_spec("torch") is None:
+        hint = "pip install 'gpurun[local]' (without an NVIDIA GPU, from PyTorch's CPU index; see the README)."
+        raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
+    root = bundle_root()
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=child_environment({"PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8"}),
+        cwd=root,  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    said = done.stderr.strip().splitlines() or ["it said nothing"]
+    refusal = safe_line(said[-1]).rstrip(".").partition("refused: ")[2]
+    if done.returncode == REFUSED and refusal:
+        hint = f"See gpurun {'sample' if module.endswith('generate') else 'export'} --help."
+        begun = refusal.split(maxsplit=1)[0]  # A sentence begins with a capital; the name of a key or file does not.
+        what = f"{begun.capitalize() if begun.isalpha() else begun}{refusal[len(begun) :]}."
+        raise UsageError("trainer.refused", what, hint=hint)
+    if done.returncode:
+        what = f"python -m {module} ended with exit code {done.returncode}: {safe_line(' '.join(said[-3:]))}"
+        raise SetupError("trainer.failed", what, hint="The memory or PyTorch itself may be the reason; gpurun doctor.")
+    return done.stdout

@@ -1,0 +1,70 @@
+"""The same prompts' samples side by side: one row a checkpoint, one column a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpurun.view.quantities import format_loss
+from gpurun.view.report.escape import escaped, lines_escaped, tag
+from gpurun.view.report.keys import swatch
+from gpurun.view.report.material import RunMaterial
+from gpurun.view.report.told import Sample
+
+_SHARED_ENOUGH = 1.5
+
+
+def samples_section(runs: Sequence[RunMaterial]) -> str:
+    """Every prompt with what each run made of it over time; the first one is open."""
+    prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.told.samples))
+    if not prompts:
+        return tag("p", "No sample was reported.", class_="note")
+    parts = [_prompt(prompt, runs, is_open=not place) for place, prompt in enumerate(prompts)]
+    left_out = len({one for run in runs for one in run.told.prompts_left_out})
+    if left_out:
+        parts.append(tag("p", f"{left_out} more prompts are not shown.", class_="note"))
+    return "".join(parts)
+
+
+def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
+    title = tag("q", escaped(prompt)) if prompt else "an empty prompt"
+    columns = [run.told.samples[prompt].items if prompt in run.told.samples else [] for run in runs]
+    head = "".join(tag("th", f"{swatch(i)}{escaped(run.run)}", scope="col") for i, run in enumerate(runs))
+    rows = "".join(_row(name, cells, prompt, runs) for name, cells in aligned(columns))
+    table = f'<table class="samples"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    opened = " open" if is_open else ""
+    return f'<details{opened}><summary>{title}</summary><div class="wide" tabindex="0">{table}</div></details>'
+
+
+def aligned(columns: Sequence[Sequence[Sample]]) -> list[tuple[str, list[Sample | None]]]:
+    """The rows: by step where the runs share enough of their steps, else the first with the first, and so on."""
+    by_step = [{sample.step: sample for sample in column} for column in columns]
+    steps = sorted({step for column in by_step for step in column})
+    if len(steps) <= _SHARED_ENOUGH * max(len(column) for column in by_step):
+        return [(f"step {step:,}", [column.get(step) for column in by_step]) for step in steps]
+    ordered = [[column[step] for step in sorted(column)] for column in by_step]
+    most = max(len(column) for column in ordered)
+    return [
+        (f"no. {place + 1}", [column[place] if place < len(column) else None for column in ordered])
+        for place in range(most)
+    ]
+
+
+def _row(name: str, samples: Sequence[Sample | None], prompt: str, runs: Sequence[RunMaterial]) -> str:
+    cells = "".join(_cell(sample, prompt, run, name) for sample, run in zip(samples, runs, strict=True))
+    return f"<tr>{tag('th', escaped(name), scope='row')}{cells}</tr>"
+
+
+def _cell(sample: Sample | None, prompt: str, run: RunMaterial, name: str) -> str:
+    if sample is None:
+        return tag("td", "", class_="none", data_label=run.run)
+    text = f"<b>{escaped(prompt)}</b>{lines_escaped(sample.lines)}"
+    return tag("td", tag("pre", text) + tag("small", escaped(_when(sample, run, name))), data_label=run.run)
+
+
+def _when(sample: Sample, run: RunMaterial, name: str) -> str:
+    """The step where the row does not say it, the epoch, and the validation loss of that moment."""
+    words = [] if name.startswith("step") else [f"step {sample.step:,}"]
+    epoch = run.told.epoch(run.told.tokens_at(sample.step))
+    words += [f"epoch {epoch:.2f}"] if epoch is not None else []
+    words += [f"validation {format_loss(m.loss)}" for m in run.told.validation.items if m.step == sample.step][:1]
+    return " · ".join(words)

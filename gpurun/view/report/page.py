@@ -1,0 +1,112 @@
+"""The whole page: one HTML file without scripts, which loads nothing and may be opened anywhere, offline too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from gpurun.core.money import format_usd, total
+from gpurun.view.quantities import format_duration, format_loss
+from gpurun.view.report.charts import Curve, above, axes_for, loss_chart
+from gpurun.view.report.escape import escaped, tag
+from gpurun.view.report.grid import samples_section
+from gpurun.view.report.keys import swatch
+from gpurun.view.report.material import RunMaterial
+from gpurun.view.report.tables import differences_table, runs_table, settings_table, validation_table
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
+    """The report of at least one run. The same material gives the same bytes; SetupError without matplotlib."""
+    title = _listed([run.run for run in runs])
+    heading = _listed([tag("span", escaped(run.run), class_="whole") for run in runs])
+    sections = [
+        _section("Runs", runs_table(runs), "runs"),
+        _section("Loss", _charts(runs), "loss"),
+        _section("Samples", samples_section(runs), "samples"),
+        _section("What differs", differences_table(runs), "differs") if len(runs) > 1 else "",
+        _section("Figures", _figures(runs), "figures"),
+        _section("Where this comes from", _sources(runs), "sources"),
+    ]
+    style = files("gpurun.view.report").joinpath("page.css").read_text(encoding="utf-8")
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f"<title>{escaped(title)} · gpurun report</title><style>{style}</style>"
+    )
+    top = f'<header><p class="kicker">gpurun report</p><h1>{heading}</h1>{_lede(runs)}</header>'
+    foot = f"<footer>Made by gpurun {escaped(version)}. This page runs nothing and loads nothing.</footer>"
+    body = f"<body>{top}\n<main>{''.join(sections)}</main>\n{foot}</body>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n{body}</html>\n'
+
+
+def _section(title: str, inner: str, name: str) -> str:
+    return f'<section id="{name}"><h2>{escaped(title)}</h2>{inner}</section>\n'
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _lede(runs: Sequence[RunMaterial]) -> str:
+    """The best result, and what all of it took."""
+    best = min((run for run in runs if run.told.best), key=lambda run: run.told.best.loss, default=None)  # type: ignore[union-attr]
+    words = []
+    if best is not None and best.told.best is not None:
+        of = f" by {best.run}" if len(runs) > 1 else ""
+        words.append(f"Best validation loss {format_loss(best.told.best.loss)}{of}, step {best.told.best.step:,}")
+    words.append(f"{format_duration(sum(run.train_s or 0.0 for run in runs))} of training")
+    costs = [run.cost_micros for run in runs if run.cost_micros is not None]
+    unknown = len(runs) - len(costs)
+    words.append(f"{format_usd(total(*costs))} in all" + (f", {unknown} not known" if unknown else ""))
+    return tag("p", escaped(" · ".join(words)), class_="lede")
+
+
+def _charts(runs: Sequence[RunMaterial]) -> str:
+    """One chart an axis, chosen by radio buttons, which need no script; on paper all of them."""
+    curves = [Curve(run.told.losses.items, run.told.validation.items) for run in runs]
+    if not any(curve.losses or curve.validation for curve in curves):
+        return tag("p", "No loss was reported.", class_="note")
+    axes = axes_for(curves)
+    inputs = "".join(
+        f'<input type="radio" name="axis" id="by-{axis.name}"{"" if place else " checked"}>'
+        for place, axis in enumerate(axes)
+    )
+    labels = "".join(f'<label for="by-{axis.name}">{escaped(axis.name)}</label>' for axis in axes)
+    figures = "".join(
+        f'<figure class="{axis.name}"><div class="broad">{loss_chart(curves, axis)}</div>'
+        f'<div class="slim">{loss_chart(curves, axis, narrow=True)}</div></figure>'
+        for axis in axes
+    )
+    legend = "".join(f"<li>{swatch(place)}{escaped(run.run)}</li>" for place, run in enumerate(runs))
+    words = "Line: training loss, its running mean over the thin raw line. Marks: validation loss."
+    high = above(curves)
+    words += f" {high} losses lie above the axis and are not drawn." if high else ""
+    words += "" if len(axes) == 4 or axes[-1].name == "dollars" else " No dollars: none of these runs cost anything."
+    return (
+        f'<div class="charts">{inputs}<nav aria-label="measure training in">{labels}</nav>'
+        f'<ul class="legend">{legend}</ul>'
+        f"{figures}{tag('p', escaped(words), class_='note')}</div>"
+    )
+
+
+def _figures(runs: Sequence[RunMaterial]) -> str:
+    parts = (("Validation losses", validation_table(runs)), ("Every setting", settings_table(runs)))
+    return "".join(f"<details><summary>{name}</summary>{inner}</details>" for name, inner in parts)
+
+
+def _sources(runs: Sequence[RunMaterial]) -> str:
+    """What each run's figures rest on: its receipt with the whole digest, its verdict, and what is missing or odd."""
+    items = []
+    for place, run in enumerate(runs):
+        receipt = run.receipt
+        lines = [receipt.sentence] if receipt else [run.no_receipt]
+        if receipt and receipt.digest:
+            lines.append(f"receipt sha256 {receipt.digest} ({receipt.signature})")
+        lines += [*(receipt.incidents if receipt else ()), *run.notes, *(f"trainer: {w}" for w in run.told.warnings)]
+        inner = "".join(tag("li", escaped(line)) for line in lines if line)
+        items.append(f"<h3>{swatch(place)}{escaped(run.run)}</h3><ul>{inner}</ul>")
+    note = "Losses and samples are what the machine reported; cost and times are what the receipt measured here."
+    return "".join(items) + tag("p", note, class_="note")

@@ -1,0 +1,56 @@
+"""The report's short form for a terminal: one row a run, and for a single run its curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpurun.core.money import format_usd
+from gpurun.view.charts import line_chart
+from gpurun.view.paint import Cell, Line, Span, line
+from gpurun.view.quantities import UNKNOWN, format_count, format_duration, format_loss
+from gpurun.view.report.material import RunMaterial
+from gpurun.view.style import Style
+from gpurun.view.tables import Column, table
+
+_COLUMNS = (
+    Column("RUN"),
+    Column("RECIPE", leaves=4),
+    Column("MACHINE", leaves=5, least=12),
+    Column("TRAINED", right=True, leaves=2),
+    Column("COST", right=True),
+    Column("TOKENS", right=True, leaves=3),
+    Column("LOSS", right=True),
+    Column("BEST VAL", right=True),
+    Column("VERDICT", leaves=1),
+)
+
+
+def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
+    """What `gpurun report` says without --html."""
+    lines = table(_COLUMNS, [_cells(run) for run in runs], style)
+    if len(runs) == 1 and runs[0].told.losses.items:
+        told = runs[0].told
+        points, marks = ([(float(m.step), m.loss) for m in kept.items] for kept in (told.losses, told.validation))
+        lines.append(line())
+        lines += [
+            line(Span(f"  {row}"))
+            for row in line_chart(points, marks=marks, width=style.width - 4, height=11, unicode=style.unicode)
+        ]
+    notes = [f"  {run.run}: {note}" for run in runs for note in run.notes]
+    return [*lines, *([line()] if notes else []), *(line(Span(note, "dim")) for note in notes)]
+
+
+def _cells(run: RunMaterial) -> list[Cell]:
+    last, best = run.last, run.told.best
+    verdict = run.receipt.verdict if run.receipt else run.no_receipt
+    return [
+        Span(run.run, "title"),
+        run.recipe,
+        run.told.device or run.where,
+        UNKNOWN if run.train_s is None else format_duration(run.train_s),
+        Span(UNKNOWN if run.cost_micros is None else format_usd(run.cost_micros), "money"),
+        UNKNOWN if last is None or last.tokens is None else format_count(last.tokens),
+        format_loss(last.loss if last else None),
+        format_loss(best.loss if best else None),
+        Span(verdict, "good" if verdict == "gpu" else "warn"),
+    ]

@@ -1,0 +1,186 @@
+"""One pass over a trainer's events: the curve, the validation losses and the samples, however long or false they are.
+
+The events are the instance's word. A figure that is not finite is left out, a line that cannot be read is counted, and
+whatever the length of the file, a bounded number of points and samples is kept: evenly thinned, the last one always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gpurun.core.money import Micros
+from gpurun.view.events import TrainerEvent, number, parse_event, whole, words
+from gpurun.view.safe import safe_text
+
+MOST_MARKS = 4096
+MOST_PROMPTS = 12
+MOST_SAMPLES = 24
+_MOST_LINES = 30
+_MOST_WARNINGS = 8
+_LONGEST_S = 1e9
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A loss and where it was taken: in steps, tokens seen, seconds of training, and dollars spent on the rental.
+
+    A validation loss may have more figures beside it: bits a byte of text, the share of HellaSwag's items solved.
+    """
+
+    step: int
+    loss: float
+    tokens: int | None = None
+    seconds: float | None = None
+    spent_micros: Micros | None = None
+    bits_per_byte: float | None = None
+    hellaswag: float | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the model wrote after a prompt, made harmless; `lines` do not repeat the prompt."""
+
+    step: int
+    lines: tuple[str, ...]
+
+
+class Kept(Generic[T]):
+    """At most `most` of what comes, in order: thinned evenly when there is more, and always the newest one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._items: list[tuple[int, T]] = []
+        self._stride, self.seen = 1, 0
+
+    def add(self, item: T) -> None:
+        """Take one more; what came last only stays if its turn has come."""
+        if self._items and self._items[-1][0] % self._stride:
+            self._items.pop()
+        self._items.append((self.seen, item))
+        self.seen += 1
+        if len(self._items) > self._most:
+            self._stride *= 2
+            last = self._items[-1]
+            self._items = [one for one in self._items[:-1] if one[0] % self._stride == 0] + [last]
+
+    def forget(self, unwanted: Callable[[T], bool]) -> None:
+        """Drop what turned out not to count."""
+        self._items = [one for one in self._items if not unwanted(one[1])]
+
+    @property
+    def items(self) -> list[T]:
+        """What is left, in order."""
+        return [item for _, item in self._items]
+
+
+@dataclass
+class Told:
+    """What a run's events tell; `unreadable` counts the lines that were none."""
+
+    losses: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
+    validation: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
+    samples: dict[str, Kept[Sample]] = field(default_factory=dict)
+    prompts_left_out: set[str] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+    device: str = ""
+    steps: int | None = None
+    tokens_per_step: int | None = None
+    train_tokens: int | None = None
+    seconds: float = 0.0
+    stop_reason: str = ""
+    unreadable: int = 0
+    not_finite: int = 0
+
+    @property
+    def best(self) -> Mark | None:
+        """The lowest validation loss that is kept."""
+        return min(self.validation.items, key=lambda mark: mark.loss, default=None)
+
+    def epoch(self, mark_tokens: int | None) -> float | None:
+        """How often the training text had been seen by then."""
+        if not mark_tokens or not self.train_tokens:
+            return None
+        return mark_tokens / self.train_tokens
+
+    def tokens_at(self, step: int) -> int | None:
+        """Tokens seen after a step, where the trainer said how many one step takes."""
+        return step * self.tokens_per_step if self.tokens_per_step else None
+
+
+def hear(lines: Iterable[bytes], spent_at: Callable[[float], Micros | None] = lambda _: None) -> Told:
+    """Listen to a run from its beginning; `spent_at` gives the dollars spent after so many seconds of training.
+
+    A trainer that went on from a checkpoint did the steps after it anew: what it said of them before is forgotten.
+    """
+    told, before_s, torn = Told(), 0.0, False
+    for line in lines:
+        event = parse_event(line)
+        torn = event is None
+        if event is None:
+            told.unreadable += 1
+            continue
+        kind = words(event, "kind")
+        if kind == "start":
+            before_s = told.seconds
+            _start(told, event)
+        told.seconds = max(told.seconds, before_s + _elapsed_s(event))
+        match kind:
+            case "step":
+                _mark(told, told.losses, event, "loss", spent_at)
+            case "eval":
+                _mark(told, told.validation, event, "val_loss", spent_at)
+            case "sample":
+                _sample(told, event)
+            case "warning" if len(told.warnings) < _MOST_WARNINGS:
+                told.warnings.append(words(event, "message"))
+            case "stop":
+                told.stop_reason = words(event, "reason")
+    if torn:
+        told.unreadable -= 1  # The last line of a run that goes on, or was cut off, may be half a line.
+    return told
+
+
+def _start(told: Told, event: TrainerEvent) -> None:
+    told.device = words(event, "cuda_name") or words(event, "device")
+    told.steps = whole(event, "steps")
+    told.tokens_per_step, told.train_tokens = whole(event, "tokens_per_step"), whole(event, "train_tokens")
+    came_to = whole(event, "resumed_from") or 0
+    for marks in (told.losses, told.validation):
+        marks.forget(lambda mark: mark.step > came_to)
+    for samples in told.samples.values():
+        samples.forget(lambda sample: sample.step > came_to)
+
+
+def _elapsed_s(event: TrainerEvent) -> float:
+    return min(max(0.0, number(event, "elapsed_s") or 0.0), _LONGEST_S)
+
+
+def _mark(
+    told: Told, kept: Kept[Mark], event: TrainerEvent, key: str, spent_at: Callable[[float], Micros | None]
+) -> None:
+    step, loss = whole(event, "step"), number(event, key)
+    if step is None or loss is None:
+        told.not_finite += 1
+        return
+    tokens = whole(event, "tokens")
+    if tokens is None:
+        tokens = told.tokens_at(step)
+    beside = {name: number(event, name) for name in ("bits_per_byte", "hellaswag")}
+    kept.add(Mark(step, loss, tokens, told.seconds, spent_at(told.seconds), **beside))
+
+
+def _sample(told: Told, event: TrainerEvent) -> None:
+    prompt, text, step = words(event, "prompt"), event.get("text"), whole(event, "step")
+    if step is None or not isinstance(text, str):
+        return
+    if prompt not in told.samples and len(told.samples) == MOST_PROMPTS:
+        told.prompts_left_out.add(prompt[:80])
+        return
+    asked = event.get("prompt")
+    written = text.removeprefix(asked) if isinstance(asked, str) else text
+    lines = tuple(safe_text(written, most_lines=_MOST_LINES))
+    told.samples.setdefault(prompt, Kept(MOST_SAMPLES)).add(Sample(step, lines))

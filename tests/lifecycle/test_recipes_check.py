@@ -1,0 +1,108 @@
+"""`gpurun recipes check`: every recipe is planned and really rehearsed, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli import recipe_checks
+from gpurun.cli.recipe_checks import check_recipes
+from gpurun.cli.session import Session
+from gpurun.core.clock import Clock, SystemClock
+from gpurun.core.errors import ExitCode
+from gpurun.core.paths import Home, RunFolder
+from gpurun.lifecycle.control import read_wish
+from gpurun.view.checks import CheckRow
+from tests.lifecycle.tiny_runs import drive, make_run
+
+RECIPE = """
+about = "a test"
+model = {{ layers = 1, heads = 1, width = 32, context = 32 }}
+data = {{ source = "stdlib", tokenizer = "char", limit_mb = 1 }}
+optim = {{ lr = {lr} }}
+schedule = {{ kind = "constant" }}
+train = {{ steps = 8, batch_tokens = 512, micro_batch = 16, checkpoint_every = 4, log_every = 1 }}
+eval = {{ every = 8, tokens = 512 }}
+sample = {{ prompts = ["def "], tokens = 8 }}
+hardware = {{ gpu = "1xA100", disk_gb = 20, on_cpu = "rehearsal" }}
+"""
+
+
+def recipe(folder: Path, name: str, lr: str) -> str:
+    path = folder / f"{name}.toml"
+    path.write_text(RECIPE.format(lr=lr))
+    return str(path)
+
+
+def left_in(home: Home) -> list[str]:
+    """What a check leaves behind, but for the cache of tokenised text."""
+    return sorted(path.name for path in home.root.iterdir() if path.name not in ("cache", "runs")) + home.run_names()
+
+
+@pytest.mark.slow
+def test_a_recipe_that_learns_passes_and_one_that_does_not_fails_alone(own: Home, tmp_path: Path) -> None:
+    """Through the real supervisor, agent and trainer; a rate of 50 drives the loss up."""
+    good, bad = recipe(tmp_path, "good", "0.003"), recipe(tmp_path, "bad", "50.0")
+    result = check_recipes(Session(home=own, quiet=True), [good, "no-such-recipe", bad])
+    first, unknown, last = result.data["recipes"]
+    assert first["ok"]
+    assert first["first_loss"] > first["last_loss"]
+    assert first["planned_micros"] > 0
+    assert first["planned_s"] > 0
+    assert first["verdict"] == "smoke test complete, GPU run still pending"
+    assert (unknown["ok"], last["ok"]) == (False, False)
+    assert [error.code for error in result.errors][:1] == ["recipe.unknown"]
+    assert len(result.errors) == 2
+    assert (result.exit_code, left_in(own)) == (ExitCode.USAGE, [])
+    assert "✔" in result.text
+    assert "✘" in result.text
+
+
+def test_a_rehearsal_that_breaks_is_told_with_its_reason(
+    own: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiny trainer of the lifecycle's tests stands in for the real one; it knows how to fail."""
+
+    def supervise(folder: RunFolder, home: Home, clock: Clock) -> None:
+        plan = folder.plan.read_text().replace('"steps": 8', '"steps": 8, "fail_at": 3')
+        folder.plan.write_text(plan)
+        drive(home, folder.name)
+
+    monkeypatch.setattr(recipe_checks, "start_supervisor", supervise)
+    result = check_recipes(Session(home=own, quiet=True), [recipe(tmp_path, "mine", "0.003")])
+    assert [error.code for error in result.errors] == ["recipes.rehearsal_failed"]
+    assert "The rehearsal of" in result.errors[0].what
+    assert result.exit_code == ExitCode.TRAINING_FAILED
+    assert left_in(own) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
+    own: Home, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Else the trainer would go on in a folder that is about to be removed."""
+    folder = make_run(own)
+    monkeypatch.setattr(recipe_checks, "start_supervisor", lambda *_: os.kill(os.getpid(), number))
+    with pytest.raises(KeyboardInterrupt):
+        recipe_checks._rehearse(own, folder, SystemClock())
+    wanted = read_wish(folder)
+    assert wanted is not None
+    assert wanted.how == "destroy"
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (CheckRow("a", planned_micros=None, first_loss=4.0, last_loss=3.0), "recipes.no_offer"),
+        (CheckRow("a", planned_micros=1, first_loss=4.0, last_loss=4.0), "recipes.learned_nothing"),
+        (CheckRow("a", planned_micros=1, first_loss=4.0, last_loss=float("nan")), "recipes.learned_nothing"),
+        (CheckRow("a", planned_micros=1, first_loss=4.0, last_loss=None), "recipes.learned_nothing"),
+    ],
+)
+def test_what_nobody_can_rent_for_or_learns_nothing_does_not_pass(row: CheckRow, code: str) -> None:
+    with pytest.raises(recipe_checks.GpurunError) as refused:
+        recipe_checks._judge(row)
+    assert refused.value.code == code

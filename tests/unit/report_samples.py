@@ -1,0 +1,77 @@
+"""Paid runs with curves and samples, as the report meets them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.model import Offer
+from gpurun.core.money import Micros
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import DataSummary, Estimate, Lease, Mode, Plan
+from tests.unit.ledger_samples import RATE, CloudRun
+
+TOKENS_PER_STEP = 1024
+PROMPTS = ("The ", "def ")
+
+
+def plan_of(run: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID) -> Plan:
+    """A plan whose recipe has the one setting that the tests change."""
+    offer = Offer(
+        provider="runpod", type_id="H100-SXM", gpu="H100", gpu_count=1, vram_gb=80, region="EU-RO-1",
+        rate_micros_per_hour=Micros(RATE), billing_unit_s=1, boot_s=60, price_source="test", dies_by_itself="pod key",
+    )  # fmt: skip
+    data = DataSummary(
+        folder="/nowhere", tokenizer="char", tokenizer_sha256="0" * 64, vocab_size=64, train_tokens=1, val_tokens=1,
+        bytes=1, sha256="0" * 64, source="stdlib",
+    )  # fmt: skip
+    return Plan(
+        run=run, mode=mode, recipe="tiny", form="rehearsal" if mode is Mode.REHEARSAL else "full",
+        recipe_sha256="0" * 64, resolved={"about": "x", "optim": {"lr": lr}, "train": {"steps": 120, "seed": 42}},
+        parameters=100_000, processes=1, offer=offer,
+        estimate=Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="a test"),
+        lease=Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20),
+        cap_micros=Micros(12_000_000), expected_micros=Micros(1), worst_micros=Micros(2), candidates=(), data=data,
+        bundle_sha256="0" * 64, ship_files=3, ship_bytes=4096,
+    )  # fmt: skip
+
+
+def events(top: float = 4.0, said: str = "") -> list[dict[str, Any]]:
+    """120 steps of a falling loss, evaluated twice, with two prompts' samples at both."""
+    start = {"kind": "start", "step": 0, "elapsed_s": 5.0, "device": "cuda", "cuda_name": "NVIDIA H100", "steps": 120}
+    told = [start | {"tokens_per_step": TOKENS_PER_STEP, "train_tokens": 61_440}]
+    for step in range(10, 121, 10):
+        told.append({"kind": "step", "step": step, "elapsed_s": 5.0 + step, "loss": top - step / 60})
+        if step % 60 == 0:
+            told.append({"kind": "eval", "step": step, "elapsed_s": 5.5 + step, "val_loss": top + 0.1 - step / 60})
+            told[-1] |= {"bits_per_byte": 1.25, "hellaswag": 0.294 if step == 120 else None}
+            told += [
+                {"kind": "sample", "step": step, "elapsed_s": 6.0 + step, "prompt": p, "text": f"{p}{said}{step}"}
+                for p in PROMPTS
+            ]
+    return [*told, {"kind": "stop", "step": 120, "elapsed_s": 127.0, "reason": "done", "train_s": 122.0}]
+
+
+def write_events(folder: RunFolder, told: Iterable[dict[str, Any] | bytes]) -> None:
+    """Events as the trainer writes them, or lines that it never would."""
+    lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in told]
+    folder.events.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def opened_run(home: Home, name: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID, said: str = "") -> CloudRun:
+    """A run with its plan and its events, whose journal is still to be written."""
+    run = CloudRun(home, name)
+    run.folder.plan.write_text(plan_of(name, lr=lr, mode=mode).to_json())
+    write_events(run.folder, events(said=said))
+    return run
+
+
+def finished_run(home: Home, name: str, **kinds: Any) -> RunFolder:
+    """A run from beginning to end, with its receipt."""
+    return opened_run(home, name, **kinds).until_gone().settle().folder
+
+
+def page_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,265 @@
+"""The report: one page that anybody may open, of runs that may say anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gpurun.cli.app import app
+from gpurun.cli.reports import report_runs
+from gpurun.cli.session import Session
+from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.money import Micros, cost_of, format_exact_usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Mode
+from gpurun.core.progress import Event
+from gpurun.view.report.charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
+from gpurun.view.report.grid import aligned
+from gpurun.view.report.told import MOST_MARKS, Kept, Mark, Sample, hear
+from tests.unit.ledger_samples import RATE
+from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, write_events
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: elements with attributes, and the text between them."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(home=Home(tmp_path / "home").prepare(), quiet=True)
+
+
+def report(session: Session, *runs: str) -> tuple[Page, str, dict[str, Any]]:
+    """The page of some runs, its bytes as text, and the data that it is made of."""
+    path = session.home.root / "report.html"
+    result = report_runs(session, list(runs), html=str(path))
+    json.dumps(dict(result.data), allow_nan=False)
+    return Page(page_of(path)), page_of(path), dict(result.data)
+
+
+def test_runs_are_laid_over_one_another_and_their_samples_side_by_side(session: Session) -> None:
+    finished_run(session.home, "fox-41", lr=3e-4, said="one ")
+    finished_run(session.home, "owl-07", lr=6e-4, said="two ")
+    page, content, data = report(session, "fox-41", "owl-07")
+    assert {"var(--run-0)", "var(--run-1)"} <= set(re.findall(r"var\(--run-\d\)", content))
+    assert data["differences"] == [{"key": "optim.lr", "values": ["0.0003", "0.0006"]}]
+    row = content[content.index("step 120</th>") :]
+    cells = re.findall(r"<td data-label=\"([\w-]+)\"><pre>(.*?)</pre>", row[: row.index("</tr>")])
+    assert cells == [("fox-41", "<b>The </b>one 120"), ("owl-07", "<b>The </b>two 120")]
+    receipts = [run["receipt_sha256"] for run in data["runs"]]
+    assert all(digest in page.words for digest in receipts)
+    assert "Best validation loss 2.100 by fox-41, step 120" in page.words
+    assert "epoch 2.00 · validation 2.100" in page.words
+    assert "step 120, perplexity 8.2, 1.250 bits a byte, HellaSwag 29.4 %" in page.words
+
+
+def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
+    finished_run(session.home, "fox-41")
+    page, content, _ = report(session, "fox-41")
+    policy = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert ["default-src 'none'" in (one or "") for one in policy] == [True]
+    assert {tag for tag, _ in page.elements}.isdisjoint({"script", "link", "img", "iframe", "object", "form", "a"})
+    for _, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on") or name in ("src", "srcset", "action")]
+        assert (attributes.get("href") or "#").startswith("#")
+    assert set(re.findall(r"url\((.)", content)) <= {"#"}
+    assert "@import" not in content
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids)), "a name that stands twice would let one chart use another's parts"
+    assert report(session, "fox-41")[1] == content
+
+
+LYING_START = (
+    b'{"kind":"start","steps":1e400,"cuda_name":"\\"><script>x</script>","tokens_per_step":-1,"train_tokens":0}'
+)
+HOSTILE = [
+    b'{"kind":"sample","step":60,"prompt":"<script>alert(1)</script>","text":"\\u001b]52;c;aGk=\\u0007<img src=x>"}',
+    b'{"kind":"sample","step":60,"prompt":"The ","text":"' + b"A" * (10 << 20) + b'"}',
+    b'{"kind":"step","step":70,"loss":NaN}',
+    b'{"kind":"step","step":80,"loss":1e999}',
+    b'{"kind":"step","step":90,"loss":1e300,"elapsed_s":1e300}',
+    b'{"kind":"eval","step":-5,"val_loss":"</style><script>"}',
+    b'{"kind":"warning","message":"\\u202e<b>evil</b>\\u001b[2J"}',
+    b"[" * 100_000,
+    b"\xff\xfe\x00 not json",
+    b'{"kind":["step"]}',
+]
+
+
+def test_whatever_a_machine_says_the_page_only_quotes_it(session: Session) -> None:
+    folder = finished_run(session.home, "fox-41")
+    write_events(folder, [LYING_START, *events(), *HOSTILE, {"kind": "stop", "reason": "done", "step": 120}])
+    page, content, data = report(session, "fox-41")
+    assert {tag for tag, _ in page.elements}.isdisjoint({"script", "img"})
+    assert "<script>alert(1)</script>" in page.words, "as text"
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", content)
+    assert len(content) < 2 << 20
+    notes = " ".join(data["runs"][0]["notes"])
+    assert "4 lines of its events could not be read" in notes
+    assert "3 losses were no finite numbers" in notes
+    assert "1 losses lie above the axis and are not drawn." in page.words
+
+
+def test_a_run_that_goes_on_is_shown_as_it_stands_even_with_half_a_line(session: Session) -> None:
+    run = opened_run(session.home, "fox-41").write()
+    run.write(run.opened(), run.intended(), run.created())
+    for event, data in [note for _, note in run.through_training()][:5]:
+        run.write((event, data))
+    with run.folder.events.open("ab") as torn:
+        torn.write(b'{"kind":"step","st')
+    page, _, data = report(session, "fox-41")
+    told = data["runs"][0]
+    assert (told["verdict"], told["receipt_sha256"], told["cost_is"]) == (None, None, "so far")
+    assert "The run is not finished" in " ".join(told["notes"])
+    assert "could not be read" not in " ".join(told["notes"])
+    assert "no receipt" in page.words
+    assert "2.100" in page.words
+
+
+def test_a_run_that_never_trained_and_a_rehearsal_say_so(session: Session) -> None:
+    bare = opened_run(session.home, "fox-41")
+    bare.folder.events.unlink()
+    bare.write(bare.opened())
+    finished_run(session.home, "owl-07", mode=Mode.REHEARSAL)
+    page, content, data = report(session, "fox-41", "owl-07")
+    assert "It reported no loss." in data["runs"][0]["notes"]
+    assert "A rehearsal: " in page.words
+    assert "tiny (rehearsal)" in page.words
+    assert 'class="dollars"' not in content, "a rehearsal costs nothing"
+    assert "No loss was reported." in report(session, "fox-41")[0].words
+
+
+def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session) -> None:
+    folder = finished_run(session.home, "fox-41")
+    envelope = json.loads(folder.receipt.read_bytes())
+    envelope["signatures"][0]["sig"] = "A" * 86 + "=="
+    folder.receipt.write_text(json.dumps(envelope))
+    assert "bad signature" in report(session, "fox-41")[0].words
+    folder.receipt.write_text("{}")
+    page, _, data = report(session, "fox-41")
+    assert "is not a receipt" in data["runs"][0]["no_receipt"]
+    assert "no receipt" in page.words
+
+
+def test_dollars_count_from_the_moment_the_machine_was_asked_for(session: Session) -> None:
+    folder = finished_run(session.home, "fox-41")
+    records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
+    asked, started = (
+        next(r["wall"] for r in records if r["event"] == event)
+        for event in (Event.CREATE_INTENDED, Event.TRAIN_STARTED)
+    )
+    _, content, data = report(session, "fox-41")
+    step, loss, tokens, seconds, micros = data["runs"][0]["loss"][-1]
+    assert (step, loss, tokens, seconds) == (120, 2.0, 120 * TOKENS_PER_STEP, 125.0)
+    assert micros == cost_of(Micros(RATE), started - asked + 125.0)
+    assert 'class="dollars"' in content
+    assert content.count("<title>step 120: 2.1000</title>") == 8, (
+        "every point of eight drawings has its figures as text"
+    )
+
+
+def test_a_trainer_that_went_on_from_a_checkpoint_is_heard_once() -> None:
+    again = [{"kind": "start", "step": 60, "elapsed_s": 4.0, "resumed_from": 60, "steps": 120}]
+    again += [{"kind": "step", "step": 70, "elapsed_s": 14.0, "loss": 1.5}]
+    told = hear(json.dumps(event).encode() for event in [*events(), *again])
+    assert [mark.step for mark in told.losses.items] == [10, 20, 30, 40, 50, 60, 70]
+    assert told.losses.items[-1].seconds == 127.0 + 14.0
+    assert [mark.step for mark in told.validation.items] == [60]
+    assert [one.step for one in told.samples["The "].items] == [60]
+
+
+def test_however_much_comes_a_bounded_even_part_is_kept_and_the_last() -> None:
+    kept = Kept[int](8)
+    for number in range(1000):
+        kept.add(number)
+    assert kept.items == [0, 256, 512, 768, 999]
+    told = hear(b'{"kind":"step","step":%d,"loss":1.0}' % step for step in range(3 * MOST_MARKS))
+    assert len(told.losses.items) <= MOST_MARKS + 1
+    assert told.losses.items[-1].step == 3 * MOST_MARKS - 1
+
+
+def test_samples_stand_by_step_where_the_steps_are_shared_else_in_order() -> None:
+    columns = [[Sample(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
+    assert [name for name, _ in aligned(columns[:2])] == ["step 60", "step 120", "step 180"]
+    rows = aligned(columns[1:])
+    assert [name for name, _ in rows] == ["no. 1", "no. 2", "no. 3"]
+    assert [[one and one.step for one in cells] for _, cells in rows] == [[60, 7], [120, 13], [180, None]]
+
+
+def test_a_mean_does_not_lag_behind_a_falling_loss() -> None:
+    falling = [10.0 - 0.5 * i for i in range(12)]
+    assert smooth(falling, 3) == pytest.approx(falling)
+    assert smooth([1.0, 5.0, 1.0, 5.0, 1.0], 1) == pytest.approx([1.0, 7 / 3, 11 / 3, 7 / 3, 1.0])
+
+
+def test_one_accident_does_not_flatten_the_rest() -> None:
+    marks = [Mark(step, 4.0 - step / 60) for step in range(60)]
+    curve = Curve([*marks, Mark(60, 1e9)], [])
+    assert above([curve]) == 1
+    assert [axis.name for axis in axes_for([curve])] == ["steps"]
+    assert "1e+09" not in loss_chart([curve], axes_for([curve])[0])
+
+
+def test_the_marks_of_an_axis_are_written_out() -> None:
+    cheap = Curve([Mark(step, 2.125 + step / 1e4, spent_micros=Micros(2_500 * step)) for step in range(1, 9)], [])
+    drawn = loss_chart([cheap], DOLLARS)
+    assert ">$0.005<" in drawn
+    assert ">2.1254<" in drawn
+
+
+def test_a_table_needs_no_matplotlib_and_a_page_says_that_it_does(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finished_run(session.home, "fox-41")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "2.100" in report_runs(session, ["fox-41"], html="").text
+    with pytest.raises(SetupError, match="not installed") as missing:
+        report(session, "fox-41")
+    assert "gpurun[report]" in missing.value.hint
+    assert not (session.home.root / "report.html").exists()
+
+
+def test_wrong_wishes_are_told(session: Session, tmp_path: Path) -> None:
+    finished_run(session.home, "fox-41")
+    with pytest.raises(UsageError, match="no run"):
+        report_runs(session, ["nosuch"], html="")
+    with pytest.raises(GpurunError, match="cannot be written"):
+        report_runs(session, ["fox-41"], html=str(tmp_path / "no" / "r.html"))
+    with pytest.raises(UsageError, match="standard output"):
+        report_runs(Session(home=session.home, json=True), ["fox-41"], html="-")
+    assert report_runs(session, ["fox-41", "fox"], html="-").text.count('<th scope="row"><svg') == 1, "named twice"
+
+
+def test_a_dollar_axis_shows_every_decimal() -> None:
+    shown = [format_exact_usd(Micros(micros)) for micros in (0, 5_000, 12_500_000, -250_000, 1_000_000_001)]
+    assert shown == ["$0.00", "$0.005", "$12.50", "-$0.25", "$1,000.000001"]
+
+
+def test_the_command_line_writes_the_page_and_says_what_is_on_it(session: Session, tmp_path: Path) -> None:
+    finished_run(session.home, "fox-41")
+    page, home = tmp_path / "r.html", ["--home", str(session.home.root)]
+    said = CliRunner().invoke(app, ["report", "@last", "--html", str(page), "--json", *home], standalone_mode=False)
+    told = json.loads(said.stdout)
+    assert (told["ok"], told["data"]["runs"][0]["run"]) == (True, "fox-41")
+    assert told["data"]["html"] == str(page)
+    assert page_of(page).startswith("<!doctype html>")
+    assert "fox-41" in CliRunner().invoke(app, ["report", "fox", *home], standalone_mode=False).stdout

@@ -1,0 +1,124 @@
+"""`gpurun sample` and `gpurun export`: a checkpoint that came home, and nothing else, is given to the trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gpurun.cli import weights
+from gpurun.cli.app import app
+from gpurun.cli.exporting import export_run
+from gpurun.cli.sampling import sample_run
+from gpurun.cli.session import Session
+from gpurun.core.errors import SetupError, UsageError, VerificationFailed
+from gpurun.core.paths import Home, RunFolder
+from tests.unit.ledger_samples import WEIGHTS
+from tests.unit.report_samples import finished_run
+
+# A trainer of a few lines that says what it was asked and what it was given.
+STUB = """
+import json, os, sys
+asked = sys.argv[1:]
+prompt = asked[-1].removeprefix("--prompt=")
+if prompt == "refuse":
+    sys.exit(print("refused: the character \\u202e is not in the vocabulary", file=sys.stderr) or 2)
+if prompt == "break":
+    raise MemoryError("no room")
+told = {"prompt": prompt, "text": "\\x1b]0;evil\\x07 and more\\nlines", "argv": asked}
+print(json.dumps(told | {"environment": sorted(os.environ), "cwd": os.getcwd()}))
+"""
+EXPORT_STUB = """
+import pathlib, shutil, sys
+weights, folder, _, data, _, figures = sys.argv[1:]
+pathlib.Path(folder).mkdir()
+shutil.copy(figures, folder + "/figures.json")
+print(folder + "/figures.json")
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session whose bundle has the stubs instead of the trainer, on a machine that has torch."""
+    bundle = tmp_path / "bundle"
+    (bundle / "trainer").mkdir(parents=True)
+    (bundle / "trainer" / "__init__.py").write_text("")
+    (bundle / "trainer" / "generate.py").write_text(STUB)
+    (bundle / "trainer" / "export.py").write_text(EXPORT_STUB)
+    monkeypatch.setattr(weights, "bundle_root", lambda: bundle)
+    monkeypatch.setattr(weights, "find_spec", lambda name: object())
+    return Session(home=Home(tmp_path / "home").prepare(), quiet=True)
+
+
+@pytest.fixture
+def folder(session: Session) -> RunFolder:
+    return finished_run(session.home, "fox-41")
+
+
+def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_harmless(
+    session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "secret")
+    result = sample_run(session, "fox", "--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1)
+    asked = result.data["argv"]
+    assert asked[:3] == [str(folder.artifacts / WEIGHTS), "--data", "/nowhere"]
+    assert asked[3:] == ["--tokens=7", "--temperature=0.0", "--seed=1", "--prompt=--help"]
+    assert "RUNPOD_API_KEY" not in result.data["environment"]
+    assert Path(result.data["cwd"]).name == "bundle", "a trainer in the person's folder is not run"
+    assert result.text == "--help and more\nlines"
+
+
+@pytest.mark.parametrize("name", ["last", "best", "120", "000120", WEIGHTS])
+def test_a_checkpoint_has_several_names(session: Session, folder: RunFolder, name: str) -> None:
+    assert sample_run(session, "fox-41", "a", checkpoint=name).data["prompt"] == "a"
+
+
+def test_a_checkpoint_that_is_not_the_one_that_came_home_is_never_opened(session: Session, folder: RunFolder) -> None:
+    path = folder.artifacts / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(VerificationFailed, match="changed since it came home"):
+        sample_run(session, "fox-41", "a", checkpoint="best")
+    path.unlink()
+    with pytest.raises(VerificationFailed, match="No such file"):
+        sample_run(session, "fox-41", "a", checkpoint="best")
+
+
+def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no checkpoint '7'") as unknown:
+        sample_run(session, "fox-41", "a", checkpoint="7")
+    assert "000120" in unknown.value.hint
+    with pytest.raises(UsageError, match="--tokens 0"):
+        sample_run(session, "fox-41", "a", checkpoint="best", tokens=0)
+    with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
+        sample_run(session, "fox-41", "refuse", checkpoint="best")
+    with pytest.raises(SetupError, match="MemoryError: no room"):
+        sample_run(session, "fox-41", "break", checkpoint="best")
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
+    with pytest.raises(SetupError, match="PyTorch") as missing:
+        sample_run(session, "fox-41", "a", checkpoint="best")
+    assert "gpurun[local]" in missing.value.hint
+
+
+def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFolder, tmp_path: Path) -> None:
+    result = export_run(session, "fox-41", tmp_path / "hf", form="hf", checkpoint="best")
+    card = json.loads((tmp_path / "hf" / "figures.json").read_text())
+    assert result.text == str(tmp_path / "hf" / "figures.json")
+    assert (card["GPU"], card["final training loss"], card["best validation loss"]) == ("NVIDIA H100", 2.0, 2.1)
+    receipt = session.home.ledger.read_text()
+    assert card["receipt sha256"].split()[0] in receipt
+    assert card["cost of the whole rental"].startswith("$2.")
+    with pytest.raises(UsageError, match="'onnx'"):
+        export_run(session, "fox-41", tmp_path / "x", form="onnx", checkpoint="best")
+
+
+def test_the_command_line_passes_on_what_was_said_and_nothing_else(
+    session: Session, folder: RunFolder, tmp_path: Path
+) -> None:
+    home = ["--home", str(session.home.root), "--json"]
+    asked = ["sample", "fox-41", "--prompt", "a b", "--top-k", "5", "--checkpoint", "last", *home]
+    told = json.loads(CliRunner().invoke(app, asked, standalone_mode=False).stdout)
+    assert told["data"]["argv"][3:] == ["--top-k=5", "--prompt=a b"]
+    made = CliRunner().invoke(app, ["export", "fox-41", str(tmp_path / "hf"), *home], standalone_mode=False)
+    assert json.loads(made.stdout)["data"]["step"] == 120
