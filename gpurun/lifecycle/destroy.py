@@ -137,7 +137,7 @@ def _look(provider: Provider, identifier: str, token: str, at_s: float) -> Readi
     except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer.
         return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
     answer = digest_of([_plain(one), [_plain(other) for other in listed]])
-    alive = any(other.state is not InstanceState.GONE for other in listed)  # Some clouds list their dead for an hour.
+    alive = bool(living(listed, token))  # Some clouds list their dead for an hour, and strangers of a like name.
     return Reading(at_s, one.state if one else InstanceState.GONE, listed=alive, answer_sha256=answer)
 
 

@@ -138,8 +138,7 @@ class Driver:
     def _pause(self, error: StoreFull) -> None:
         """Say once that this disk is full, wait a little, and let the same step be tried again."""
         told = {"code": error.code, "message": f"{error.what} {error.hint}"}
-        last = self._journal.records[-1]
-        if last.event is not Event.INCIDENT or last.data != told:
+        if not any(one.event is Event.INCIDENT and one.data == told for one in self._journal.records):
             self._record(Event.INCIDENT, told)
         self._context.clock.sleep(PAUSE_S)
 

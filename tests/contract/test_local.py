@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
-from gpurun.providers.base import Provider, Rejected
+from gpurun.providers import local, local_guard
+from gpurun.providers.base import Provider, Rejected, Unknown
 from gpurun.providers.processes import MARK, kill_all, processes_of
 from gpurun.providers.registry import open_provider
 from tests.contract.orders import order, wait_for
@@ -74,3 +76,24 @@ def test_local_makes_one_instance_of_the_same_token_asked_twice(provider: Provid
 
 def test_local_calls_gone_what_was_never_made(provider: Provider) -> None:
     assert provider.read("gr-never-00000000").state is InstanceState.GONE
+
+
+def test_a_second_guard_of_the_same_instance_leaves_it_to_the_first(provider: Provider, tmp_path: Path) -> None:
+    created = provider.create(order(provider))
+    assert created.address is not None
+    folder = Path(created.address.folder).parent
+    facts = (folder / local_guard.INSTANCE_FILE).read_bytes()
+    local_guard.main(folder, created.token, "another", CLOCK.wall() + 1e6, CLOCK)
+    assert (folder / local_guard.INSTANCE_FILE).read_bytes() == facts
+
+
+def test_a_guard_that_ended_at_once_is_a_refusal_only_when_nothing_of_it_is_left(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "sys", SimpleNamespace(executable="/bin/false"))
+    with pytest.raises(Rejected):
+        provider.create(order(provider))
+    left = provider.read(order(provider).token).model_copy(update={"state": InstanceState.STOPPED})
+    monkeypatch.setattr(provider, "read", lambda _: left)
+    with pytest.raises(Unknown):
+        provider.create(order(provider))

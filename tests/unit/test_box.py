@@ -130,7 +130,7 @@ def test_fewer_gpus_than_ordered_are_refused_even_where_the_cpu_would_do() -> No
 def test_a_driver_that_torch_cannot_use_is_told_apart_from_missing_gpus(usable: int) -> None:
     error = refused(facts(count=usable, cards=8, cuda=None if not usable else "12.8"), offer())
     assert (error.code, type(error)) == ("box.driver_mismatch", SetupError)
-    assert f"can use {usable} of them" in error.what
+    assert f"can use {usable} of that" in error.what
     assert "nvidia-smi sees 8 (driver 570.1)" in error.what
     assert "--image" in error.hint
 
