@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental picture clean
+.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-presets picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -38,6 +38,16 @@ bench-pack: venv
 
 bench-rental: venv
 	@$(BIN)/python tests/bench/bench_rental.py
+
+bench-transfer: venv
+	@$(BIN)/python tests/bench/bench_transfer.py
+
+bench-trainer: venv
+	@$(BIN)/python tests/bench/bench_trainer.py
+
+# Hours on two cores; what was done is kept in build/, and the same command goes on.
+bench-presets: venv
+	@$(BIN)/python tests/bench/bench_presets.py
 
 # The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv

@@ -40,6 +40,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
         except TrainingFailed as lost:  # It cannot be reached: what is here is recorded, the rest not waited for.
             missing |= {other.name: lost for other in manifest.files[place:]}
             break
+    far.close_lanes()
     yield (
         Event.COLLECT_OBSERVED,
         {

@@ -41,7 +41,8 @@ class Context:
     """Everything a step may touch.
 
     `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped. `open`
-    gives the provider of another approved offer; without it only the plan's first offer is tried.
+    gives the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`
+    checkpoints come home while training goes on.
     """
 
     home: Home
@@ -52,6 +53,7 @@ class Context:
     reach: Callable[[Instance], FarSide]
     trainer: Path
     open: Callable[[str], Provider] | None = None
+    brings_early: bool = False
 
     def on_offer(self, place: int) -> Context:
         """The same context on the approved offer at that place: its plan, its lease, its provider."""

@@ -19,7 +19,7 @@ from gpurun.core.plan import Candidate, Mode, Plan, Request
 from gpurun.lifecycle.own_machines import box_plan, local_plan
 from gpurun.lifecycle.quote import need_of, quote
 from gpurun.lifecycle.renting import rented_plan, shown_plan
-from gpurun.lifecycle.shipment import sources_of
+from gpurun.lifecycle.shipment import modules_of, sources_of
 from gpurun.machine.pack import survey
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
@@ -136,6 +136,6 @@ def with_bundle(plan: Plan) -> Plan:
     trainer = bundle_root() / "trainer"
     seen = survey(sources_of(plan, trainer))
     seen.demand_clean()
-    modules = {path.name: path.read_text(encoding="utf-8") for path in sorted(trainer.glob("*.py"))}
+    modules = {name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()}
     update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest_of(modules)}
     return plan.model_copy(update=update)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.model import Address, Instance
 from gpurun.core.paths import RunFolder
 from gpurun.core.plan import Plan
-from gpurun.machine.base import Machine, Reply
+from gpurun.machine.base import Machine, Reply, Take
 from gpurun.machine.far import FarSide
 from gpurun.machine.local import LocalMachine
 from gpurun.machine.remote import RemoteMachine
@@ -60,11 +61,28 @@ class _WithinLease:
         self._clock = clock
         self._end_mono = clock.monotonic() + (ask_wall - clock.wall() if ask_wall is not None else float("inf"))
 
-    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
         """See `Machine.call`."""
         left_s = max(LEAST_S, self._end_mono - self._clock.monotonic())
-        return self._machine.call(argv, stdin=stdin, timeout_s=min(timeout_s, left_s))
+        return self._machine.call(argv, stdin=stdin, sink=sink, timeout_s=min(timeout_s, left_s))
 
     def put(self, path: str, content: bytes) -> None:
         """See `Machine.put`."""
         self._machine.put(path, content)
+
+    def lane(self) -> Machine:
+        """See `Machine.lane`; the same end holds for it."""
+        lane = copy(self)
+        lane._machine = self._machine.lane()
+        return lane
+
+    def close(self) -> None:
+        """See `Machine.close`."""
+        self._machine.close()
+
+    @property
+    def round_trip_s(self) -> float:
+        """See `Machine.round_trip_s`."""
+        return self._machine.round_trip_s

@@ -11,15 +11,21 @@ from gpurun.core.model import digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
+from gpurun.lifecycle.early import Early
 from gpurun.lifecycle.local_copy import LocalCopy
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide, Poll
+from gpurun.providers.base import SpotNotice
 
 POLL_S = 0.5
 MOST_BYTES = 4 << 20
 SILENCE_S = 60.0
 SAVE_S = 60
+NOT_OURS = {
+    "hang": "the trainer stood still and was ended; its log says where each process stood",
+    "preempted": "the provider takes the machine back; what was saved in time comes home",
+}
 
 
 def start(state: RunState, context: Context) -> Iterator[Note]:
@@ -40,7 +46,14 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 
     Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch.
     """
-    far = context.reach(instance_of(state))
+    instance = instance_of(state)
+    far = context.reach(instance)
+    is_elsewhere = instance.address is not None and instance.address.kind != "folder"
+    with Early(far if context.brings_early and is_elsewhere else None, context.folder) as early:
+        yield from _watch(state, context, far, early)
+
+
+def _watch(state: RunState, context: Context, far: FarSide, early: Early) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
     beat, beat_mono = 0.0, context.clock.monotonic()
     while context.seconds_left(state) > 0:
@@ -54,6 +67,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
             told = _tell(far, wish.how)
         try:
             poll = _copy(far, context)
+            early.look(poll.chunks["events.jsonl"].data)
         except MachineLost as lost:
             if context.is_down(instance_of(state)):
                 yield Event.TRAIN_OBSERVED, _lost(f"the instance is gone: {lost.what}")
@@ -86,6 +100,7 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
     hard_stop_wall = there + context.seconds_left(state) - lease.collect_s
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
+    notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     if plan.processes > 1:
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={plan.processes}", "-m"]
         # torchrun would give each process one thread, whatever there is.
@@ -99,6 +114,7 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
         "soft_stop_wall": min(hard_stop_wall - SAVE_S, there + lease.train_s),
         "hard_stop_wall": hard_stop_wall,
         "save_s": SAVE_S,
+        **({"notice_url": notice_url} if notice_url else {}),
     }
 
 
@@ -129,6 +145,8 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
     """What became of the training, by the agent's report and the trainer's last event."""
     last = _last_stop(context.folder.events)
     exit_code, reason = status.exit_code, status.stop_reason or ""
+    if reason in NOT_OURS:
+        return _failed(status, reason, NOT_OURS[reason])
     if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed, but the trainer had said its end.
         outcome = {"done": "done", "signal": "stopped"}.get(str(last.get("reason")), "failed")
     else:
@@ -141,6 +159,11 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
         "message": "" if outcome == "done" else told,
         "ended_wall": status.wall,
     }
+
+
+def _failed(status: Status, reason: str, message: str) -> dict[str, object]:
+    told = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
+    return {**told, "ended_wall": status.wall}
 
 
 def _lost(message: str) -> dict[str, object]:
@@ -156,8 +179,8 @@ def _last_stop(events: Path) -> dict[str, Any]:
         for line in lines:
             try:
                 event = json.loads(line)
-            except ValueError:
-                continue  # A line that a killed trainer left half written; the next one stands on its own.
+            except (ValueError, RecursionError):
+                continue  # Left half written by a killed trainer, or made to be refused; the next one stands by itself.
             kind = event.get("kind") if isinstance(event, dict) else None
             if kind in ("start", "stop"):
                 stop = event if kind == "stop" else {}

@@ -13,7 +13,7 @@ from gpurun.machine.pack import Pack, survey
 
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
-    """Stream the pack to the agent; it is in place and verified there, or nothing of it is."""
+    """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
     seen = survey(sources_of(context.plan, context.trainer))
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
     _check_room(seen.total_bytes, state, disk_gb=int(context.plan.resolved["hardware"]["disk_gb"]))
@@ -25,12 +25,13 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
         """One try takes no longer than what is left for all of them."""
         return max(1.0, min(started + limit_s - context.clock.monotonic(), context.seconds_left(state)))
 
-    # A new Pack each time: it is read once, while it is sent.
+    pack = Pack(seen)  # Tried again, it sends only what the far side has not verified yet.
     arrived = context.patiently(
-        state, limit_s, lambda: far.unpack(Pack(seen), on_progress=lambda sent: context.heed(state), timeout_s=left_s())
+        state, limit_s, lambda: far.unpack(pack, on_progress=lambda sent: context.heed(state), timeout_s=left_s())
     )
     seconds = round(context.clock.monotonic() - started, 3)
-    yield Event.SHIP_OBSERVED, {**arrived.model_dump(mode="json"), "seconds": seconds}
+    told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
+    yield Event.SHIP_OBSERVED, told
 
 
 def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:

@@ -9,10 +9,16 @@ from gpurun.core.plan import Plan
 
 
 def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
-    """What a run ships, by the place it gets on the far side: what trains, not what prepares shards."""
+    """What a run ships, by the place it gets on the far side."""
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
-    modules = {f"bundle/trainer/{path.name}": path for path in sorted(trainer.glob("*.py"))}
+    modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
     return {**modules, "bundle/recipe.json": recipe, **_data(Path(plan.data.folder), plan.data.beside)}
+
+
+def modules_of(trainer: Path) -> dict[str, Path]:
+    """The trainer's modules that go to the machine, by name: those that train, not those that prepare shards."""
+    found = {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
+    return {name: path for name, path in found.items() if not name.startswith("prepare/")}
 
 
 def _data(folder: Path, beside: str) -> dict[str, Path | bytes]:

@@ -62,6 +62,7 @@ def supervise(
             reach=reach or Reach(folder, plan, clock),
             trainer=trainer or bundle_root() / "trainer",
             open=opened,
+            brings_early=reach is None,
         )
         return Driver(context, journal).drive()
 

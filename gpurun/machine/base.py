@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,9 @@ from gpurun.core.errors import GpurunError
 
 # The most that one call may answer on each of its outputs; an instance must not be able to fill the laptop's memory.
 MOST_REPLY_BYTES = 32 << 20
+
+# Takes bytes as they come.
+Take = Callable[[bytes], None]
 
 
 class MachineLost(GpurunError):
@@ -40,14 +43,30 @@ class Reply:
 class Machine(Protocol):
     """A machine that programs can be run on, in one folder that is the instance's own."""
 
-    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
         """Run a program in the folder, feed it, and wait for its end.
 
-        An error that `stdin` raises ends the program and is raised here. MachineLost when the machine cannot be
-        reached, the time is over, or more than MOST_REPLY_BYTES came back.
+        With a `sink` its standard output is handed over as it comes, from another thread, and none of it is in the
+        reply. An error that `stdin` or `sink` raises ends the program and is raised here. MachineLost when the machine
+        cannot be reached, the time is over, or more than MOST_REPLY_BYTES came back.
         """
         ...
 
     def put(self, path: str, content: bytes) -> None:
         """Replace a file of the folder whole; its parents are made. MachineLost when the machine cannot be reached."""
+        ...
+
+    def lane(self) -> Machine:
+        """Another way to the same folder, for one more thread; it is connected when it is first used."""
+        ...
+
+    def close(self) -> None:
+        """End the connection, if there is one; the next call makes a new one."""
+        ...
+
+    @property
+    def round_trip_s(self) -> float:
+        """How long the way there and back takes, as far as that was seen."""
         ...

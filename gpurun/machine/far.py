@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.model import canonical
+from gpurun.machine.agent_file import agent_zip
 from gpurun.machine.answers import (
     Armed,
     Asked,
@@ -31,33 +31,20 @@ from gpurun.machine.answers import (
     understood,
     understood_manifest,
 )
-from gpurun.machine.base import FarRefusal, Machine, Reply
+from gpurun.machine.base import FarRefusal, Machine, Reply, Take
 from gpurun.machine.fetch import Wanted, fetch
+from gpurun.machine.pace import lanes_for
 from gpurun.machine.pack import Codec, Pack
+from gpurun.machine.pull import Incoming, pull
+from gpurun.machine.send import send
 
-AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
-
-
-def agent_zip() -> bytes:
-    """The agent as the one file that is shipped: a zip that Python runs as it is, the same bytes for the same sources.
-
-    It is not compressed, as it would cost every call more to inflate it than it costs once to send it.
-    """
-    package = ["gpurun", "machine", "agent"]
-    content = {"/".join([*package[:depth], "__init__.py"]): b"" for depth in (1, 2)}
-    for path in AGENT.glob("*.py"):
-        content["/".join([*package, path.name]) if path.name != "__main__.py" else path.name] = path.read_bytes()
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as zipped:
-        for name in sorted(content):
-            entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is made
-            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # Unix, wherever it is made
-            zipped.writestr(entry, content[name])
-    return out.getvalue()
+# A file that is smaller than this for each lane is not worth another login.
+_LANE_BYTES = 8 << 20
+_SHARED_LANES = 3
 
 
 @dataclass(frozen=True)
@@ -80,6 +67,8 @@ class Poll:
 class FarSide:
     """The agent on a machine. Every method may be repeated; each raises MachineLost or FarRefusal."""
 
+    _lanes: tuple[FarSide, ...] = ()
+
     def __init__(self, machine: Machine, python: str = "python3") -> None:
         self._machine = machine
         self._python = python
@@ -100,7 +89,7 @@ class FarSide:
         """
         chosen = python or (self._python if "/" in self._python else None)
         options = ["--python", chosen] if chosen else []
-        line, _ = self._ask("hello", *options, site=True, timeout_s=_START_S * 4)
+        line, _ = self.ask("hello", *options, site=True, timeout_s=_START_S * 4)
         return understood(Facts, line)
 
     def unpack(
@@ -111,28 +100,8 @@ class FarSide:
         on_progress: Callable[[int], None] | None = None,
         timeout_s: float = 3600.0,
     ) -> Shipped:
-        """Ship a pack; it is in place and verified there, or nothing of it is. Where there is no zstd, gzip is used.
-
-        `on_progress` is told the content bytes sent so far; what it raises ends the call.
-        """
-
-        def told() -> Iterator[bytes]:
-            for chunk in pack.stream(codec):
-                yield chunk
-                if on_progress is not None:
-                    on_progress(pack.content_bytes)
-
-        options = ("--codec", codec, "--limit", str(pack.survey.total_bytes))
-        try:
-            line, _ = self._ask("unpack", *options, stdin=told(), site=True, timeout_s=timeout_s)
-        except FarRefusal as refusal:
-            if refusal.reason != "no_codec" or codec == "gzip":
-                raise
-            return self.unpack(pack, "gzip", on_progress=on_progress, timeout_s=timeout_s)
-        shipped = understood(Shipped, line)
-        if shipped.manifest_sha256 != pack.manifest_sha256:
-            raise FarRefusal("nonsense", "The instance says that it has unpacked another pack than the one sent.")
-        return shipped
+        """Ship a pack; it is in place and verified there, or nothing of it is; see `gpurun.machine.send.send`."""
+        return send(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
 
     def start(self, job: Mapping[str, Any]) -> Started:
         """Start the job (docs/FORMATS.md has its keys) unless it was started.
@@ -141,14 +110,14 @@ class FarSide:
         FarRefusal `other_job`.
         """
         self._put("job.json", canonical(dict(job)))
-        return understood(Started, self._ask("start", "--job", "job.json", timeout_s=_START_S)[0])
+        return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
         """The status, and of each wanted file at most so many bytes from an offset on.
 
         `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset, most).
         """
-        line, content = self._ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
+        line, content = self.ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
         said, chunks, at = understood(Polled, line), {}, 0
         for piece in said.chunks:
             if piece.name not in wants or piece.name in chunks:
@@ -162,23 +131,23 @@ class FarSide:
 
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
         """Ask for the trainer's end: save and stop, or KILL with `now`. False when there is no trainer to ask."""
-        line, _ = self._ask("stop", *(["--now"] if now else []), "--reason", reason)
+        line, _ = self.ask("stop", *(["--now"] if now else []), "--reason", reason)
         return understood(Asked, line).asked
 
     def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> Lease:
         """Bring the lease forward; the answer is what holds now, never later than before."""
-        line, _ = self._ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
+        line, _ = self.ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
         return understood(Lease, line)
 
     def arm(self, script: bytes, secret: str) -> None:
         """Put a guard and its key there and start it, once: it ends the machine at its deadline, whoever is lost."""
         self._put("guard/guard.key", secret.encode())
         self._put("guard/guard.sh", script)
-        understood(Armed, self._ask("arm")[0])
+        understood(Armed, self.ask("arm")[0])
 
     def disarm(self) -> bool:
         """Take the guard and its key away; False when there was none."""
-        return understood(Disarmed, self._ask("disarm")[0]).disarmed
+        return understood(Disarmed, self.ask("disarm")[0]).disarmed
 
     def set_up(self, script: bytes, *, timeout_s: float) -> Reply:
         """Run the user's own shell script in the run folder, and wait for its end."""
@@ -194,7 +163,7 @@ class FarSide:
         For a machine that is kept. The agent is put there again first, so that asking twice finds nothing to do.
         """
         self.install_agent()
-        return understood(Left, self._ask("farewell", timeout_s=_START_S)[0]).killed
+        return understood(Left, self.ask("farewell", timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
         """The finished files, none before there are any.
@@ -202,7 +171,7 @@ class FarSide:
         FarRefusal when a single one of them is not acceptable, or they announce more than `most_bytes` in all.
         """
         try:
-            line, content = self._ask("manifest", timeout_s=_PART_S)
+            line, content = self.ask("manifest", timeout_s=_PART_S)
         except FarRefusal as refusal:
             if refusal.reason == "no_manifest":
                 return Manifest()
@@ -221,14 +190,42 @@ class FarSide:
         *,
         on_progress: Callable[[int], None] | None = None,
     ) -> Path:
-        """Bring a file of the manifest home, verified; see `gpurun.machine.fetch.fetch`."""
+        """Bring a file of the manifest home, verified, over lanes that stay open; see `gpurun.machine.fetch.fetch`."""
 
-        def get(offset: int, most: int) -> bytes:
-            options = ("--name", name, "--offset", str(offset), "--most", str(most))
-            line, content = self._ask("get", *options, timeout_s=_PART_S)
-            return _cut(content, 0, understood(Piece, line), offset, most)
+        count = min(lanes_for(self.round_trip_s), 1 + size_bytes // _LANE_BYTES)
+        pulls = [partial(pull, lane, name) for lane in self.lanes(count)]
+        return fetch(Wanted(name, size_bytes, sha256, on_progress), into, *pulls)
 
-        return fetch(Wanted(name, size_bytes, sha256, on_progress), into, get)
+    def lanes(self, count: int) -> list[FarSide]:
+        """Ways there that may be used at once; they stay until `close_lanes`.
+
+        The first ones are this one, whose connection they share, as another login takes a while; the others have each
+        their own, as a line that loses packets holds every connection back by itself.
+        """
+        shared = min(count, _SHARED_LANES)
+        more = count - shared - len(self._lanes)
+        self._lanes = (*self._lanes, *(self.lane() for _ in range(more)))
+        return [self] * shared + list(self._lanes[: count - shared])
+
+    def lane(self) -> FarSide:
+        """The same far side over a connection of its own, for one more thread."""
+        return FarSide(self._machine.lane(), self._python)
+
+    def close_lanes(self) -> None:
+        """End what `lanes` has made."""
+        for lane in self._lanes:
+            lane.close()
+        self._lanes = ()
+
+    def close(self) -> None:
+        """End every connection; the next call makes a new one."""
+        self.close_lanes()
+        self._machine.close()
+
+    @property
+    def round_trip_s(self) -> float:
+        """How long the way there and back takes."""
+        return self._machine.round_trip_s
 
     def _put(self, name: str, content: bytes) -> None:
         """Put a file at the root of the run folder."""
@@ -236,31 +233,45 @@ class FarSide:
         self._machine.put(name, content)
         crashpoint("after far.put")
 
-    def _ask(
+    def ask(
         self,
         verb: str,
         *options: str,
         stdin: Iterable[bytes] | None = None,
+        sink: Incoming | None = None,
         site: bool = False,
         timeout_s: float = _QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """One call of the agent: its line and what follows. Without `site` Python starts in half the time."""
+        """One call of the agent: its line and what follows, which goes into the sink as it comes, if there is one.
+
+        Without `site` Python starts in half the time.
+        """
         flags = ["-I"] if site else ["-I", "-S"]
         crashpoint(f"before far.{verb}")
-        reply = self._run([*flags, "agent.pyz", verb, "--root", ".", *options], stdin=stdin, timeout_s=timeout_s)
+        words = [*flags, "agent.pyz", verb, "--root", ".", *options]
+        reply = self._run(words, stdin=stdin, sink=sink, timeout_s=timeout_s)
         crashpoint(f"after far.{verb}")
-        line, _, content = reply.stdout.partition(b"\n")
+        line, _, content = reply.stdout.partition(b"\n") if sink is None else (bytes(sink.line), b"", b"")
         if reply.exit_code != 0:
             raise refusal_in(line) or FarRefusal(
                 "broken", f"The agent ended with {reply.exit_code} on {verb}: {_words(reply.stderr)}"
             )
         return line, content
 
-    def _run(self, words: list[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+    def _run(
+        self,
+        words: list[str],
+        *,
+        stdin: Iterable[bytes] | None = None,
+        sink: Take | None = None,
+        timeout_s: float = _QUICK_S,
+    ) -> Reply:
         """Run the Python of the machine; FarRefusal `no_python` where it has none."""
-        reply = self._machine.call([self._python, *words], stdin=stdin, timeout_s=timeout_s)
+        reply = self._machine.call([self._python, *words], stdin=stdin, sink=sink, timeout_s=timeout_s)
         if reply.exit_code in (126, 127):
-            raise FarRefusal("no_python", f"The machine has no {self._python}.")
+            raise FarRefusal(
+                "no_python", f"The machine has no {self._python}: choose an image with Python 3.8 or newer."
+            )
         return reply
 
 

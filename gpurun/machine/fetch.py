@@ -1,4 +1,4 @@
-"""One file brought home: in parts, resumed where it stopped, and put under its name only when its digest holds."""
+"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from gpurun.core.errors import CollectFailed, StoreFull
+from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.machine.answers import check_name
+from gpurun.machine.base import MachineLost, Take
+from gpurun.machine.partial import Partial, Taker
 
-MOST_PART_BYTES = 8 << 20
+MOST_RANGE_BYTES = 32 << 20
+LEAST_RANGE_BYTES = 4 << 20
 PARTIAL_FOLDER = ".partial"
+TICK_S = 0.05
+MOST_FRUITLESS = 3
 _REFETCHES = 3
 
-# Asks for `most` bytes from an offset on; fewer may come, none means that there are no more.
-Get = Callable[[int, int], bytes]
+# Asks for `most` bytes from an offset on, and hands them over as they come; fewer may come.
+Pull = Callable[[int, int, Take], None]
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,18 @@ class Wanted:
     sha256: str
     on_progress: Callable[[int], None] | None = None
 
+    def tell(self, have_bytes: int) -> None:
+        """Tell whoever wants to know; what that raises ends the fetching."""
+        if self.on_progress is not None:
+            self.on_progress(have_bytes)
 
-def fetch(wanted: Wanted, into: Path, get: Get) -> Path:
+
+def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     """Bring one file to `into`/name and return its path; a file that is there already, digest verified, is left alone.
 
-    What has arrived is kept in `into`/.partial under its digest, so a later call goes on from there. A wrong digest is
-    fetched again three times. CollectFailed: the digest never held, or the file could not be stored; files that were
-    verified before stay as they are.
+    Each of the pulls is a lane of its own; all are used at once. What has arrived is kept in `into`/.partial under its
+    digest, so a later call fetches only the rest. A wrong digest is fetched again three times. CollectFailed: the
+    digest never held, or the file could not be stored; files that were verified before stay as they are.
     """
     parts = check_name(wanted.name)
     target = into.joinpath(*parts)
@@ -47,11 +58,9 @@ def fetch(wanted: Wanted, into: Path, get: Get) -> Path:
     try:
         for folder in (into, target.parent, into / PARTIAL_FOLDER):
             make_private(folder)
-        partial = into / PARTIAL_FOLDER / wanted.sha256
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
-            _fill(file, wanted, get, free=lambda: shutil.disk_usage(into).free)
-        os.replace(partial, target)
+        with Partial(into / PARTIAL_FOLDER / wanted.sha256, wanted.size_bytes) as partial:
+            _fill(partial, wanted, pulls, free=lambda: shutil.disk_usage(into).free)
+            partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
         raise _cannot_store(target, wanted, error) from error
@@ -65,44 +74,116 @@ def _holds(target: Path, wanted: Wanted) -> bool:
     except OSError:
         return False
     with os.fdopen(descriptor, "rb") as file:
-        return os.fstat(descriptor).st_size == wanted.size_bytes and _digest(file).hexdigest() == wanted.sha256
+        if os.fstat(descriptor).st_size != wanted.size_bytes:
+            return False
+        return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
 
 
-def _digest(file: IO[bytes]) -> hashlib._Hash:
-    """The running sha256 of a file from its beginning; the position is then its end."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest
-
-
-def _fill(file: IO[bytes], wanted: Wanted, get: Get, free: Callable[[], int]) -> None:
-    """Complete the partial file and make it durable, or raise CollectFailed with nothing wrong left in it."""
+def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callable[[], int]) -> None:
+    """Complete the partial file, or raise CollectFailed with nothing wrong left in it."""
     for _ in range(1 + _REFETCHES):
-        if os.fstat(file.fileno()).st_size > wanted.size_bytes:
-            file.truncate(0)
-        digest = _digest(file)
-        while (have := file.tell()) < wanted.size_bytes:
+        before = -1
+        while (have := partial.have_bytes) < wanted.size_bytes and have > before:
             if wanted.size_bytes - have > free():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            data = get(have, min(MOST_PART_BYTES, wanted.size_bytes - have))
-            if not data:
-                break
-            digest.update(data)
-            file.write(data)
-            file.flush()
-            if wanted.on_progress is not None:
-                wanted.on_progress(file.tell())
-        if file.tell() == wanted.size_bytes and digest.hexdigest() == wanted.sha256:
-            os.fsync(file.fileno())
+            before = have
+            if len(pulls) == 1:
+                start, end = partial.gaps()[0]
+                _pull_range(partial, wanted, pulls[0], start, min(end, start + MOST_RANGE_BYTES), wanted.tell)
+            else:
+                Fetching(partial, wanted, pulls).run()
+        if partial.is_whole(wanted.sha256):
             return
-        file.truncate(0)
+        partial.discard()
     raise CollectFailed(
         "collect.wrong_digest",
         f"{wanted.name} came back {1 + _REFETCHES} times with another digest or size than the instance announced.",
         hint="What was verified before is kept in artifacts/. The instance or the way to it is damaged.",
     )
+
+
+def _pull_range(
+    partial: Partial, wanted: Wanted, pull: Pull, start: int, end: int, tell: Callable[[int], None]
+) -> None:
+    """Bring one range, and keep what has come of it whatever happens."""
+    taker = Taker(partial, start)
+
+    def take(block: bytes) -> None:
+        taker.take(block)
+        tell(partial.have_bytes)
+
+    try:
+        pull(start, end - start, take)
+    finally:
+        taker.flush()
+    tell(partial.have_bytes)
+
+
+class Fetching:
+    """The gaps of one file on their way home, and the threads that pull them: one for each lane."""
+
+    def __init__(self, partial: Partial, wanted: Wanted, pulls: Sequence[Pull]) -> None:
+        self._partial, self._wanted, self._pulls = partial, wanted, pulls
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._lost: MachineLost | None = None
+        missing = wanted.size_bytes - partial.have_bytes
+        size = max(LEAST_RANGE_BYTES, min(MOST_RANGE_BYTES, -(-missing // (2 * len(pulls)))))
+        gaps = partial.gaps()
+        self._todo = deque((at, min(at + size, end)) for start, end in gaps for at in range(start, end, size))
+
+    def run(self) -> None:
+        """Pull all gaps once; MachineLost when some are left because no lane stood."""
+        threads = [threading.Thread(target=self._work, args=(pull,), daemon=True) for pull in self._pulls]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(TICK_S)
+                    self._partial.digest_on()
+                    self._wanted.tell(self._partial.have_bytes)
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._lost is not None and self._todo:
+            raise self._lost
+
+    def _work(self, pull: Pull) -> None:
+        """Pull one range after the other over one lane; a range that was cut goes back to be pulled again."""
+        fruitless = 0
+        while not self._stop.is_set() and fruitless < MOST_FRUITLESS:
+            try:
+                start, end = self._todo.popleft()
+            except IndexError:
+                return
+            before = self._partial.have_bytes
+            try:
+                _pull_range(self._partial, self._wanted, pull, start, end, self._heed)
+            except MachineLost as lost:
+                self._lost = lost
+                self._todo.extend(
+                    (max(start, a), min(end, b)) for a, b in self._partial.gaps() if a < end and b > start
+                )
+                fruitless = fruitless + 1 if self._partial.have_bytes == before else 0
+            except BaseException as error:  # noqa: BLE001 - raised again in `run`, on the caller's thread
+                self._error = self._error or error
+                self._stop.set()
+
+    def _heed(self, _: int) -> None:
+        """End a pull that nobody wants any more."""
+        if self._stop.is_set():
+            raise _Stopped
+
+
+class _Stopped(GpurunError):
+    """This side has ended the fetching; never seen outside."""
+
+    def __init__(self) -> None:
+        super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
 
 
 def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> CollectFailed:

@@ -14,7 +14,7 @@ from typing import IO
 
 from gpurun.core.paths import write_atomic
 from gpurun.core.secrets import child_environment
-from gpurun.machine.base import MOST_REPLY_BYTES, FarRefusal, MachineLost, Reply
+from gpurun.machine.base import MOST_REPLY_BYTES, FarRefusal, MachineLost, Reply, Take
 
 _DRAIN_S = 5.0
 
@@ -26,7 +26,9 @@ class LocalMachine:
         self._folder = folder
         self._token = token
 
-    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
         """Run a program in the folder; see `Machine.call`."""
         try:
             child = subprocess.Popen(
@@ -42,7 +44,7 @@ class LocalMachine:
             raise MachineLost(
                 f"The local instance in {self._folder} cannot run {argv[0]}: {error.strerror}."
             ) from error
-        threads = _Threads(child, stdin)
+        threads = _Threads(child, stdin, sink)
         try:
             exit_code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -70,6 +72,18 @@ class LocalMachine:
             reason = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "os_error"
             raise FarRefusal(reason, f"{target} cannot be written: {error.strerror}.") from error
 
+    def lane(self) -> LocalMachine:
+        """See `Machine.lane`: every call is a process of its own."""
+        return self
+
+    def close(self) -> None:
+        """See `Machine.close`: nothing is kept open."""
+
+    @property
+    def round_trip_s(self) -> float:
+        """See `Machine.round_trip_s`."""
+        return 0.0
+
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """Kill a program and what it started in its own session; harmless after its end."""
@@ -81,14 +95,14 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 class _Threads:
     """Feeds a program and drains both of its outputs at the same time, so that no pipe can fill and stop the other."""
 
-    def __init__(self, child: subprocess.Popen[bytes], stdin: Iterable[bytes] | None) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], stdin: Iterable[bytes] | None, sink: Take | None) -> None:
         self.stdout, self.stderr = bytearray(), bytearray()
         self.error: BaseException | None = None
         self.flooded = False
         self._child = child
         self._all = [
-            threading.Thread(target=self._drain, args=(child.stdout, self.stdout), daemon=True),
-            threading.Thread(target=self._drain, args=(child.stderr, self.stderr), daemon=True),
+            threading.Thread(target=self._drain, args=(child.stdout, self.stdout, sink), daemon=True),
+            threading.Thread(target=self._drain, args=(child.stderr, self.stderr, None), daemon=True),
         ]
         if stdin is not None:
             self._all.append(threading.Thread(target=self._feed, args=(child.stdin, stdin), daemon=True))
@@ -112,11 +126,19 @@ class _Threads:
             self.error = error
             _kill(self._child)  # Before the pipe is closed: half a pack is never "the end".
 
-    def _drain(self, pipe: IO[bytes], into: bytearray) -> None:
+    def _drain(self, pipe: IO[bytes], into: bytearray, sink: Take | None) -> None:
         with pipe:
             while block := os.read(pipe.fileno(), 1 << 20):
-                if len(into) + len(block) > MOST_REPLY_BYTES:
+                if sink is not None:
+                    try:
+                        sink(block)
+                    except BaseException as error:  # noqa: BLE001 - as in `_feed`
+                        self.error = self.error or error
+                        _kill(self._child)
+                        return
+                elif len(into) + len(block) > MOST_REPLY_BYTES:
                     self.flooded = True
                     _kill(self._child)
                     return
-                into += block
+                else:
+                    into += block

@@ -162,12 +162,16 @@ def _stamp(facts: os.stat_result) -> tuple[int, ...]:
 
 @dataclass
 class Pack:
-    """A survey on its way: `content_bytes` have been read; `manifest_sha256` is known when the stream has ended."""
+    """A survey on its way: `content_bytes` have been read; `manifest_sha256` is known when all of it has been.
+
+    `known` has the sha256 of every file that was read whole so far, by name; `sent_bytes` went out for it, compressed.
+    """
 
     survey: Survey
     content_bytes: int = 0
     manifest_sha256: str | None = None
-    digests: list[dict[str, str | int]] = field(default_factory=list)
+    known: dict[str, str] = field(default_factory=dict)
+    sent_bytes: int = 0
 
     def stream(self, codec: Codec = "zstd") -> Iterator[bytes]:
         """The pack as chunks of about 1 MB, from its beginning at each call; memory does not grow with its size.
@@ -190,46 +194,71 @@ class Pack:
     def _tar(self) -> Iterator[bytes]:
         """The plain tar stream."""
         self.survey.demand_clean()
-        self.content_bytes, self.manifest_sha256, self.digests = 0, None, []
+        self.content_bytes, self.manifest_sha256 = 0, None
         for file in self.survey.files:
             yield from self._entry(file)
-        manifest = canonical({"v": 1, "files": self.digests})
+        manifest = self.manifest()
         yield _header(MANIFEST_NAME, len(manifest)) + _padded(manifest) + bytes(2 * tarfile.BLOCKSIZE)
-        self.manifest_sha256 = hashlib.sha256(manifest).hexdigest()
+
+    def manifest(self) -> bytes:
+        """What names the pack, once every file is known; its own sha256 is then `manifest_sha256`."""
+        files = [{"name": f.name, "bytes": f.bytes, "sha256": self.known[f.name]} for f in self.survey.files]
+        content = canonical({"v": 1, "files": files})
+        self.manifest_sha256 = hashlib.sha256(content).hexdigest()
+        return content
 
     def _entry(self, file: PackedFile) -> Iterator[bytes]:
         """Header, content and padding of one file, read once."""
         yield _header(file.name, file.bytes)
         digest = hashlib.sha256()
-        for block in _blocks(file):
+        for block in blocks(file):
             digest.update(block)
             self.content_bytes += len(block)
             yield block
         yield bytes(-file.bytes % tarfile.BLOCKSIZE)
-        self.digests.append({"name": file.name, "bytes": file.bytes, "sha256": digest.hexdigest()})
+        self.known[file.name] = digest.hexdigest()
 
 
-def _blocks(file: PackedFile) -> Iterator[bytes]:
+def blocks(file: PackedFile) -> Iterator[bytes]:
     """A file's content in blocks; UsageError when it is not, from first byte to last, the file of the survey."""
+    for offset in range(0, max(1, file.bytes), _BLOCK_BYTES):
+        yield content_at(file, offset, min(file.bytes - offset, _BLOCK_BYTES))
+    demand_unchanged(file)
+
+
+def demand_unchanged(file: PackedFile) -> None:
+    """UsageError `pack.changed` when it is no longer the file of the survey."""
+    if isinstance(file.source, Path):
+        try:
+            same = _stamp(file.source.lstat()) == file.seen
+        except OSError:
+            same = False
+        if not same:
+            raise _changed(file.source)
+
+
+def content_at(file: PackedFile, offset: int, size: int) -> bytes:
+    """So much of a file from an offset on; UsageError `pack.changed` when it is not the file of the survey."""
     if isinstance(file.source, bytes):
-        yield file.source
-        return
+        return file.source[offset : offset + size]
+    content = bytearray()
     try:
         descriptor = os.open(file.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb", buffering=0) as content:
-            left = file.bytes
-            while _stamp(os.fstat(descriptor)) == file.seen and left:
-                block = content.read(min(left, _BLOCK_BYTES))
-                if not block:
-                    break
-                left -= len(block)
-                yield block
-            if left or _stamp(os.fstat(descriptor)) != file.seen:
+        try:
+            same = _stamp(os.fstat(descriptor)) == file.seen
+            while same and len(content) < size:
+                block = os.pread(descriptor, size - len(content), offset + len(content))
+                content += block
+                same = bool(block)
+            if not same or _stamp(os.fstat(descriptor)) != file.seen:
                 raise _changed(file.source)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EACCES):
             raise _changed(file.source) from error
         raise
+    return bytes(content)
 
 
 def _changed(path: Path) -> UsageError:

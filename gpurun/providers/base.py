@@ -140,6 +140,16 @@ class HasAccounts(Protocol):
 
 
 @runtime_checkable
+class SpotNotice(Protocol):
+    """A provider whose spot machines can read beforehand that they are to be taken away."""
+
+    @property
+    def notice_url(self) -> str:
+        """Where a machine asks for that, as EC2's metadata service answers (IMDSv2)."""
+        ...
+
+
+@runtime_checkable
 class TellsTime(Protocol):
     """A provider whose answers bear its own time."""
 

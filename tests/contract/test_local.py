@@ -33,7 +33,7 @@ def provider(tmp_path: Path) -> Iterator[Provider]:
 
 
 def test_the_deadline_ends_it_without_anybody(provider: Provider) -> None:
-    created = provider.create(order(provider, lease_s=1.0))
+    created = provider.create(order(provider, lease_s=3.0))
     worker = marked_process(created.token)
     for _ in ticks(CLOCK, 0.05, 10):
         if worker.poll() is not None and provider.read(created.id).state is not InstanceState.RUNNING:

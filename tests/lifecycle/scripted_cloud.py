@@ -204,7 +204,8 @@ class ScriptedFar(FarSide):
             self.clock.sleep(self.get_s)
             return content[offset : offset + min(most, self.get_most)]
 
-        return fetch(Wanted(name, size_bytes, sha256, on_progress), into, get)
+        wanted = Wanted(name, size_bytes, sha256, on_progress)
+        return fetch(wanted, into, lambda offset, most, take: take(get(offset, most)))
 
     @property
     def _has_ended(self) -> bool:

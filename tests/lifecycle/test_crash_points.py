@@ -61,7 +61,7 @@ def test_every_record_and_every_outward_call_is_a_crash_point(points: list[str])
     for name in ("create.intended", "train.started", "death.proven", "run.closed"):
         assert f"before {name}" in points
         assert f"after {name}" in points
-    for call in ("local.create", "far.unpack", "far.start", "far.poll", "far.get", "local.destroy", "ledger.append"):
+    for call in ("local.create", "far.receive", "far.start", "far.poll", "far.get", "local.destroy", "ledger.append"):
         assert f"before {call}" in points
 
 

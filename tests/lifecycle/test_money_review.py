@@ -226,7 +226,7 @@ def test_what_an_earlier_asking_made_late_is_seen_before_the_receipt(world: Worl
 def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(world: World) -> None:
     clock = VirtualClock()
     asked: list[float] = []
-    machine = SimpleNamespace(call=lambda argv, *, stdin=None, timeout_s: asked.append(timeout_s))
+    machine = SimpleNamespace(call=lambda argv, *, timeout_s, **_: asked.append(timeout_s))
     ask_wall = clock.wall() + 1000 - world.plan.lease.destroy_s
     limited = _WithinLease(machine, ask_wall, clock)  # type: ignore[arg-type]
     limited.call(["x"], timeout_s=3600.0)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 # The module of each verb; only that one is imported, so that a poll stays quick.
 VERBS = {
     "hello": "hello",
-    "unpack": "unpack",
+    "begin": "incoming",
+    "receive": "receive",
+    "settle": "settle",
     "start": "start",
     "keep": "keeper",
     "poll": "answers",
@@ -58,10 +60,11 @@ def main(words: List[str]) -> int:
         answer, content = {"error": {"code": "usage", "message": "%s: %s" % (type(error).__name__, error)}}, b""
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        more = {"needed_bytes": int(options["limit"])} if full and "limit" in options else {}
-        answer = {"error": dict(more, code="disk_full" if full else "os_error", message=str(error))}
+        answer = {"error": {"code": "disk_full" if full else "os_error", "message": str(error)}}
         content = b""
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + content)
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    for block in [content] if isinstance(content, bytes) else content:
+        sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
     return 1 if "error" in answer else 0
 

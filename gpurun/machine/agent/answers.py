@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read
+from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, stream
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.revive import ensure_keeper
 from gpurun.machine.agent.state import blank
@@ -52,10 +52,10 @@ def manifest(root: str, _: Json) -> Answer:
 
 
 def get(root: str, options: Json) -> Answer:
-    """A part of a finished file."""
+    """A part of a finished file, however long."""
     name, offset = options["name"], int(options["offset"])
     listed = (read(root, "out", "MANIFEST.json") or {"files": []})["files"]
     if not re.fullmatch(NAME, name) or name not in {entry["name"] for entry in listed}:
         raise Refusal("no_such_file", "%r is not in the manifest" % name)
-    data, size = part(at(root, "out", name), offset, int(options["most"]))
-    return {"name": name, "offset": offset, "bytes": len(data), "size": size}, data
+    blocks, length, size = stream(at(root, "out", name), offset, int(options["most"]))
+    return {"name": name, "offset": offset, "bytes": length, "size": size}, blocks

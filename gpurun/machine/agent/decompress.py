@@ -1,37 +1,53 @@
-"""The codecs that this machine can take a pack in with."""
+"""The codecs that this machine can take parts in with."""
 
 from __future__ import annotations
 
-import sys
+import shutil
+import zlib
 
 from gpurun.machine.agent.protocol import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Tuple, Type
+    from typing import Any, Callable, List
 
 
-def decompressed(codec: str) -> Tuple[Any, Tuple[Type[Exception], ...]]:
-    """Standard input decompressed, and the errors that mean it is damaged."""
-    import zlib
+def codecs() -> List[str]:
+    """What `inflater` takes here, the best first."""
+    return (["zstd"] if zstd_module() or shutil.which("zstd") else []) + ["gzip"]
 
-    if codec == "gzip":
-        import gzip
 
-        return gzip.GzipFile(fileobj=sys.stdin.buffer), (EOFError, zlib.error, gzip.BadGzipFile)
-    module = zstd_module()
-    if hasattr(module, "ZstdFile"):
-        return module.ZstdFile(sys.stdin.buffer), (EOFError, module.ZstdError)
-    if module is not None:
-        return module.ZstdDecompressor().stream_reader(sys.stdin.buffer), (module.ZstdError,)
-    import shutil
-    import subprocess
+def inflater(codec: str) -> Callable[[bytes, int], bytes]:
+    """What turns one compressed part, and the size that it must have, into its content; damage is a refusal."""
+    module: Any = zstd_module() if codec == "zstd" else None
 
-    if shutil.which("zstd") is None:
+    def gzipped(data: bytes, size: int) -> bytes:
+        return zlib.decompressobj(wbits=31).decompress(data, size + 1)
+
+    def by_module(data: bytes, size: int) -> bytes:
+        if hasattr(module, "ZstdFile"):
+            content: bytes = module.ZstdDecompressor().decompress(data, size + 1)
+            return content
+        return bytes(module.ZstdDecompressor().decompress(data, max_output_size=size + 1))
+
+    def by_program(data: bytes, size: int) -> bytes:
+        import subprocess
+
+        done = subprocess.run(["zstd", "-dcq"], input=data, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return done.stdout[: size + 1]
+
+    inflate = gzipped if codec == "gzip" else by_module if module else by_program
+    if inflate is by_program and shutil.which("zstd") is None:
         raise Refusal("no_codec", "this machine has no zstd")
-    child = subprocess.Popen(["zstd", "-dcq"], stdin=sys.stdin, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    return child.stdout, ()
+    errors = (zlib.error, EOFError, *([module.ZstdError] if module else []))
+
+    def checked(data: bytes, size: int) -> bytes:
+        try:
+            return inflate(data, size)
+        except errors as error:
+            raise Refusal("cut_stream", "a part is damaged: %s" % error) from None
+
+    return checked
 
 
 def zstd_module() -> Any:

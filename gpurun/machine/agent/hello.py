@@ -8,7 +8,7 @@ import shutil
 import time
 
 from gpurun.machine.agent.clocks import boot_id
-from gpurun.machine.agent.decompress import zstd_module
+from gpurun.machine.agent.decompress import codecs
 from gpurun.machine.agent.files import read
 from gpurun.machine.agent.find_gpus import find_gpus
 from gpurun.machine.agent.find_torch import find_torch
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 def hello(root: str, options: Json) -> Answer:
     """What this machine is and has."""
-    zstd = ["zstd"] if zstd_module() or shutil.which("zstd") else []
     return {
         "v": 1,
         "python": platform.python_version(),
@@ -28,7 +27,7 @@ def hello(root: str, options: Json) -> Answer:
         "cpus": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disk_free_bytes": shutil.disk_usage(root).free,
-        "codecs": [*zstd, "gzip"],
+        "codecs": codecs(),
         "wall": time.time(),
         "boot_id": boot_id(),
         "shipped_sha256": (read(root, "agent", "shipped.json") or {}).get("manifest_sha256"),

@@ -11,6 +11,7 @@ from gpurun.machine.agent.clocks import monotonic
 from gpurun.machine.agent.files import at, read, write
 from gpurun.machine.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.pulse import Pulse
 from gpurun.machine.agent.state import blank, wish_stop
 
 TYPE_CHECKING = False
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpurun.machine.agent.protocol import Answer, Json
 
 BEAT_S = 1.0
+DUMP_S, LAST_WORDS_S = 1.0, 5.0
 TICK_S = 0.1
 
 
@@ -32,7 +34,12 @@ def keep(root: str, _: Json) -> Answer:
     if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so none can hide
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
-        Keeper(root).keep()
+        keeper = Keeper(root)
+        if keeper.job.get("notice_url"):
+            from gpurun.machine.agent.notice import listen
+
+            listen(root, keeper.job["notice_url"])
+        keeper.keep()
     except OSError as error:
         raise Refusal("start_failed", "the trainer could not be started: %s" % error) from None
     return {}, b""
@@ -42,7 +49,7 @@ class Keeper:
     """Watches one trainer, its lease and the wish to stop; ends when every process of the trainer has ended."""
 
     def __init__(self, root: str) -> None:
-        self.root, self.job = root, read(root, "agent", "job.json")
+        self.root, self.job, self.pulse = root, read(root, "agent", "job.json"), Pulse(root)
         self.child: Any = None
         self.reason: Optional[str] = None
         self.asked_at: Optional[float] = None
@@ -86,6 +93,7 @@ class Keeper:
             if monotonic() >= next_beat:
                 next_beat = monotonic() + BEAT_S
                 self.beat("running")
+                self.end_if_stuck()
             time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, to look costs a walk through /proc
         kill_all(self.root, self.pid)
         self.finish(self.child.returncode if self.child else None)
@@ -109,14 +117,28 @@ class Keeper:
             self.asked_at = now
             self.ask()
 
-    def ask(self) -> None:
-        """Send TERM to torchrun's workers, to which it would itself leave 30 s only; without such, to the trainer."""
+    def end_if_stuck(self) -> None:
+        """End a trainer that does not move any more: every process writes down where it stands, may save, is killed."""
+        silent_s = self.pulse.overdue_s()
+        if not silent_s or self.reason:  # One that was asked to stop has its own end.
+            return
+        self.reason = "hang"
+        print("the trainer was silent for %.0f s and is ended" % silent_s, file=sys.stderr)
+        for number, wait_s in ((signal.SIGUSR1, DUMP_S), (signal.SIGTERM, LAST_WORDS_S)):
+            self.ask(number)
+            end = monotonic() + wait_s
+            while monotonic() < end and not self.ended():
+                time.sleep(TICK_S)
+        kill_all(self.root, self.pid)
+
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer."""
         workers = {
             pid
             for pid, (parent, pairs) in processes().items()
             if parent == self.pid and any(pair.startswith(b"LOCAL_RANK=") for pair in pairs)
         }
-        send(workers or {self.pid}, signal.SIGTERM)
+        send(workers or {self.pid}, number)
 
     def note(self, path: str, data: Json, durable: bool) -> bool:
         """Write a state file if the disk lets us: a full one must not take the keeper away from its trainer."""

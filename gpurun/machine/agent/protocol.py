@@ -4,10 +4,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # here and everywhere in the agent: importing typing would cost a poll milliseconds
 if TYPE_CHECKING:
-    from typing import Any, Dict, Tuple
+    from typing import Any, Dict, Iterable, Tuple, Union
 
     Json = Dict[str, Any]
-    Answer = Tuple[Json, bytes]  # one JSON line, then raw bytes
+    Answer = Tuple[Json, Union[bytes, Iterable[bytes]]]  # one JSON line, then raw bytes
 
 
 class Refusal(Exception):

@@ -75,10 +75,11 @@ class _Packets(Packetizer):
 
 
 class Connection:
-    """A login that stands. It is used by one thread, and closed by whoever made it."""
+    """A login that stands, for any number of threads; closed by whoever made it."""
 
     def __init__(self, transport: paramiko.Transport, wire: _Wire, where: str) -> None:
         self.where = where
+        self.round_trip_s = CHANNEL_S
         self._transport = transport
         self._wire = wire
 
@@ -92,9 +93,12 @@ class Connection:
         """When the last byte came, by the monotonic clock."""
         return self._wire.heard_mono
 
-    def channel(self) -> paramiko.Channel:
+    def channel(self, window_bytes: int = WINDOW_BYTES) -> paramiko.Channel:
         """A new channel, for one program; what it raises is the library's."""
-        return self._transport.open_session(WINDOW_BYTES, PACKET_BYTES, timeout=CHANNEL_S)
+        asked_mono = self._wire.clock.monotonic()
+        channel = self._transport.open_session(window_bytes, PACKET_BYTES, timeout=CHANNEL_S)
+        self.round_trip_s = min(self.round_trip_s, self._wire.clock.monotonic() - asked_mono)
+        return channel
 
     def close(self) -> None:
         """End it, with its thread and its socket; harmless when it has ended."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.model import Address
-from gpurun.machine.base import FarRefusal, MachineLost, Reply
+from gpurun.machine.base import FarRefusal, MachineLost, Reply, Take
 from gpurun.machine.remote.host_key import ALGORITHMS, ExpectedKey
 from gpurun.machine.remote.program import Program, new_mark
 from gpurun.machine.remote.shell import kill_argv, put_argv, run_line
@@ -31,9 +33,9 @@ _FULL = ("no space left", "quota exceeded")
 class RemoteMachine:
     """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
 
-    That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. One thread uses
-    it; nothing is connected before the first call. `client_key` is the only key that is ever shown; no password, key
-    agent or variable of the environment is used.
+    That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of several
+    threads share its connection; nothing is connected before the first one. `client_key` is the only key that is ever
+    shown; no password, key agent or variable of the environment is used.
     """
 
     def __init__(self, address: Address, *, client_key: Path | None, host_key: str, folder: str, clock: Clock) -> None:
@@ -46,8 +48,11 @@ class RemoteMachine:
         self._connection: Connection | None = None
         self._tries = 0
         self._next_try_mono = clock.monotonic()
+        self._connecting = threading.Lock()
 
-    def call(self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, timeout_s: float) -> Reply:
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
         """Run a program in the folder; see `Machine.call`. Its end is the end of its outputs, also of what it leaves.
 
         HostKeyMismatch when another host answers. Exit code 127 is a program that is not there, 128 + n a signal's.
@@ -55,9 +60,9 @@ class RemoteMachine:
         end_mono = self._clock.monotonic() + timeout_s
         connection = self._connected(end_mono)
         try:
-            reply = self._run(connection, argv, stdin, end_mono, timeout_s)
+            reply = self._run(connection, argv, stdin, sink, end_mono, timeout_s)
         except MachineLost:
-            self.close()  # What has failed once is not trusted with the next call.
+            self._drop(connection)  # What has failed once is not trusted with the next call.
             raise
         self._tries = 0
         return reply
@@ -69,13 +74,35 @@ class RemoteMachine:
             words = harmless(reply.stderr)
             raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
 
+    def lane(self) -> RemoteMachine:
+        """A machine with a connection of its own; see `Machine.lane`."""
+        lane = copy(self)
+        lane._connection, lane._tries, lane._next_try_mono = None, 0, self._clock.monotonic()
+        lane._connecting = threading.Lock()
+        return lane
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest that was seen on the connection of now; see `Machine.round_trip_s`."""
+        return self._connection.round_trip_s if self._connection is not None else 0.0
+
     def close(self) -> None:
         """End the connection; the next call makes a new one."""
         if self._connection is not None:
-            self._connection.close()
+            self._drop(self._connection)
+
+    def _drop(self, connection: Connection) -> None:
+        """End a connection, and forget it, unless another thread has made a new one since."""
+        if self._connection is connection:
             self._connection = None
+        connection.close()
 
     def _connected(self, end_mono: float) -> Connection:
+        """The kept connection, or a new one, made by one thread while the others wait for it."""
+        with self._connecting:
+            return self._connect(end_mono)
+
+    def _connect(self, end_mono: float) -> Connection:
         """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""
         from gpurun.machine.remote.connection import connect
 
@@ -100,11 +127,12 @@ class RemoteMachine:
         connection: Connection,
         argv: Sequence[str],
         stdin: Iterable[bytes] | None,
+        sink: Take | None,
         end_mono: float,
         timeout_s: float,
     ) -> Reply:
         """One program on a connection. When this raises, the program was ended or nobody could reach it any more."""
-        program = self._begin(connection, argv, stdin)
+        program = self._begin(connection, argv, stdin, sink)
         begun_mono = self._clock.monotonic()
 
         def still() -> None:
@@ -112,7 +140,7 @@ class RemoteMachine:
             if now >= end_mono:
                 raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
             if now - max(begun_mono, connection.heard_mono) > STALL_S:
-                self.close()
+                self._drop(connection)
                 raise MachineLost(f"The connection to {self._where} is dead: not a byte for {STALL_S:.0f} s.")
 
         try:
@@ -120,13 +148,22 @@ class RemoteMachine:
         except BaseException:
             self._kill(connection, program)
             raise
+        finally:
+            if program.group is not None:
+                self._tries = 0  # It was reached: one that is cut now and then is tried again at once.
         if reply is None:
             raise self._without_reply(connection, program)
         return reply
 
-    def _begin(self, connection: Connection, argv: Sequence[str], stdin: Iterable[bytes] | None) -> Program:
+    def _begin(
+        self,
+        connection: Connection,
+        argv: Sequence[str],
+        stdin: Iterable[bytes] | None = None,
+        sink: Take | None = None,
+    ) -> Program:
         mark = new_mark()
-        return Program(connection, run_line(mark, self._folder, argv), mark, stdin)
+        return Program(connection, run_line(mark, self._folder, argv), mark, stdin, sink)
 
     def _kill(self, connection: Connection, program: Program) -> None:
         """End a program that nobody waits for any more, before it can take the end of its input for the whole of it.
@@ -136,10 +173,10 @@ class RemoteMachine:
         if program.exit_code(within_s=0) is not None:
             return
         if program.group is not None and connection.alive:
-            killer = self._begin(connection, kill_argv(program.group), None)
+            killer = self._begin(connection, kill_argv(program.group))
             if killer.exit_code(within_s=KILL_S) == 0:
                 return
-        self.close()
+        self._drop(connection)
 
     def _without_reply(self, connection: Connection, program: Program) -> GpurunError:
         """Why a program that has ended left no whole answer behind."""

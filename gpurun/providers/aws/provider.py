@@ -34,6 +34,7 @@ class AwsProvider:
     """
 
     name = "aws"
+    notice_url = "http://169.254.169.254"
 
     def __init__(
         self,

@@ -16,9 +16,15 @@ from uuid import uuid4
 
 import pytest
 
+from gpurun.core.clock import SystemClock
+from gpurun.core.model import Address
 from gpurun.machine.answers import Status
 from gpurun.machine.far import FarSide
 from gpurun.machine.local import LocalMachine
+from gpurun.machine.remote import RemoteMachine
+from gpurun.machine.ssh_keys import make_keys
+from tests.emulators import sshd
+from tests.emulators.proxy import Proxy
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
@@ -113,3 +119,50 @@ def box(tmp_path: Path) -> Iterator[Box]:
     box = Box(tmp_path / "box")
     yield box
     box.close()
+
+
+class Place:
+    """A box behind an sshd, with the keys of a run; what is opened is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "box"
+        self.home = folder
+        self.keys = make_keys(folder / "keys")
+        self.client = folder / "keys" / "client"
+        self._closing: list[Any] = []
+        self.server = self.serve()
+
+    def serve(self, *options: str, login: str = "", host_keys: tuple[Path, ...] = ()) -> sshd.Sshd:
+        """Another sshd; `login` stands before the key in authorized_keys."""
+        line = f"{login} {self.keys.client_public}".strip()
+        folder = self.home / f"sshd-{len(self._closing)}"
+        hosts = host_keys or (self.home / "keys" / "host",)
+        return self._kept(sshd.Sshd(folder, host_keys=hosts, authorized_keys=[line], options=options))
+
+    def proxy(self, **how: float) -> Proxy:
+        return self._kept(Proxy(self.server.port, **how))
+
+    def machine(self, port: int | None = None, **changes: Any) -> RemoteMachine:
+        address = Address(kind="ssh", host="127.0.0.1", port=port or self.server.port, user=self.server.user)
+        settings = {
+            "client_key": self.client,
+            "host_key": self.keys.host_public,
+            "folder": str(self.folder),
+            "clock": SystemClock(),
+        }
+        return self._kept(RemoteMachine(address, **{**settings, **changes}))
+
+    def close(self) -> None:
+        for one in reversed(self._closing):
+            one.close()
+
+    def _kept(self, one: Any) -> Any:
+        self._closing.append(one)
+        return one
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.close()

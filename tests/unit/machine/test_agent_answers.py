@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from conftest import Box
 
-from gpurun.machine import far
+from gpurun.machine import agent_file
 from gpurun.machine.agent.__main__ import VERBS
+from gpurun.machine.agent_file import AGENT, agent_zip
 from gpurun.machine.base import FarRefusal
-from gpurun.machine.far import agent_zip
 
 
 def finished(box: Box, name: str, content: bytes) -> None:
@@ -46,12 +46,12 @@ def test_the_same_sources_make_the_same_agent_wherever_and_whenever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = agent_zip()
-    for source in sorted(far.AGENT.glob("*.py"), reverse=True):
+    for source in sorted(AGENT.glob("*.py"), reverse=True):
         (tmp_path / source.name).write_bytes(source.read_bytes())
         (tmp_path / source.name).chmod(0o600)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "files.pyc").write_bytes(b"built here")
-    monkeypatch.setattr(far, "AGENT", tmp_path)
+    monkeypatch.setattr(agent_file, "AGENT", tmp_path)
     assert agent_zip() == here
     assert all(entry.compress_type == zipfile.ZIP_STORED for entry in zipfile.ZipFile(io.BytesIO(here)).infolist())
 

@@ -6,8 +6,10 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -305,3 +307,65 @@ def test_the_trainer_is_told_no_secret(box: Box, monkeypatch: pytest.MonkeyPatch
         assert canary.encode() not in other.far.poll({"trainer.log": (0, 1 << 20)}).chunks["trainer.log"].data
     finally:
         other.close()
+
+
+STUCK = """
+import faulthandler
+faulthandler.register(signal.SIGUSR1)
+def waits_for_a_card_that_fell_off_the_bus():
+    time.sleep(60)
+open('../out/heartbeat.json', 'w').write('{"v": 1, "patience_s": 0.5}')
+waits_for_a_card_that_fell_off_the_bus()
+"""
+
+
+def test_a_trainer_that_stands_still_says_where_and_is_ended(box: Box) -> None:
+    box.far.start(box.job(STUCK))
+    status = box.until_exited()
+    assert (status.signal, status.stop_reason) == (signal.SIGTERM, "hang")
+    assert (
+        b"waits_for_a_card_that_fell_off_the_bus" in box.far.poll({"trainer.log": (0, 4000)}).chunks["trainer.log"].data
+    )
+
+
+@pytest.mark.parametrize(
+    "said", ['{"patience_s": -1}', '{"patience_s": 1e9}', "[]", "half a li", '{"patience_s": true}']
+)
+def test_a_heartbeat_that_says_nothing_ends_nobody(box: Box, said: str) -> None:
+    box.far.start(box.job(f"open('../out/heartbeat.json', 'w').write({said!r}); time.sleep(1.5); sys.exit(7)"))
+    assert (box.until_exited().exit_code, box.status().stop_reason) == (7, None)
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """EC2's metadata service, which gives its notice to whoever shows a token, from the second question on."""
+
+    questions = 0
+
+    def do_PUT(self) -> None:
+        assert self.path == "/latest/api/token"
+        self._say(200, "a-token")
+
+    def do_GET(self) -> None:
+        assert (self.path, self.headers["X-aws-ec2-metadata-token"]) == (
+            "/latest/meta-data/spot/instance-action", "a-token",
+        )  # fmt: skip
+        Metadata.questions += 1
+        self._say(*((404, "") if Metadata.questions == 1 else (200, '{"action": "terminate"}')))
+
+    def _say(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_machine_that_is_to_be_taken_away_saves_first(box: Box) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        box.far.start({**box.job(SAVES), "notice_url": f"http://127.0.0.1:{server.server_port}"})
+        assert box.until(lambda: box.text("saved")) == "yes"
+        server.shutdown()
+    status = box.until_exited()
+    assert (status.exit_code, status.stop_reason) == (0, "preempted")

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Place
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import ExitCode, SetupError, UsageError
-from gpurun.core.model import Address
 from gpurun.machine.base import MOST_REPLY_BYTES, FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack, survey
-from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, machine, program, scan_host_key
+from gpurun.machine.remote import HostKeyMismatch, machine, program, scan_host_key
 from gpurun.machine.remote.shell import put_argv
 from gpurun.machine.ssh_keys import fingerprint, make_keys
 from tests.emulators import sshd
@@ -35,53 +35,6 @@ from tests.emulators import sshd
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
-
-
-class Place:
-    """A box behind an sshd, with the keys of a run; what is opened is closed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "box"
-        self.home = folder
-        self.keys = make_keys(folder / "keys")
-        self.client = folder / "keys" / "client"
-        self._closing: list[Any] = []
-        self.server = self.serve()
-
-    def serve(self, *options: str, login: str = "", host_keys: tuple[Path, ...] = ()) -> sshd.Sshd:
-        """Another sshd; `login` stands before the key in authorized_keys."""
-        line = f"{login} {self.keys.client_public}".strip()
-        folder = self.home / f"sshd-{len(self._closing)}"
-        hosts = host_keys or (self.home / "keys" / "host",)
-        return self._kept(sshd.Sshd(folder, host_keys=hosts, authorized_keys=[line], options=options))
-
-    def proxy(self) -> sshd.Proxy:
-        return self._kept(sshd.Proxy(self.server.port))
-
-    def machine(self, port: int | None = None, **changes: Any) -> RemoteMachine:
-        address = Address(kind="ssh", host="127.0.0.1", port=port or self.server.port, user=self.server.user)
-        settings = {
-            "client_key": self.client,
-            "host_key": self.keys.host_public,
-            "folder": str(self.folder),
-            "clock": SystemClock(),
-        }
-        return self._kept(RemoteMachine(address, **{**settings, **changes}))
-
-    def close(self) -> None:
-        for one in reversed(self._closing):
-            one.close()
-
-    def _kept(self, one: Any) -> Any:
-        self._closing.append(one)
-        return one
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    place.close()
 
 
 def until(true: Callable[[], Any], limit_s: float = 20.0) -> None:
@@ -184,7 +137,7 @@ class AllAtOnce:
         self.said, self.exit_status, self.eof_received, self.status_event = said, 0, True, threading.Event()
         self.status_event.set()
 
-    def channel(self) -> AllAtOnce:
+    def channel(self, window_bytes: int = 0) -> AllAtOnce:
         return self
 
     def recv(self, most_bytes: int) -> bytes:

@@ -1,0 +1,125 @@
+"""Checkpoints come home while training goes on: what is lost with a machine is then no more than the latest of them.
+
+It is done on a thread and connections of its own, so that the watch never waits for it; whatever goes wrong here is
+tried again at the next checkpoint, and in the end by the collect step, which goes on where this stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from gpurun.core.errors import GpurunError
+from gpurun.core.paths import RunFolder, make_private, write_atomic
+from gpurun.machine.answers import Manifest
+from gpurun.machine.base import FarRefusal
+from gpurun.machine.far import FarSide
+
+AGAIN_S = 60.0
+JOIN_S = 3.0
+_MARK = b'"checkpoint"'
+
+
+class Stopped(GpurunError):
+    """The watch is over; never seen outside."""
+
+    def __init__(self) -> None:
+        super().__init__("early.stopped", "Training has ended.", hint="Nothing to do.")
+
+
+class Early:
+    """Fetches finished checkpoints, as they are told of, from `far` into a run's artifacts; without `far`, nothing.
+
+    `newest.json` in the run's folder names the newest one that is here whole, and the files that this has fetched.
+    """
+
+    def __init__(self, far: FarSide | None, folder: RunFolder) -> None:
+        self._far = far.lane() if far is not None else None
+        self._folder = folder
+        self._told, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Early:
+        if self._far is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._told.set()
+        if self._far is not None:
+            self._far.close()  # A fetch that has stalled is woken by it.
+            self._thread.join(JOIN_S)  # One that waits for a dead line is left: what it may write is the same.
+            self._far.close()
+
+    def look(self, events: bytes) -> None:
+        """Take in what the trainer has said since the last look."""
+        if _MARK in events:
+            self._told.set()
+
+    def _work(self) -> None:
+        assert self._far is not None
+        wait_s: float | None = None
+        while not self._over.is_set():
+            self._told.wait(wait_s)
+            self._told.clear()
+            try:
+                if not self._over.is_set():
+                    self.bring(self._far)
+                wait_s = None
+            except GpurunError as error:
+                wait_s = AGAIN_S
+                if not isinstance(error, Stopped):
+                    logging.info("not home yet: %s: %s", error.code, error.what)
+
+    def bring(self, far: FarSide) -> None:
+        """Fetch what is finished, the latest checkpoint first; then let go of what the next ones have replaced."""
+        artifacts = self._folder.artifacts
+        make_private(artifacts)
+        manifest = far.manifest(shutil.disk_usage(artifacts).free)
+        files = sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.step is None, file.name))
+        brought = set(self._brought())
+        for file in files:
+            self._heed()
+            brought.add(file.name)
+            self._note(None, brought)
+            with suppress(FarRefusal):  # It has been replaced by a newer one since.
+                far.fetch(file.name, file.bytes, file.sha256, artifacts, on_progress=lambda _: self._heed())
+        self._let_go(manifest, brought)
+
+    def _let_go(self, manifest: Manifest, brought: set[str]) -> None:
+        """Name the newest checkpoint, and remove the older ones that are in the manifest no more."""
+        listed = {file.name for file in manifest.files}
+        newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
+        artifacts = self._folder.artifacts
+        if not newest or not all((artifacts / file.name).is_file() for file in newest):
+            return
+        self._note(manifest.latest, listed & brought)
+        for name in brought - listed:
+            (artifacts / name).unlink(missing_ok=True)
+
+    def _brought(self) -> list[str]:
+        """The names of the files that are here by this way, from before a restart too."""
+        try:
+            return [str(name) for name in json.loads(self._path.read_bytes())["files"]]
+        except (FileNotFoundError, ValueError, KeyError):
+            return []
+
+    def _note(self, step: int | None, files: set[str]) -> None:
+        if step is None and self._path.exists():
+            with suppress(ValueError, KeyError):
+                step = json.loads(self._path.read_bytes())["step"]
+        write_atomic(self._path, json.dumps({"step": step, "files": sorted(files)}).encode())
+
+    @property
+    def _path(self) -> Path:
+        return self._folder.path / "newest.json"
+
+    def _heed(self) -> None:
+        if self._over.is_set():
+            raise Stopped

@@ -1,0 +1,178 @@
+"""What is on its way in: the files that it will be, and which of its parts are here, verified.
+
+The content of all files, one after the other, is cut into parts of one size. Each part is written to its place in the
+files as it comes, so nothing is stored twice; a line in `verified` says that it is there with the right digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from bisect import bisect_right
+
+from gpurun.machine.agent.clocks import boot_id
+from gpurun.machine.agent.decompress import codecs
+from gpurun.machine.agent.files import at, locked, read
+from gpurun.machine.agent.protocol import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, List, Set, Tuple
+
+    from gpurun.machine.agent.protocol import Answer, Json
+
+MOST_FILES = 100_000
+MOST_LIST_BYTES = 32 << 20
+MOST_PART_BYTES = 8 << 20
+WAIT_S = 60
+FOLDER = ".incoming"
+
+
+def begin(root: str, options: Json) -> Answer:
+    """Make ready for a pack: what is here of it already, as lines of text.
+
+    Asked with `--held ask`, it first names the files of an earlier pack that could be in this one, if there are any.
+    """
+    content = listed(options)
+    layout = checked_layout(json.loads(content))
+    held = locked(root, "unpack.lock", WAIT_S)
+    kind, lines = "held", held_lines(root, {size for _, size in layout["files"]}) if options["held"] == "ask" else []
+    if not lines:
+        kind, folder = "verified", at(root, FOLDER, options["sha256"])
+        verified = Incoming(folder).verified if os.path.exists(at(folder, "layout.json")) else {}
+        lines = ["%d %s\n" % pair for pair in sorted(verified.items())]
+        check_room(root, sum(size for _, size in layout["files"]) - len(verified) * layout["part_bytes"])
+        if not verified:
+            shutil.rmtree(at(root, FOLDER), ignore_errors=True)
+            os.makedirs(at(folder, "files"))
+            with open(at(folder, "verified"), "w") as log:
+                log.write("boot %s\n" % boot_id())
+            with open(at(folder, "layout.json"), "wb") as out:
+                out.write(content)
+    os.close(held)
+    body = "".join(lines).encode()
+    return {"codecs": codecs(), "kind": kind, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}, body
+
+
+def listed(options: Json) -> bytes:
+    """Standard input whole, by the digest that was told."""
+    content = sys.stdin.buffer.read(MOST_LIST_BYTES + 1)
+    if hashlib.sha256(content).hexdigest() != options["sha256"]:
+        raise Refusal("cut_stream", "the list is damaged, cut or too long")
+    return content
+
+
+def checked_layout(layout: Json) -> Json:
+    """The layout as asked for; a name that is not plainly inside bundle/ or data/ is a refusal."""
+    files = layout["files"]
+    taken: Set[str] = set()
+    folders: Set[str] = set()
+    if len(files) > MOST_FILES:
+        raise Refusal("too_many", "the pack has more files than it may have")
+    if not 0 < layout["part_bytes"] <= MOST_PART_BYTES:
+        raise Refusal("usage", "parts of %r bytes are not taken" % layout["part_bytes"])
+    for name, size in files:
+        check_name(name)
+        if name in taken or not (isinstance(size, int) and 0 <= size < 1 << 62):
+            raise Refusal("duplicate" if name in taken else "usage", "the pack has %r twice, or of no size" % name)
+        taken.add(name)
+        folders.update("/".join(name.split("/")[:depth]) for depth in range(1, name.count("/") + 1))
+    if taken & folders:
+        raise Refusal("bad_name", "the pack has %r as a file and as a folder" % min(taken & folders))
+    return dict(layout)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that could leave the folder."""
+    parts = name.split("/")
+    plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
+    if not plain or len(parts) < 2 or parts[0] not in ("bundle", "data"):
+        raise Refusal("bad_name", "the pack has the entry %r" % name)
+
+
+def check_room(root: str, needed: int) -> None:
+    """Refuse what does not fit, with the size that is needed."""
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise Refusal("disk_full", "%d bytes are needed, %d are free" % (needed, free), needed_bytes=needed)
+
+
+def held_files(root: str) -> Dict[str, Tuple[str, int]]:
+    """By digest: the path and size of every file of the pack that was shipped here before, as far as it is there."""
+    found = {}
+    for entry in (read(root, "agent", "pack.json") or {"files": []})["files"]:
+        path = at(root, entry["name"])
+        if os.path.isfile(path) and os.path.getsize(path) == entry["bytes"]:
+            found[entry["sha256"]] = (path, entry["bytes"])
+    return found
+
+
+def held_lines(root: str, sizes: Set[int]) -> List[str]:
+    """Digest and size of what is here, as it was, and as large as something that is to come."""
+    found = [(sha256, *held) for sha256, held in sorted(held_files(root).items()) if held[1] in sizes]
+    return ["%s %d\n" % (sha256, size) for sha256, path, size in found if digest_of(path) == sha256]
+
+
+def digest_of(path: str) -> str:
+    """The sha256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Incoming:
+    """The folder of one pack that is on its way in."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        try:
+            with open(at(folder, "layout.json"), "rb") as file:
+                layout = json.loads(file.read(MOST_LIST_BYTES))
+        except FileNotFoundError:
+            raise Refusal("no_layout", "nothing was said of what is to come") from None
+        self.files: List[Tuple[str, int]] = [(name, size) for name, size in layout["files"] if size]
+        self.empty: List[str] = [name for name, size in layout["files"] if not size]
+        self.part_bytes: int = layout["part_bytes"]
+        self.starts, self.total = [], 0
+        for _, size in self.files:
+            self.starts.append(self.total)
+            self.total += size
+
+    @property
+    def parts(self) -> int:
+        """How many parts there are."""
+        return -(-self.total // self.part_bytes)
+
+    @property
+    def verified(self) -> Dict[int, str]:
+        """The digest of each part that is here; none after a reboot, as nothing was synced to the disk."""
+        with open(at(self.folder, "verified")) as log:
+            lines = log.readlines()
+        if not lines or lines[0] != "boot %s\n" % boot_id():
+            return {}
+        found = (re.fullmatch(r"(\d{1,9}) ([0-9a-f]{64})\n", line) for line in lines[1:])
+        return {int(line[1]): line[2] for line in found if line}
+
+    def path(self, name: str) -> str:
+        """Where a file is put together."""
+        return at(self.folder, "files", *name.split("/"))
+
+    def size_of(self, index: int) -> int:
+        """How long a part is; none is no part."""
+        return max(0, min(self.part_bytes, self.total - index * self.part_bytes))
+
+    def places(self, index: int) -> Iterator[Tuple[str, int, int]]:
+        """Where a part goes: file, offset in it, bytes."""
+        start = index * self.part_bytes
+        end, place = start + self.size_of(index), bisect_right(self.starts, start) - 1
+        while start < end:
+            name, size = self.files[place]
+            length = min(end, self.starts[place] + size) - start
+            yield name, start - self.starts[place], length
+            start, place = start + length, place + 1

@@ -1,0 +1,41 @@
+"""The notice that a machine is about to be taken away, as EC2 gives it to the machine itself: two minutes ahead."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+
+from gpurun.machine.agent.state import wish_stop
+
+EVERY_S, TALK_S = 2.0, 2.0
+TOKEN_PATH, NOTICE_PATH = "/latest/api/token", "/latest/meta-data/spot/instance-action"
+
+
+def listen(root: str, base_url: str) -> None:
+    """Ask every few seconds, in a thread of its own; once there is a notice, wish for a save and a stop."""
+    threading.Thread(target=_listen, args=(root, base_url), daemon=True).start()
+
+
+def _listen(root: str, base_url: str) -> None:
+    while not is_given(base_url):
+        time.sleep(EVERY_S)
+    wish_stop(root, False, "preempted")
+
+
+def is_given(base_url: str) -> bool:
+    """Whether the metadata service (IMDSv2) has a notice; one that is silent, or says no, has none."""
+    try:
+        token = _said("PUT", base_url + TOKEN_PATH, "X-aws-ec2-metadata-token-ttl-seconds", "60")
+        return bool(_said("GET", base_url + NOTICE_PATH, "X-aws-ec2-metadata-token", token))
+    except (OSError, ValueError):
+        return False
+
+
+def _said(method: str, url: str, header: str, value: str) -> str:
+    """The answer's text; OSError (an HTTPError too) when there is none."""
+    request = urllib.request.Request(url, headers={header: value}, method=method)
+    # No proxy: this address is the machine's own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=TALK_S) as answer:
+        return str(answer.read(4096).decode("ascii"))

@@ -1,0 +1,150 @@
+"""A file that is coming home: what of it has arrived, in any order, and remembered over any number of cuts.
+
+Beside the content lies a list of what was written, each piece with a checksum: after a crash only what is really on the
+disk counts. Whether the whole is right is for its sha256 alone to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+_BLOCK_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+
+
+class Partial:
+    """The content at `path`, of which `size_bytes` are wanted. Any number of threads may write at once."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self._list_path = path.with_name(f"{path.name}.parts")
+        self._size_bytes = size_bytes
+        self._lock = threading.Lock()
+        self._content, self._list = -1, -1
+
+    def __enter__(self) -> Partial:
+        self._content = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            self._list = os.open(self._list_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            os.close(self._content)
+            raise
+        self._digest, self._digested = hashlib.sha256(), 0
+        self._have = self._on_disk()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._content)
+        os.close(self._list)
+
+    @property
+    def have_bytes(self) -> int:
+        """How much has arrived."""
+        with self._lock:
+            return sum(end - start for start, end in self._have)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """What has not arrived: each gap's start and end, in order."""
+        with self._lock:
+            edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
+        return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+
+    def write(self, offset: int, piece: bytes) -> None:
+        """Take a piece in, and remember it."""
+        view, at = memoryview(piece), offset
+        while view:
+            written = os.pwrite(self._content, view, at)
+            view, at = view[written:], at + written
+        os.write(self._list, b"%d %d %d\n" % (offset, len(piece), zlib.crc32(piece)))
+        with self._lock:
+            self._have = _merged([*self._have, (offset, offset + len(piece))])
+
+    def discard(self) -> None:
+        """Forget everything that has arrived."""
+        os.ftruncate(self._content, 0)
+        os.ftruncate(self._list, 0)
+        self._have, self._digest, self._digested = [], hashlib.sha256(), 0
+
+    def digest_on(self) -> None:
+        """Take what has arrived without a gap before it into the digest: meant to be called while more arrives."""
+        end = self._have[0][1] if self._have and self._have[0][0] == 0 else 0
+        while self._digested < end:
+            block = os.pread(self._content, min(_BLOCK_BYTES, end - self._digested), self._digested)
+            if not block:
+                return
+            self._digest.update(block)
+            self._digested += len(block)
+
+    def is_whole(self, sha256: str) -> bool:
+        """Whether all of it is here and has this digest."""
+        self.digest_on()
+        is_here = self._digested == self._size_bytes == os.fstat(self._content).st_size
+        return is_here and self._digest.hexdigest() == sha256
+
+    def settle(self, target: Path) -> None:
+        """Make it durable and give it its name."""
+        os.fsync(self._content)
+        os.replace(self._path, target)
+        with suppress(FileNotFoundError):
+            os.unlink(self._list_path)
+
+    def _on_disk(self) -> list[tuple[int, int]]:
+        """What the list says and the content confirms."""
+        found = []
+        for line in _lines(self._list):
+            words = line.split(b" ")
+            if len(words) != 3 or not all(word.isdigit() for word in words):
+                continue  # A crash has cut it.
+            offset, length, checksum = map(int, words)
+            is_inside = offset + length <= self._size_bytes and length <= 2 * _PIECE_BYTES
+            if is_inside and zlib.crc32(os.pread(self._content, length, offset)) == checksum:
+                found.append((offset, offset + length))
+        if os.fstat(self._content).st_size > self._size_bytes:
+            os.ftruncate(self._content, self._size_bytes)
+        return _merged(found)
+
+
+class Taker:
+    """Hands what arrives in order from an offset on to a partial file, in pieces worth remembering."""
+
+    def __init__(self, partial: Partial, offset: int) -> None:
+        self._partial, self._offset, self._waiting = partial, offset, bytearray()
+
+    def take(self, block: bytes) -> None:
+        """Take what has come next."""
+        self._waiting += block
+        while len(self._waiting) >= _PIECE_BYTES:
+            self._write(_PIECE_BYTES)
+
+    def flush(self) -> None:
+        """Write what is left."""
+        if self._waiting:
+            self._write(len(self._waiting))
+
+    def _write(self, length: int) -> None:
+        self._partial.write(self._offset, bytes(self._waiting[:length]))
+        del self._waiting[:length]
+        self._offset += length
+
+
+def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same without overlaps, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(extents):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _lines(descriptor: int) -> list[bytes]:
+    with open(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        return file.read().splitlines()

@@ -1,0 +1,287 @@
+"""Ship and collect over a real sshd against the plain tools, on the same files: run by `make bench-transfer`.
+
+    python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,small,home,cuts]
+
+A proxy on loopback makes the way 100 ms long. Each round does ours and theirs one after the other; the best of each
+counts, and what is printed are ratios, rows for docs/BENCHMARKS.md. Ours reads, hashes, compresses, sends, unpacks,
+verifies every digest and syncs; the others do less. The default sizes take some minutes, `--full` are the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.model import Address
+from gpurun.machine.far import FarSide
+from gpurun.machine.pack import Pack, survey
+from gpurun.machine.remote import RemoteMachine
+from gpurun.machine.ssh_keys import make_keys
+from tests.bench.bench_pack import cpu, write_shards
+from tests.emulators.sshd import Sshd
+
+ROOT = Path(__file__).parents[2]
+ROUND_TRIP_S = 0.1
+CUT_EVERY_S = 5.0
+NAME = "checkpoints/000001.model.safetensors"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    shards_mb: int
+    small_files: int
+    home_mb: int
+    cuts_mb: int
+
+
+SMALL = Sizes(shards_mb=100, small_files=1000, home_mb=100, cuts_mb=200)
+FULL = Sizes(shards_mb=1000, small_files=10_000, home_mb=1500, cuts_mb=1000)
+
+
+class Bench:
+    """One sshd with a way of any length to it, and the tools that go there."""
+
+    def __init__(self, work: Path, rounds: int) -> None:
+        self.work, self.rounds = work, rounds
+        self.keys = make_keys(work / "keys")
+        self.client = work / "keys" / "client"
+        self.sshd = Sshd(work / "sshd", host_keys=[work / "keys" / "host"], authorized_keys=[self.keys.client_public],
+                         options=["LogLevel QUIET", "Subsystem sftp internal-sftp"])  # fmt: skip
+        self.there = work / "there"
+
+    @contextmanager
+    def way(self, round_trip_s: float, cut_every_s: float = 0.0) -> Iterator[int]:
+        """The port of a way of this length, in a process of its own."""
+        if not round_trip_s and not cut_every_s:
+            yield self.sshd.port
+            return
+        command = [sys.executable, "-m", "tests.emulators.proxy", str(self.sshd.port), "--round-trip",
+                   str(round_trip_s), "--cut-every", str(cut_every_s)]  # fmt: skip
+        proxy = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert proxy.stdout is not None
+        try:
+            yield int(proxy.stdout.readline())
+        finally:
+            proxy.kill()
+            proxy.wait()
+
+    def best(self, *runs: Callable[[], float]) -> list[float]:
+        """The best time of each, measured in turn."""
+        seen: list[list[float]] = [[] for _ in runs]
+        for _ in range(self.rounds):
+            for times, run in zip(seen, runs, strict=True):
+                shutil.rmtree(self.there, ignore_errors=True)
+                os.sync()
+                times.append(run())
+        return [min(times) for times in seen]
+
+    def ours(self, what: str, source: Path, port: int, size_bytes: int = 0) -> dict[str, Any]:
+        """Ours, in a process of its own: seconds, bytes sent, peak memory."""
+        words = [what, str(source), str(port), str(self.work), str(size_bytes)]
+        done = subprocess.run([sys.executable, __file__, "--ours", *words], check=True, capture_output=True, cwd=ROOT)
+        return dict(json.loads(done.stdout))
+
+    def options(self, port: int) -> list[str]:
+        known = self.work / "known_hosts"
+        known.write_text(f"[127.0.0.1]:{port} {self.keys.host_public}\n")
+        return ["-F", "none", "-i", str(self.client), "-o", f"UserKnownHostsFile={known}", "-o", "BatchMode=yes"]
+
+    def run(self, *command: object) -> None:
+        subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+
+    def tar_scp_tar(self, source: Path, port: int) -> float:
+        self.there.mkdir()
+        pack, started = self.work / "pack.tar.gz", time.perf_counter()
+        self.run("tar", "-czf", pack, "-C", source, ".")
+        self.run("scp", "-q", "-C", *self.options(port), "-P", port, pack, f"127.0.0.1:{self.there}/pack.tar.gz")
+        self.run("ssh", *self.options(port), "-p", port, "127.0.0.1", f"cd {self.there} && tar -xzf pack.tar.gz")
+        pack.unlink()
+        return time.perf_counter() - started
+
+    def rsync(self, source: Path, port: int) -> float:
+        self.there.mkdir()
+        started = time.perf_counter()
+        shell = " ".join(["ssh", *self.options(port), "-p", str(port)])
+        self.run("rsync", "-az", "-e", shell, f"{source}/", f"127.0.0.1:{self.there}/")
+        return time.perf_counter() - started
+
+    def scp_home(self, source: Path, port: int) -> float:
+        started, home = time.perf_counter(), self.work / "home.bin"
+        self.run("scp", "-q", *self.options(port), "-P", port, f"127.0.0.1:{source}", home)
+        home.unlink()
+        return time.perf_counter() - started
+
+
+def far_at(port: int, work: Path) -> FarSide:
+    address = Address(kind="ssh", host="127.0.0.1", port=port, user=os.environ.get("USER", "root"))
+    machine = RemoteMachine(
+        address,
+        client_key=work / "keys" / "client",
+        host_key=(work / "keys" / "host.pub").read_text(),
+        folder=str(work / "there"),
+        clock=SystemClock(),
+    )
+    return FarSide(machine, python=sys.executable)
+
+
+def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> None:
+    """Ship a folder, or bring a file home; the login is part of it, the agent is there before."""
+    from gpurun.machine.base import MachineLost
+
+    far = far_at(port, work)
+    while True:
+        try:
+            far.install_agent()
+            break
+        except MachineLost:
+            continue
+    far.close()
+    if what == "home":
+        sha256 = source.with_suffix(".sha256").read_text()
+        (work / "there" / "out" / "checkpoints").mkdir(parents=True)
+        os.link(source, work / "there" / "out" / NAME)
+        file = {"name": NAME, "bytes": size_bytes, "sha256": sha256, "kind": "weights", "step": 1}
+        listed = {"v": 1, "latest": 1, "best": None, "files": [file]}
+        (work / "there" / "out" / "MANIFEST.json").write_text(json.dumps(listed))
+    started, pack = time.perf_counter(), Pack(survey({"data": source}) if what == "ship" else survey({}))
+    tries = 0
+    while True:
+        try:
+            tries += 1
+            if what == "ship":
+                far.unpack(pack)
+            else:
+                far.fetch(NAME, size_bytes, sha256, work / "home")
+            break
+        except MachineLost:
+            continue
+    seconds = time.perf_counter() - started
+    shutil.rmtree(work / "home", ignore_errors=True)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": seconds, "sent_bytes": pack.sent_bytes, "memory_bytes": memory, "tries": tries}))
+
+
+def row(what: str, ours_s: float, theirs: str, theirs_s: float, bar: float, more: str = "") -> None:
+    ratio = theirs_s / ours_s
+    verdict = "yes" if ratio >= bar else "NO"
+    print(f"| {what} | {ours_s:.1f} s | {theirs} {theirs_s:.1f} s | {ratio:.2f}x | >= {bar}x | {verdict} | {more} |",
+          flush=True)  # fmt: skip
+
+
+def shards(bench: Bench, sizes: Sizes) -> None:
+    source, peaks = bench.work / "shards", [0]
+    source.mkdir()
+    # In a process of its own: a child's peak memory counts what its parent held when it was started.
+    maker = get_context("spawn").Process(target=write_shards, args=(source, sizes.shards_mb * 1_000_000))
+    maker.start()
+    maker.join()
+    with bench.way(ROUND_TRIP_S) as port:
+
+        def ours() -> float:
+            told = bench.ours("ship", source, port)
+            peaks.append(told["memory_bytes"])
+            return float(told["seconds"])
+
+        ours_s, tar_s, rsync_s = bench.best(
+            ours, lambda: bench.tar_scp_tar(source, port), lambda: bench.rsync(source, port)
+        )
+    what = f"{sizes.shards_mb} MB of shards, 100 ms"
+    row(what, ours_s, "tar -czf + scp -C + tar -xzf", tar_s, 5.0, f"memory {max(peaks) / 1e6:.0f} MB")
+    row(what, ours_s, "rsync -az", rsync_s, 2.0)
+    shutil.rmtree(source)
+
+
+def small(bench: Bench, sizes: Sizes) -> None:
+    source, dice = bench.work / "small", random.Random(3)
+    words = [dice.randbytes(4).hex() for _ in range(5000)]
+    for number in range(sizes.small_files):
+        folder = source / f"{number % 100:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:05d}.txt").write_text(" ".join(dice.choices(words, k=450)))
+    with bench.way(ROUND_TRIP_S) as port:
+        ours_s, rsync_s = bench.best(
+            lambda: float(bench.ours("ship", source, port)["seconds"]), lambda: bench.rsync(source, port)
+        )
+    row(f"{sizes.small_files:,} files of 4 kB, 100 ms", ours_s, "rsync -az", rsync_s, 1.8)
+    shutil.rmtree(source)
+
+
+def home(bench: Bench, sizes: Sizes) -> None:
+    source = checkpoint(bench, sizes.home_mb)
+    for round_trip_s, bar in ((0.0, 0.9), (ROUND_TRIP_S, 4.0)):
+        with bench.way(round_trip_s) as port:
+            ours_s, scp_s = bench.best(
+                lambda port=port: float(bench.ours("home", source, port, source.stat().st_size)["seconds"]),
+                lambda port=port: bench.scp_home(source, port),
+            )
+        row(f"{sizes.home_mb} MB checkpoint home, {1000 * round_trip_s:.0f} ms", ours_s, "scp", scp_s, bar)
+
+
+def cuts(bench: Bench, sizes: Sizes) -> None:
+    """The line is cut every 5 s; what was sent twice is what counts."""
+    source = bench.work / "cut"
+    source.mkdir()
+    checkpoint(bench, sizes.cuts_mb).rename(source / "weights.bin")
+    with bench.way(ROUND_TRIP_S, CUT_EVERY_S) as port:
+        told = bench.ours("ship", source, port)
+    ratio = told["sent_bytes"] / (sizes.cuts_mb * 1_000_000)
+    print(f"| {sizes.cuts_mb} MB shipped, cut every 5 s | {told['seconds']:.1f} s, {told['tries']} tries "
+          f"| sent {ratio:.2f}x its size | | <= 1.3x | {'yes' if ratio <= 1.3 else 'NO'} | |")  # fmt: skip
+
+
+def checkpoint(bench: Bench, megabytes: int) -> Path:
+    """A file that does not compress, as weights do not, and its digest beside it."""
+    import hashlib
+
+    path, digest, dice = bench.work / f"weights-{megabytes}.bin", hashlib.sha256(), random.Random(4)
+    with path.open("wb") as out:
+        for _ in range(megabytes):
+            block = dice.randbytes(1_000_000)
+            digest.update(block)
+            out.write(block)
+    path.with_suffix(".sha256").write_text(digest.hexdigest())
+    return path
+
+
+ROWS: dict[str, Callable[[Bench, Sizes], None]] = {"shards": shards, "small": small, "home": home, "cuts": cuts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--ours", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ours:
+        what, source, port, work, size_bytes = options.ours
+        do_ours(what, Path(source), int(port), Path(work), int(size_bytes))
+        return
+    print(f"{cpu()}, {os.cpu_count()} cores; best of {options.rounds}")
+    print("| what | ours | theirs | ratio | bar | held | |\n| --- | --- | --- | --- | --- | --- | --- |")
+    for name in options.rows.split(","):
+        with tempfile.TemporaryDirectory(prefix="gpurun-bench-") as work:
+            bench = Bench(Path(work), options.rounds)
+            ROWS[name](bench, FULL if options.full else SMALL)
+            bench.sshd.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A TCP proxy on loopback in front of any server: it delays, stalls, cuts, loses and corrupts what goes through it.
+
+    python -m tests.emulators.proxy PORT [--round-trip 0.1] [--cut-every 5]
+
+As a program it prints the port that it listens on, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+_BLOCK_BYTES = 1 << 18
+# What may be under way in one direction: more than the SSH windows of all lanes together.
+_MOST_BLOCKS = 512
+
+
+class Door:
+    """A listening socket on a free port, with a thread that hands over whoever comes."""
+
+    def __init__(self, take: Callable[[socket.socket], None]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self._take = take
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take nobody in any more; who is in stays."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                self._take(connection)
+
+
+class Proxy:
+    """Passes bytes on both ways, each `round_trip_s` / 2 late, until it is told otherwise.
+
+    With `cut_every_s` all connections are cut again and again. `sent_bytes` came from the near side, `brought_bytes`
+    from the far one.
+    """
+
+    def __init__(self, port: int, *, round_trip_s: float = 0.0, cut_every_s: float = 0.0) -> None:
+        self._target = port
+        self._late_s = round_trip_s / 2
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._closed = threading.Event()
+        self._ends: list[socket.socket] = []
+        self._pumps: list[threading.Thread] = []
+        self._losing = False
+        self._corrupting = 0
+        self.sent_bytes = self.brought_bytes = 0
+        self.cuts = 0
+        self._door = Door(self._pass_on)
+        self.port = self._door.port
+        if cut_every_s:
+            self._start(self._cut_again_and_again, cut_every_s)
+
+    @property
+    def connections(self) -> int:
+        """How many there were so far."""
+        return self._door.connections
+
+    def stall(self) -> None:
+        """Pass nothing on any more, and keep every connection open."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Pass everything on again."""
+        self._flowing.set()
+
+    def lose(self) -> None:
+        """Take every byte from now on, and pass none of them on."""
+        self._losing = True
+
+    def corrupt(self, blocks: int) -> None:
+        """Turn one bit over in each of the next blocks that pass."""
+        self._corrupting = blocks
+
+    def cut(self) -> None:
+        """End every connection of now."""
+        self.cuts += 1
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Cut everything, and leave no thread behind."""
+        self._door.close()
+        self._closed.set()
+        self.flow()
+        self.cut()
+        for pump in self._pumps:
+            pump.join()
+
+    def _cut_again_and_again(self, period_s: float) -> None:
+        while not self._closed.wait(period_s):
+            self.cut()
+
+    def _pass_on(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            near.close()
+            return
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ends += [near, far]
+        both = _Both(near, far)
+        for source, target in ((near, far), (far, near)):
+            under_way: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_BLOCKS)
+            self._start(self._take, source, under_way, source is near)
+            self._start(self._give, target, under_way, both)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        self._pumps.append(threading.Thread(target=target, args=arguments, daemon=True))
+        self._pumps[-1].start()
+
+    def _take(self, source: socket.socket, under_way: queue.Queue[tuple[float, bytes]], is_near: bool) -> None:
+        with suppress(OSError):
+            while block := source.recv(_BLOCK_BYTES):
+                self._flowing.wait()
+                self.sent_bytes += len(block) * is_near
+                self.brought_bytes += len(block) * (not is_near)
+                under_way.put((time.monotonic() + self._late_s, self._damaged(block)))
+        under_way.put((time.monotonic() + self._late_s, b""))
+
+    def _give(self, target: socket.socket, under_way: queue.Queue[tuple[float, bytes]], both: _Both) -> None:
+        broken = False
+        while (due := under_way.get())[1]:
+            if not broken and not self._losing:
+                time.sleep(max(0.0, due[0] - time.monotonic()))
+                self._flowing.wait()
+                try:
+                    target.sendall(due[1])
+                except OSError:
+                    broken = True
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+        both.done()
+
+    def _damaged(self, block: bytes) -> bytes:
+        if self._corrupting < 1:
+            return block
+        self._corrupting -= 1
+        return bytes([block[0] ^ 1]) + block[1:]
+
+
+class _Both:
+    """The two ends of a connection, closed when both directions are at their end."""
+
+    def __init__(self, *ends: socket.socket) -> None:
+        self._ends, self._left, self._lock = ends, len(ends), threading.Lock()
+
+    def done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            left = self._left
+        if not left:
+            for end in self._ends:
+                end.close()
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("port", type=int)
+    asked.add_argument("--round-trip", type=float, default=0.0)
+    asked.add_argument("--cut-every", type=float, default=0.0)
+    options = asked.parse_args()
+    proxy = Proxy(options.port, round_trip_s=options.round_trip, cut_every_s=options.cut_every)
+    print(proxy.port, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

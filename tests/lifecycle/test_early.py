@@ -1,0 +1,147 @@
+"""Checkpoints come home while training goes on, and what goes wrong with that hurts neither training nor the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.paths import RunFolder
+from gpurun.lifecycle.early import Early
+from gpurun.machine.base import MachineLost
+from gpurun.machine.far import FarSide
+from gpurun.machine.local import LocalMachine
+
+TOLD = b'{"kind": "checkpoint", "step": 1}\n'
+
+
+class Instance:
+    """A machine with an agent, and a trainer that is the test itself."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.out = folder / "out"
+        self.far = FarSide(LocalMachine(folder, "gr-test"), python=sys.executable)
+        self.far.install_agent()
+        self.far.manifest(0)  # It makes the folders.
+
+    def save(self, *steps: int) -> list[str]:
+        """The checkpoints that are kept now, as the trainer leaves them."""
+        files: list[dict[str, Any]] = []
+        (self.out / "checkpoints").mkdir(exist_ok=True)
+        for step in steps:
+            for kind, content in (("weights", b"w%d" % step * 50_000), ("state", b"s%d" % step)):
+                name = f"checkpoints/{step:06d}.{kind}"
+                (self.out / name).write_bytes(content)
+                digest = hashlib.sha256(content).hexdigest()
+                files.append({"name": name, "bytes": len(content), "sha256": digest, "kind": kind, "step": step})
+        manifest = {"v": 1, "latest": max(steps), "best": None, "files": files}
+        (self.out / "MANIFEST.json").write_text(json.dumps(manifest))
+        return [str(file["name"]) for file in files]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(tmp_path / "instance")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    before = threading.active_count()
+    (tmp_path / "run").mkdir()
+    yield RunFolder(tmp_path / "run")
+    assert threading.active_count() <= before, "no thread outlives the watch"
+
+
+def until(true: Callable[[], Any]) -> None:
+    for _ in range(400):
+        if true():
+            return
+        threading.Event().wait(0.025)
+    pytest.fail("it did not become so")
+
+
+def at_home(folder: RunFolder) -> set[str]:
+    names = (path for path in folder.artifacts.rglob("*") if path.is_file() and ".partial" not in path.parts)
+    return {str(path.relative_to(folder.artifacts)) for path in names}
+
+
+def newest(folder: RunFolder) -> Any:
+    path = folder.path / "newest.json"
+    return json.loads(path.read_bytes())["step"] if path.exists() else None
+
+
+def test_a_checkpoint_is_home_while_training_goes_on_and_the_next_one_replaces_it(
+    instance: Instance, folder: RunFolder
+) -> None:
+    with Early(instance.far, folder) as early:
+        early.look(b'{"kind": "step"}\n')
+        first = instance.save(10)
+        early.look(TOLD)
+        until(lambda: newest(folder) == 10)
+        assert at_home(folder) == set(first)
+        second = instance.save(20)
+        early.look(TOLD)
+        until(lambda: newest(folder) == 20 and at_home(folder) == set(second))
+
+
+def test_what_an_earlier_supervisor_has_brought_is_let_go_too_and_nothing_else_is(
+    instance: Instance, folder: RunFolder
+) -> None:
+    instance.save(10)
+    Early(instance.far, folder).bring(instance.far)
+    (folder.artifacts / "mine.txt").write_bytes(b"of the user")
+    second = instance.save(20)
+    Early(instance.far, folder).bring(instance.far)
+    assert at_home(folder) == {*second, "mine.txt"}
+
+
+def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = instance.save(10)
+    Early(instance.far, folder).bring(instance.far)
+    instance.save(20)
+    fetch = instance.far.fetch
+
+    def breaks(name: str, *rest: Any, **more: Any) -> Path:
+        if name.endswith("weights"):
+            raise MachineLost("cut")
+        return fetch(name, *rest, **more)
+
+    monkeypatch.setattr(instance.far, "fetch", breaks)
+    with pytest.raises(MachineLost):
+        Early(instance.far, folder).bring(instance.far)
+    assert set(first) <= at_home(folder)
+    assert newest(folder) == 10
+
+
+def test_without_a_machine_elsewhere_it_does_nothing(folder: RunFolder) -> None:
+    with Early(None, folder) as early:
+        early.look(TOLD)
+    assert not folder.artifacts.exists()
+
+
+def test_the_end_of_the_watch_does_not_wait_for_what_is_under_way(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.save(10)
+    begun = threading.Event()
+
+    def slow(*_: Any, on_progress: Callable[[int], None], **__: Any) -> None:
+        begun.set()
+        while True:
+            threading.Event().wait(0.02)
+            on_progress(1)
+
+    monkeypatch.setattr(FarSide, "fetch", slow)
+    with Early(instance.far, folder) as early:
+        early.look(TOLD)
+        assert begun.wait(10)
+    assert newest(folder) is None

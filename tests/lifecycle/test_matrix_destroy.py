@@ -1,0 +1,186 @@
+"""Rows of the fault matrix about the end: what counts as dead, who may be asked to die, and what is seen elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.model import Instance, InstanceState, Order
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event
+from gpurun.ledger.lock import RunLock
+from gpurun.lifecycle.destroy import Reading, _proves
+from gpurun.lifecycle.reap import Orphan, sweep, sweep_leftovers
+from tests.lifecycle.scripted_cloud import World
+from tests.lifecycle.test_faults import kept
+
+GONE, STOPPED = InstanceState.GONE, InstanceState.STOPPED
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("state", [state for state in InstanceState if state is not GONE])
+def test_only_gone_is_dead_even_where_the_list_is_empty(world: World, state: InstanceState) -> None:
+    """A machine that only stopped has a disk, and that is billed."""
+    read, find = world.cloud.read, world.cloud.find
+
+    def told(instance_id: str) -> Instance:
+        changed = {"state": state} if world.all_of(Event.DESTROY_INTENDED) else {}
+        return read(instance_id).model_copy(update=changed)
+
+    def empty(token: str | None) -> list[Instance]:
+        return [] if world.all_of(Event.DESTROY_INTENDED) else find(token)
+
+    world.cloud.read, world.cloud.find = told, empty  # type: ignore[method-assign]
+    assert world.drive() == "destroy.not_gone"
+    assert world.state.may_be_billing
+    assert not world.all_of(Event.DEATH_PROVEN)
+    assert not world.folder.receipt.exists()
+
+
+def test_what_is_still_listed_is_not_dead_whatever_reading_it_says(world: World) -> None:
+    """The 404 of a machine that the list still has is no proof."""
+    read = world.cloud.read
+
+    def denied(instance_id: str) -> Instance:
+        changed = {"state": GONE} if world.all_of(Event.DESTROY_INTENDED) else {}
+        return read(instance_id).model_copy(update=changed)
+
+    world.cloud.read, world.cloud.deaf_destroys = denied, 1000  # type: ignore[method-assign]
+    assert world.drive() == "destroy.not_gone"
+    assert len(world.cloud.alive) == 1
+    assert world.state.may_be_billing
+    world.cloud.deaf_destroys = 0
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+def test_the_proof_takes_three_reads_over_thirty_seconds_with_their_answers_kept(world: World) -> None:
+    assert world.drive() is ExitCode.DONE
+    reads = world.all_of(Event.DEATH_READ)
+    assert len(reads) == 3
+    assert reads[-1]["at_s"] - reads[0]["at_s"] >= 30.0
+    assert all(len(one["answer_sha256"]) == 64 for one in reads)
+    assert kept(world)
+
+
+def test_three_reads_in_one_breath_are_no_proof(world: World) -> None:
+    def reads(*at_s: float) -> list[Reading]:
+        return [Reading(one, GONE, listed=False, answer_sha256="0" * 64) for one in at_s]
+
+    assert not _proves(world.cloud, reads(0.0, 0.1, 0.2))
+    assert not _proves(world.cloud, reads(0.0, 60.0))
+    assert _proves(world.cloud, reads(0.0, 15.0, 30.0))
+
+
+def test_a_cloud_that_lists_its_dead_for_an_hour_is_believed_about_them(world: World) -> None:
+    find = world.cloud.find
+
+    def with_the_dead(token: str | None) -> list[Instance]:
+        told = [box for box in world.cloud.boxes if box.died_s is not None and token in (None, box.order.token)]
+        return [*find(token), *(world.cloud.read(box.id) for box in told)]
+
+    world.cloud.find = with_the_dead  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+    assert swept(world, Home(world.home.root.parent / "elsewhere")) == []
+
+
+# reap
+
+
+def swept(world: World, home: Home, *, destroy_all: bool = False, older_than_s: float = 0.0) -> list[Orphan]:
+    found = sweep([world.cloud], home, world.clock, destroy_all=destroy_all, older_than_s=older_than_s, look_only=False)
+    return list(found)
+
+
+def lost(world: World) -> Order:
+    """A machine whose laptop never came back."""
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    return world.cloud.boxes[0].order
+
+
+def test_a_laptop_that_never_returns_is_reaped_elsewhere_once_the_deadline_is_over_and_not_before(
+    world: World, tmp_path: Path
+) -> None:
+    order, elsewhere = lost(world), Home(tmp_path / "elsewhere")
+    assert [one.fate for one in swept(world, elsewhere)] == ["within lease"]
+    assert len(world.cloud.alive) == 1
+    world.clock.sleep(order.deadline_wall - world.clock.wall() + 1)
+    assert [one.fate for one in swept(world, elsewhere)] == ["destroyed"]
+    assert world.cloud.alive == []
+
+
+def test_a_young_machine_is_spared_by_older_than(world: World, tmp_path: Path) -> None:
+    lost(world)
+    found = swept(world, Home(tmp_path / "elsewhere"), destroy_all=True, older_than_s=3600.0)
+    assert [one.fate for one in found] == ["within lease"]
+    assert len(world.cloud.alive) == 1
+
+
+def test_a_machine_that_a_supervisor_here_drives_is_not_reaped_even_past_its_deadline(world: World) -> None:
+    order = lost(world)
+    world.clock.sleep(order.deadline_wall - world.clock.wall() + 1)
+    with RunLock(world.folder.lock):
+        assert [one.fate for one in swept(world, world.home, destroy_all=True)] == ["owned"]
+    assert len(world.cloud.alive) == 1
+
+
+def test_a_machine_of_another_home_that_is_overdue_takes_no_run_of_this_one_with_it(world: World) -> None:
+    """Two homes may have a run of one name: each machine is judged by its token."""
+    ours = lost(world)
+    theirs = world.cloud.create(ours.model_copy(update={"token": "gr-fox-41-ffffffff", "deadline_wall": 1.0}))
+    fates = {one.instance.token: one.fate for one in swept(world, world.home)}
+    assert fates == {ours.token: "within lease", theirs.token: "destroyed"}
+    assert [box.order.token for box in world.cloud.alive] == [ours.token]
+    assert not world.folder.control.exists(), "nobody wished for the end of this home's own run"
+
+
+# What lies beside a machine -------------------------------------------------------------------------------------------
+
+
+def beside(world: World, *, billed: bool) -> None:
+    """The cloud puts something beside each machine."""
+    world.cloud.profile = replace(world.cloud.profile, leaves=("disk",))
+    leave = world.cloud._leave_things
+
+    def left(order: Order) -> None:
+        leave(order)
+        for thing in world.cloud.things:
+            thing.leftover = thing.leftover.model_copy(update={"billed": billed})
+
+    world.cloud._leave_things = left  # type: ignore[method-assign]
+
+
+def test_what_a_living_machine_needs_is_left_to_it_even_where_all_is_to_be_removed(
+    world: World, tmp_path: Path
+) -> None:
+    beside(world, billed=False)
+    lost(world)
+    strays = sweep_leftovers([world.cloud], Home(tmp_path / "elsewhere"), world.clock, remove_all=True, look_only=False)
+    assert [stray.fate for stray in strays] == ["kept"]
+    assert not [verb for _, verb, _ in world.cloud.history if verb == "remove"]
+
+
+@pytest.mark.parametrize("billed", [True, False])
+def test_what_cannot_be_removed_is_exit_9_where_it_is_billed_and_a_line_on_the_receipt_where_not(
+    world: World, billed: bool
+) -> None:
+    beside(world, billed=billed)
+    world.cloud.remove = lambda leftover: None  # type: ignore[method-assign]
+    outcome = world.drive()
+    assert world.cloud.alive == []
+    if billed:
+        assert outcome == "destroy.leftover"
+        assert not world.folder.receipt.exists()
+    else:
+        assert outcome is ExitCode.DONE
+        assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["leftover"]
+        assert kept(world)

@@ -1,0 +1,199 @@
+"""Rows of the fault matrix between "asked for" and "ready", where a machine is there that is not the one ordered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode, SetupError
+from gpurun.core.model import Instance, Order
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event
+from gpurun.ledger import journal
+from gpurun.ledger.audit import audit
+from gpurun.lifecycle import supervisor
+from gpurun.machine.answers import Card, Facts, Gpu, Torch
+from gpurun.machine.base import MachineLost
+from gpurun.machine.remote import HostKeyMismatch
+from gpurun.providers.base import Unknown
+from tests.lifecycle.drive import TINY
+from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.lifecycle.test_faults import ended, kept
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+def tells(world: World, **changes: Any) -> None:
+    """The machine's own word about itself, other than it was ordered."""
+    hello = world.far.hello
+
+    def told(python: str | None = None) -> Facts:
+        return hello(python).model_copy(update=changes)
+
+    world.far.hello = told  # type: ignore[method-assign]
+
+
+def one_card(name: str, gigabytes: int) -> Torch:
+    card = Gpu(name=name, memory_bytes=gigabytes << 30)
+    return Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))
+
+
+def test_an_sshd_that_refuses_at_first_is_waited_for_within_the_boot_limit(world: World) -> None:
+    world.far.broken, world.far.broken_times = {"install_agent": MachineLost("refuses")}, {"install_agent": 6}
+    assert world.drive() is ExitCode.DONE
+    (ready,) = world.all_of(Event.READY_OBSERVED)
+    assert 6 * world.cloud.traits.poll_s <= ready["seconds"] <= LEASE.boot_s
+    assert kept(world)
+
+
+def test_another_host_key_ends_the_rental_at_once_and_nothing_is_sent(world: World) -> None:
+    world.far.broken["install_agent"] = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
+    assert world.drive() is ExitCode.BUG
+    assert (world.state.failure or {})["code"] == "ssh.host_key_mismatch"
+    assert not world.all_of(Event.READY_OBSERVED)
+    assert not world.all_of(Event.SHIP_INTENDED)
+    assert (world.cloud.boxes[0].died_s or 0) < LEASE.boot_s, "it is not tried again until the boot limit"
+    assert kept(world)
+
+
+WRONG = {
+    "another card": ({"torch": one_card("Tesla T4", 16)}, "box.other_gpu"),
+    "a slice of the card": ({"torch": one_card("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 10)}, "box.less_memory"),
+    "lost bits": (
+        {"gpus": (Card(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30, driver="570", ecc_errors=3),)},
+        "box.ecc_errors",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_machine_that_is_not_what_was_ordered_by_its_own_word_is_refused_before_the_upload(
+    world: World, wrong: str
+) -> None:
+    changes, code = WRONG[wrong]
+    offer = world.plan.offer.model_copy(update={"vram_gb": 80})
+    world.folder.plan.write_text(world.plan.model_copy(update={"offer": offer}).to_json())
+    tells(world, **changes)
+    assert world.drive() is ExitCode.NO_OFFER
+    assert (world.state.failure or {})["code"] == code
+    assert not world.all_of(Event.SHIP_INTENDED)
+    assert kept(world)
+
+
+def test_what_is_read_under_another_token_is_not_taken_for_the_machine(world: World) -> None:
+    """The id of another machine in an answer must neither be shipped to nor be ended."""
+    read = world.cloud.read
+
+    def mixed_up(instance_id: str) -> Instance:
+        return read(instance_id).model_copy(update={"token": "gr-other-1"})
+
+    world.cloud.read = mixed_up  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.NO_OFFER
+    assert (world.state.failure or {})["code"] == "boot.timeout"
+    assert not world.all_of(Event.SHIP_INTENDED)
+    assert ended(world)
+
+
+def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) -> None:
+    """A provider's own search may take a longer name for the same: only an equal token counts."""
+    find = world.cloud.find
+    order = Order(run="fox-4", token="gr-fox-4-0", attempt=1, offer=world.plan.offer, deadline_wall=9e9)
+    stranger = world.cloud.create(order)
+
+    def loose(token: str | None) -> list[Instance]:
+        return [stranger, *find(token)] if not world.all_of(Event.DESTROY_INTENDED) else find(token)
+
+    world.cloud.find = loose  # type: ignore[method-assign]
+    world.cloud.creates = ["made, answer lost"]
+    assert world.drive() is ExitCode.DONE
+    assert [box.id for box in world.cloud.alive] == [stranger.id]
+    assert not [one for one in world.all_of(Event.INCIDENT) if one["code"] == "create.duplicate"]
+    assert [row.problems for row in audit(world.home).rows] == [()]
+
+
+@pytest.mark.parametrize("broken", ["fsync", "lock"])
+def test_where_nothing_can_be_written_for_good_nothing_is_asked_for(
+    world: World, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network disk that takes every lock and forgets every line would forget a machine."""
+    monkeypatch.setattr(supervisor, "open_provider", lambda name, **_: world.cloud)
+    if broken == "fsync":
+
+        def refuses(descriptor: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+        monkeypatch.setattr("os.fsync", refuses)
+    else:
+        monkeypatch.setattr("gpurun.ledger.durable._is_excluded", lambda descriptor: False)
+    with pytest.raises(SetupError) as refused:
+        supervisor.supervise(world.home, "fox-41", world.clock, reach=lambda _: world.far, trainer=TINY / "trainer")
+    assert refused.value.code == "home.not_durable"
+    assert world.cloud.history == []
+
+
+def test_a_create_that_was_intended_before_the_laptop_slept_is_not_sent_hours_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline that is in it would be over: the machine would end itself at birth, or live past its cap."""
+    real = journal.crashpoint
+
+    def asleep(place: str) -> None:
+        if place == "after create.intended":
+            monkeypatch.setattr(journal, "crashpoint", real)
+            world.clock.sleep(4 * 3600)
+
+    monkeypatch.setattr(journal, "crashpoint", asleep)
+    assert world.drive() is ExitCode.DONE
+    first, second = world.all_of(Event.CREATE_INTENDED)
+    assert second["deadline_wall"] - first["deadline_wall"] >= 4 * 3600
+    assert [one["reason"] for one in world.all_of(Event.CREATE_REFUSED)] == ["absent"]
+    assert world.cloud.created == 1
+    assert kept(world)
+
+
+def test_one_lost_answer_among_steady_lists_begins_the_two_minutes_anew(world: World) -> None:
+    world.cloud.creates = ["dropped"]
+    find, silent_s = world.cloud.find, 100.0
+
+    def lost_once(token: str | None) -> list[Instance]:
+        nonlocal silent_s
+        if world.cloud.now >= silent_s:
+            silent_s = float("inf")
+            raise Unknown("504 Gateway Timeout")
+        return find(token)
+
+    world.cloud.find = lost_once  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    first, second = (record for record in world.records if record.event is Event.CREATE_INTENDED)
+    assert second.mono - first.mono >= 100.0 + world.cloud.traits.settle_s
+    assert kept(world)
+
+
+def test_a_duplicate_that_takes_long_to_die_is_waited_for_before_anything_is_shipped(world: World) -> None:
+    world.cloud.profile = replace(world.cloud.profile, dying_s=40.0)
+    world.cloud.creates = ["made twice"]
+    alive: list[int] = []
+    unpack = world.far.unpack
+
+    def counted(*given: Any, **named: Any) -> Any:
+        alive.append(len(world.cloud.alive))
+        return unpack(*given, **named)
+
+    world.far.unpack = counted  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert alive == [1]
+    assert kept(world)
+
+
+def test_a_duplicate_that_is_listed_long_after_its_death_holds_nothing_up(world: World) -> None:
+    world.cloud.profile = replace(world.cloud.profile, tomb_s=3600.0)
+    world.cloud.creates = ["made twice"]
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)

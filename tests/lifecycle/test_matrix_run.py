@@ -1,0 +1,176 @@
+"""Rows of the fault matrix between "ready" and "at home": a full disk, a machine that dies, an agent that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
+from gpurun.core.model import InstanceState
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.far import Poll
+from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.lifecycle.test_faults import ended, kept, receipt_of
+
+HALF = "checkpoints/000020.model.safetensors"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+# ship
+
+
+def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: World) -> None:
+    hello = world.far.hello
+    world.far.hello = lambda python=None: hello(python).model_copy(update={"disk_free_bytes": 100})  # type: ignore
+    world.far.broken["unpack"] = AssertionError("nothing may be sent")  # type: ignore[assignment]
+    assert world.drive() is ExitCode.SETUP
+    failure = world.state.failure or {}
+    assert failure["code"] == "box.disk_small"
+    assert "disk_gb=" in failure["hint"], "it says what to ask for"
+    assert kept(world)
+
+
+def test_a_far_disk_that_fills_up_while_it_is_sent_ends_the_rental_with_its_words(world: World) -> None:
+    world.far.broken["unpack"] = FarRefusal("disk_full", "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
+    assert isinstance(world.drive(), ExitCode)
+    assert (world.state.failure or {})["code"] == "far.disk_full"
+    assert not world.all_of(Event.TRAIN_INTENDED)
+    assert kept(world)
+
+
+def test_a_lid_that_is_closed_while_it_is_sent_costs_its_time_and_no_more_than_the_lease(world: World) -> None:
+    unpack = world.far.unpack
+
+    def dozing(*given: object, **named: object) -> object:
+        world.clock.sleep(30.0)
+        return unpack(*given, **named)  # type: ignore[arg-type]
+
+    world.far.broken, world.far.broken_times = {"unpack": FarRefusal("cut_stream", "cut")}, {"unpack": 1}
+    world.far.unpack = dozing  # type: ignore[method-assign,assignment]
+    assert isinstance(world.drive(), ExitCode)
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert kept(world)
+
+
+# run
+
+
+def test_a_machine_that_is_taken_away_in_mid_training_is_proven_gone_and_its_receipt_is_partial(world: World) -> None:
+    def taken_away() -> None:
+        if world.far.polls == 3:
+            world.cloud.boxes[0].died_s = world.cloud.now
+
+    world.far.during = taken_away
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert world.state.outcome == "lost"
+    assert len(world.all_of(Event.DEATH_READ)) >= world.cloud.traits.death_reads
+    assert receipt_of(world)["training"]["outcome"] == "lost"
+    assert kept(world)
+
+
+def test_an_agent_that_hangs_is_left_after_a_minute_and_what_there_is_comes_home(world: World) -> None:
+    poll, frozen_wall = world.far.poll, []
+
+    def hanging(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        frozen_wall.append(told.status.wall)
+        return Poll(told.status.model_copy(update={"wall": frozen_wall[0], "state": "running"}), told.chunks)
+
+    world.far.poll = hanging  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert world.state.outcome == "lost"
+    assert world.clock.monotonic() < LEASE.boot_s + 180, "not only when the lease is over"
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+@pytest.mark.parametrize(("reason", "words"), [("hang", "stood still"), ("preempted", "takes the machine back")])
+def test_a_trainer_that_the_agent_had_to_end_is_a_failure_and_what_it_saved_comes_home(
+    world: World, reason: str, words: str
+) -> None:
+    """What the trainer's own end would have said does not count."""
+    poll = world.far.poll
+
+    def stuck(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        ended = {"exit_code": None, "signal": 9, "stop_reason": reason}
+        return Poll(told.status.model_copy(update=ended if told.status.state == "exited" else {}), told.chunks)
+
+    world.far.poll = stuck  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert (world.state.outcome, world.state.reason) == ("failed", reason)
+    assert words in receipt_of(world)["training"]["message"]
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "STOPPING", "UNKNOWN"])
+def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str) -> None:
+    """Only STOPPED and GONE end a training: a cloud that has no clear word for it has not said that it is over."""
+    world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
+
+    def unclear() -> None:
+        if world.far.polls <= 5:
+            world.cloud.reads = [InstanceState(state)]
+
+    world.far.during = unclear
+    assert world.drive() is ExitCode.DONE
+    assert world.state.outcome == "done"
+    assert kept(world)
+
+
+# collect
+
+
+def test_a_laptop_disk_that_is_full_while_collecting_is_waited_for_and_nothing_is_lost(world: World) -> None:
+    full = StoreFull("collect.disk_full", "There is no room.", hint="Free some space.")
+    world.far.broken, world.far.broken_times = {f"get {HALF}": full}, {f"get {HALF}": 4}
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert {one["code"] for one in world.all_of(Event.INCIDENT)} == {"collect.disk_full"}
+    assert kept(world)
+
+
+def test_a_laptop_disk_that_stays_full_keeps_the_machine_no_longer_than_its_lease(world: World) -> None:
+    world.far.broken[f"get {HALF}"] = StoreFull("collect.disk_full", "There is no room.", hint="Free some space.")
+    assert isinstance(world.drive(), ExitCode)
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert world.at_home == {"000010.model.safetensors"}, "what was good before is kept"
+    assert ended(world)
+
+
+def test_a_file_whose_digest_never_holds_is_named_as_missing_and_the_rest_is_at_home(world: World) -> None:
+    fetch = world.far.fetch
+
+    def damaged(name: str, size_bytes: int, sha256: str, into: Path, **more: object) -> Path:
+        if name == HALF:
+            raise CollectFailed(
+                "collect.wrong_digest", f"{name} came back 4 times with another digest.", hint="Damaged."
+            )
+        return fetch(name, size_bytes, sha256, into, **more)  # type: ignore[arg-type]
+
+    world.far.fetch = damaged  # type: ignore[method-assign,assignment]
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    (collected,) = world.all_of(Event.COLLECT_OBSERVED)
+    assert collected["missing"] == [HALF]
+    assert {file["name"] for file in collected["files"]}.isdisjoint({HALF})
+    assert kept(world)
+
+
+def test_a_far_side_is_told_how_much_fits_here(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^60 bytes are refused with the manifest, not when the disk is full."""
+    monkeypatch.setattr("gpurun.lifecycle.collect.shutil.disk_usage", lambda _: SimpleNamespace(free=12_345))
+    asked: list[int] = []
+    manifest = world.far.manifest
+    world.far.manifest = lambda most: asked.append(most) or manifest(most)  # type: ignore
+    assert isinstance(world.drive(), ExitCode)
+    assert asked[0] == 12_345

@@ -1,0 +1,47 @@
+"""Papers that are sound in themselves but belong to another run: the audit tells which book each was made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.paths import Home
+from gpurun.ledger.audit import audit
+from gpurun.ledger.confirmation import NAME, Try, read_confirmation, write_confirmation
+from gpurun.ledger.receipt import read_receipt
+from tests.unit.ledger_samples import chain_anew, finished_run
+from tests.unit.test_confirm import BoxRun
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def test_a_journal_that_was_rewritten_whole_is_not_the_one_that_the_receipt_was_made_from(home: Home) -> None:
+    folder = finished_run(home)
+    records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
+    records[0]["data"]["platform"] = "Another machine"
+    chain_anew(folder.journal, records)
+    (row,) = audit(home).rows
+    assert row.chain == "bad"
+    assert "the receipt was made from another journal than this one" in row.problems
+
+
+def test_a_shutdown_that_was_stated_for_one_run_confirms_no_other_on_the_same_box(home: Home) -> None:
+    first, second = (BoxRun(home, name).until_gone().settle().folder for name in ("fox-41", "owl-07"))
+    tries = [Try(float(at_s), "refused") for at_s in (0, 5, 10)]
+    write_confirmation(home, first, read_receipt(home, first), tries, words="", wall=1_800_007_210.0)
+    (second.path / NAME).write_bytes((first.path / NAME).read_bytes())
+    stolen = read_confirmation(home, second, read_receipt(home, second))
+    assert stolen is not None
+    assert not stolen.is_seen
+    assert stolen.problem == "it is about another receipt"
+    genuine = read_confirmation(home, first, read_receipt(home, first))
+    assert genuine is not None
+    assert genuine.is_seen
+    other = next(row for row in audit(home).rows if row.run == "owl-07")
+    assert other.death != "shutdown confirmed"
+    assert other.problems

@@ -1,0 +1,163 @@
+"""Whoever holds a lock holds everybody else up, in every place where two would otherwise undo each other's work."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import RunHeld
+from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.paths import Home
+from gpurun.ledger.lock import RunLock
+from gpurun.lifecycle import supervisor
+from gpurun.lifecycle.control import read_wish, wish
+from gpurun.machine.agent import farewell, guard, incoming, settle, start, state
+from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.ssh_keys import make_keys
+from gpurun.providers.aws import wire
+from tests.lifecycle.tiny_runs import make_run
+
+WAIT_S = 0.3
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB"
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """The kernel lock of a file, held by another open file: for `flock` that is another program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def waits_for(path: Path, work: Callable[[], object]) -> bool:
+    """Whether the work is not done while somebody holds the lock, and is done once they let go."""
+    with held(path):
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        worker.join(WAIT_S)
+        waited = worker.is_alive()
+    worker.join(10)
+    return waited and not worker.is_alive()
+
+
+def test_a_wish_waits_for_the_wish_of_another_terminal(tmp_path: Path) -> None:
+    folder = make_run(Home(tmp_path))
+    assert waits_for(folder.path / ".control.lock", lambda: wish(folder, "save", by="user", reason="test"))
+    assert getattr(read_wish(folder), "how", "") == "save"
+
+
+def test_a_host_key_that_is_remembered_waits_for_another_one(tmp_path: Path) -> None:
+    home = Home(tmp_path).prepare()
+    assert waits_for(home.root / ".known_hosts.json.lock", lambda: remember_host(home, "box", 22, KEY))
+    assert known_host(home, "box", 22) == KEY
+
+
+def test_keys_of_a_run_are_made_by_one_at_a_time(tmp_path: Path) -> None:
+    assert waits_for(tmp_path / "ssh" / ".lock", lambda: make_keys(tmp_path / "ssh"))
+    assert (tmp_path / "ssh" / "client").exists()
+
+
+def test_a_supervisor_does_nothing_to_a_run_that_another_one_drives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    folder = make_run(home)
+    monkeypatch.setattr(supervisor, "open_provider", lambda name, **_: pytest.fail("it may ask nobody"))
+    with RunLock(folder.lock), pytest.raises(RunHeld):
+        supervisor.supervise(home, folder.name, VirtualClock())
+    assert not folder.journal.exists()
+
+
+# The agent: every verb that changes what another one reads ------------------------------------------------------------
+
+JOB = {"job": "job.json"}
+VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "begin": ("unpack.lock", lambda root: incoming.begin(root, {"held": "ask", "sha256": "0" * 64})),
+    "settle": ("unpack.lock", lambda root: settle.settle(root, {"layout": "0" * 64, "sha256": "0" * 64})),
+    "start": ("unpack.lock", lambda root: start.start(root, JOB)),
+    "shorten": ("lease.lock", lambda root: state.bring_forward(root, 1.0, 2.0)),
+    "arm": ("guard.lock", lambda root: guard.arm(root, {})),
+    "disarm": ("guard.lock", lambda root: guard.disarm(root, {})),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_of_the_agent_is_refused_while_another_call_holds_its_lock(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, limit in ((incoming, "WAIT_S"), (settle, "WAIT_S"), (start, "START_WAIT_S"), (guard, "WAIT_S")):
+        monkeypatch.setattr(module, limit, 0.1)
+    monkeypatch.setattr(incoming, "listed", lambda _: b'{"files": [], "part_bytes": 1}')
+    monkeypatch.setattr(settle, "listed", lambda _: b'[]\n{"files": []}')
+    monkeypatch.setattr(state, "locked", lambda root, name, wait_s: guard.locked(root, name, 0.1))
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "guard").mkdir()
+    lock, call = VERBS[verb]
+    with held(tmp_path / "agent" / lock), pytest.raises(Refusal) as refused:
+        call(str(tmp_path))
+    assert refused.value.error["code"] == "busy"
+    assert sorted(path.name for path in (tmp_path / "agent").iterdir()) == [lock], "and nothing was changed"
+    assert (tmp_path / "guard").exists()
+
+
+def test_a_farewell_says_busy_when_the_keeper_cannot_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("check_own", "stop", "disarm", "kill_all"):
+        monkeypatch.setattr(farewell, name, lambda *_: None)
+    monkeypatch.setattr(farewell, "WAIT_S", 0.1)
+    (tmp_path / "agent").mkdir()
+    with held(tmp_path / "agent" / "keeper.lock"), pytest.raises(Refusal) as refused:
+        farewell.farewell(str(tmp_path), {})
+    assert refused.value.error["code"] == "busy"
+    assert tmp_path.exists()
+
+
+# Threads of one process -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["session", "client"])
+def test_threads_that_ask_aws_at_once_share_one_session_and_one_client(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK's own words: making either is not safe for threads."""
+    inside, most, made = 0, 0, []
+
+    def careful(*_: object, **__: object) -> object:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        threading.Event().wait(0.05)
+        made.append(1)
+        inside -= 1
+        return SimpleNamespace(client=careful, region_name="us-east-1")
+
+    import sys
+
+    sdk = SimpleNamespace(session=SimpleNamespace(Session=careful))
+    config = SimpleNamespace(Config=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "boto3", sdk)
+    monkeypatch.setitem(sys.modules, "botocore.config", config)
+    line = wire.Wire(VirtualClock())
+    work = line._opened if what == "session" else lambda: line._client("ec2", "us-east-1")
+    if what == "client":
+        with suppress(Exception):
+            line._opened()
+        made.clear()
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert made == [1]

@@ -1,0 +1,132 @@
+"""What must survive a power cut, beside the journal: files that came home, the agent's own state, keys that must not.
+
+Each test is the story of one write, as the disk sees it: file, then name, then folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.paths import Home
+from gpurun.machine.agent import files, settle
+from gpurun.machine.fetch import Wanted, fetch
+from gpurun.machine.remote.shell import put_argv
+from gpurun.machine.ssh_keys import forget_client_key, make_keys
+from gpurun.providers.ssh import SshProvider
+from tests.simulation.test_syncs import needs_proc, story  # noqa: F401  # `story` is a fixture
+
+CONTENT = b"weights" * 100
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@needs_proc
+def test_a_file_that_came_home_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    fetch(Wanted("checkpoints/1.bin", len(CONTENT), SHA256), tmp_path, lambda at, most, take: take(CONTENT[at:]))
+    assert story == ["file", "name", "folder"]
+
+
+@needs_proc
+def test_the_agents_state_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    files.write(str(tmp_path / "job.json"), {"v": 1})
+    assert story == ["file", "name", "folder"]
+
+
+@needs_proc
+def test_a_heartbeat_costs_no_sync(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    files.write(str(tmp_path / "status.json"), {"v": 1}, durable=False)
+    assert story == ["name"]
+
+
+@needs_proc
+def test_what_was_shipped_is_on_disk_before_it_takes_its_place_and_has_it_before_it_is_called_shipped(
+    story: list[str],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / ".incoming"
+    (folder / "files" / "data").mkdir(parents=True)
+    (folder / "files" / "data" / "a.bin").write_bytes(CONTENT)
+    (tmp_path / "agent").mkdir()
+    monkeypatch.setattr(settle, "sync_filesystem", lambda folder: story.append("all that was written"))
+    settle.put_in_place(str(tmp_path), str(folder), [])
+    assert story == ["all that was written", "file", "name", "folder", "folder"]
+    assert (tmp_path / "data" / "a.bin").read_bytes() == CONTENT
+
+
+def test_where_one_file_system_cannot_be_synced_alone_all_of_them_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    monkeypatch.setattr(os, "sync", lambda: told.append("all"))
+    files.sync_filesystem(str(tmp_path))
+    assert told == ["all"]
+
+
+@needs_proc
+def test_a_login_key_that_was_forgotten_does_not_come_back(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    make_keys(tmp_path)
+    story.clear()
+    forget_client_key(tmp_path)
+    assert story == ["folder"]
+    assert not (tmp_path / "client").exists()
+
+
+@needs_proc
+def test_a_box_that_was_given_back_is_free_after_a_power_cut(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    home = Home(tmp_path).prepare()
+    provider = SshProvider(home, VirtualClock(), None)  # type: ignore[arg-type]
+    folder = provider._folder
+    folder.mkdir(parents=True, exist_ok=True)
+    story.clear()
+    provider.destroy("gr-fox-41-00000001")
+    assert story == ["folder"]
+
+
+def test_a_pack_is_on_disk_before_it_has_its_name(
+    story: list[str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    from gpurun.cli.packing import _write
+    from gpurun.machine.pack import Pack, survey
+
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    _write(Pack(survey({"data": tmp_path / "a.bin"})), str(tmp_path / "out.tar.zst"))
+    assert story == ["file"]
+    assert (tmp_path / "out.tar.zst").stat().st_size
+
+
+# The way of a file over SSH -------------------------------------------------------------------------------------------
+
+
+def put(path: Path, said_bytes: int, content: bytes, **more: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        put_argv(str(path), said_bytes), input=content, capture_output=True, env={**os.environ, **more}
+    )
+
+
+def test_a_file_that_is_put_over_ssh_is_synced_before_it_takes_its_place(tmp_path: Path) -> None:
+    """Seen from below: the `dd` that is found first writes down how it was asked."""
+    real, tools = shutil.which("dd"), tmp_path / "tools"
+    tools.mkdir()
+    (tools / "dd").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexec {real} "$@"\n')
+    (tools / "dd").chmod(0o755)
+    done = put(tmp_path / "agent.pyz", len(CONTENT), CONTENT, PATH=f"{tools}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert "conv=fsync" in (tmp_path / "asked").read_text().split()
+    assert (tmp_path / "agent.pyz").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("said", [len(CONTENT) - 1, len(CONTENT) + 1, 0])
+def test_a_file_of_another_length_than_was_told_takes_no_place(tmp_path: Path, said: int) -> None:
+    (tmp_path / "job.json").write_bytes(b"old")
+    assert put(tmp_path / "job.json", said, CONTENT).returncode != 0
+    assert (tmp_path / "job.json").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["job.json"], "and nothing half is left beside it"

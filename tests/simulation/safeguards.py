@@ -1,0 +1,225 @@
+"""Every safeguard of the source that can be taken away alone: each sync, lock, digest check and read-back.
+
+Syncs, locks and comparisons of digests are found by their form, so that a new one is on the list by being written.
+What looks twice before it believes (reading back, counting reads, checking a token) has no form; it is listed by its
+words, and words that are no longer there exactly once are an error: then nothing would be tested.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_CALLS = {
+    "os.fsync": "sync",
+    "fsync_folder": "sync",
+    "sync_folder": "sync",
+    "sync_filesystem": "sync",
+    "fcntl.flock": "lock",
+    "locked": "lock",
+}
+_LOCKS = re.compile(r"(exclusive|locked|RunLock)\(|self\._lock$")
+_DIGEST = re.compile(r"sha256|digest|\bhead\b|fingerprint")
+_NO_CHECK = re.compile(r"digest_size|head\[|len\(self\.digests\)|error\.reason")
+# What a comparison says when all is well.
+_GOOD = {ast.Eq: "True", ast.In: "True", ast.NotEq: "False", ast.NotIn: "False"}
+_DRAWN = ("gpurun/view/", "gpurun/planning/")
+
+WORDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "gpurun/lifecycle/destroy.py": (
+        ("self.state is InstanceState.GONE and not self.listed", "not self.listed"),
+        ("self.state is InstanceState.GONE and not self.listed", "self.state is InstanceState.GONE"),
+        ("len(readings) >= traits.death_reads and ", ""),
+        (" and _spread_s(readings) >= traits.death_spread_s", ""),
+        ('readings, asked_s = [], float("-inf")', "pass"),
+        ("if reading.gone and elapsed < hidden_s:", "if False:"),
+        ("hidden_s = 0.0 if found else hidden_s", "hidden_s = 0.0"),
+        ("elapsed - asked_s >= ASK_AGAIN_S", "attempt == 0"),
+        ("InstanceState.UNKNOWN, listed=True, answer", "InstanceState.GONE, listed=False, answer"),
+        ("found = living(provider.find(token), token)", "found = []"),
+        ("{one.id for one in found} | ({identifier}", "set() | ({identifier}"),
+        ("round(clock.monotonic() - started, 3)", "elapsed"),
+    ),
+    "gpurun/lifecycle/provision.py": (
+        ("if instance.token != order.token:", "if False:"),
+        ("elapsed - steady_since >= traits.settle_s and looked_late:", "False:"),
+        ("if elapsed - steady_since >= traits.settle_s:", "if True:"),
+        ('unclear, steady_since = str(error), float("inf")', "unclear = str(error)"),
+        ("context.provider.destroy(extra.id)", "pass"),
+        ("and not extras:", ":"),
+        ("check_made(born, context.plan)", "pass"),
+        ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
+        ("check_price(context.plan, context.provider, context.clock)", "pass"),
+        ("if context.clock.wall() > order.deadline_wall - order.lease_s + LATE_S:", "if False:"),
+        ("check_box(facts, context.plan.offer, accept_cpu=context.plan.choices.accept_cpu)", "()"),
+        (" and instance.token == token", ""),
+    ),
+    "gpurun/lifecycle/bargain.py": (
+        ("if rate is not None and costs_more(instance, plan):", "if False:"),
+        ("if is_another(instance, plan):", "if False:"),
+        ("if same and min(same) > agreed.rate_micros_per_hour:", "if False:"),
+    ),
+    "gpurun/lifecycle/duplicates.py": (
+        ("one.token == token and ", ""),
+        (" and one.state is not InstanceState.GONE", ""),
+    ),
+    "gpurun/lifecycle/driver.py": (
+        ("if not state.may_be_billing:\n", "if True:\n"),
+        ("and self._at(state).seconds_left(state) <= 0:", "and False:"),
+    ),
+    "gpurun/lifecycle/context.py": (
+        ("return min(by_wall, ", "return max(by_wall, "),
+        ("return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))", "return True"),
+        ("return said is InstanceState.STOPPED", "return said is not InstanceState.RUNNING"),
+    ),
+    "gpurun/lifecycle/collect.py": (
+        ("far.manifest(_room_bytes(context))", "far.manifest(1 << 62)"),
+        ("if context.seconds_left(state) <= 0:", "if False:"),
+        ("missing[file.name] = error", "here.append(file)"),
+    ),
+    "gpurun/lifecycle/settle.py": (
+        ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
+        ("yield from _late(provider, asked.token, context)", "yield from ()"),
+        ("if left.billed:", "if False:"),
+    ),
+    "gpurun/lifecycle/reap.py": (
+        ("one for one in found if one.state is not InstanceState.GONE", "one for one in found"),
+        ('orphan.fate == "overdue" or (destroy_all and', "True or (destroy_all and"),
+        ("if _is_driven_here(instance.run, instance.token, home):", "if False:"),
+        ("return asked_for(home.run(run), token)", "return True"),
+        (" and sight.state.token == instance.token", ""),
+        ("left.token in needed or ", ""),
+        ("and _is_older(orphan, older_than_s) ", ""),
+    ),
+    "gpurun/lifecycle/ship.py": (("if isinstance(free, int) and needed > free:", "if False:"),),
+    "gpurun/ledger/rental.py": (("times(total(", "(lambda a, b: a)(total("),),
+    "gpurun/ledger/journal.py": (("if record.seq != number:", "if False:"),),
+    "gpurun/ledger/durable.py": (
+        ("if os.fstat(descriptor).st_size != after:", "if False:"),
+        ("if not excluded:", "if False:"),
+        ("os.ftruncate(descriptor, after)", "pass"),
+    ),
+    "gpurun/ledger/signing.py": (("keys[keyid].verify(made, message)", "pass"),),
+    "gpurun/machine/pack.py": (
+        ("same = _stamp(os.fstat(descriptor)) == file.seen", "same = True"),
+        ("if not same or _stamp(os.fstat(descriptor)) != file.seen:", "if not same:"),
+        ("self.survey.demand_clean()", "pass"),
+    ),
+    "gpurun/machine/partial.py": (
+        ("os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT"),
+        ("os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT | os.O_APPEND"),
+    ),
+    "gpurun/machine/fetch.py": (
+        ("os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY"),
+        ("if wanted.size_bytes - have > free():", "if False:"),
+    ),
+    "gpurun/machine/answers.py": (
+        ("check_name(file.name)", "pass"),
+        ("if folded in taken:", "if False:"),
+        ('if any(name.partition("/")[0] in taken for name in taken if "/" in name):', "if False:"),
+        ("if manifest.total_bytes > most_bytes:", "if False:"),
+        ("if len(line) > most_bytes:", "if False:"),
+    ),
+    "gpurun/machine/far.py": (
+        ("sized.bytes != len(content) or ", ""),
+        ("if piece.name not in wants or piece.name in chunks:", "if False:"),
+        ("if at != len(content) or set(chunks) != set(wants):", "if False:"),
+        ("piece.offset != offset or piece.bytes > most or ", ""),
+        (" or len(data) != piece.bytes", ""),
+    ),
+    "gpurun/machine/remote/connection.py": (
+        ("if not 0 <= n <= MOST_PACKET_BYTES:", "if False:"),
+        ("if self.allowance_bytes < 0:", "if False:"),
+    ),
+    "gpurun/machine/agent/files.py": (
+        ('if getattr(ctypes.CDLL(None), "syncfs", lambda _: -1)(descriptor):', "if False:"),
+    ),
+    "gpurun/machine/remote/shell.py": (
+        (" conv=fsync", ""),
+        ("""[ "$(wc -c < "$part")" -eq "$2" ] && """, ""),
+    ),
+    "gpurun/machine/agent/incoming.py": (
+        ("check_name(name)\n        if", "if"),
+        (" if digest_of(path) == sha256]", "]"),
+        ('if not lines or lines[0] != "boot %s\\n" % boot_id():', "if False:"),
+    ),
+    "gpurun/machine/agent/receive.py": (
+        ("if len(content) != size or hashlib.sha256(content).digest() != sha256:", "if False:"),
+        (" | os.O_NOFOLLOW, 0o644)\n        except", ", 0o644)\n        except"),
+    ),
+    "gpurun/machine/agent/settle.py": (
+        ("if incoming.verified != dict(enumerate(digests)):", "if False:"),
+        (
+            'if came.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:',
+            "came.pop(name)\n            if False:",
+        ),
+        ('if read(root, "agent", "job.json"):', "if False:"),
+    ),
+    "gpurun/providers/local.py": (("if self.read(token).state is InstanceState.GONE:", "if True:"),),
+}
+
+
+@dataclass(frozen=True)
+class Safeguard:
+    """One place, and the whole text of its file without it."""
+
+    kind: str
+    path: str
+    line: int
+    words: str
+    mutant: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.path.removeprefix('gpurun/')}:{self.line} {self.words}"
+
+
+def safeguards(root: Path = ROOT) -> Iterator[Safeguard]:
+    """Every safeguard of the tree, file by file."""
+    for path in sorted((root / "gpurun").rglob("*.py")):
+        place, text = str(path.relative_to(root)), path.read_text(encoding="utf-8")
+        if not place.startswith(_DRAWN):
+            yield from _by_form(place, text)
+        for before, after in WORDS.get(place, ()):
+            if text.count(before) != 1:
+                raise LookupError(f"{place} has {before!r} {text.count(before)} times: mend the list of safeguards")
+            line, words = text[: text.index(before)].count("\n") + 1, " ".join(f"{before} -> {after}".split())
+            yield Safeguard("read-back", place, line, words, text.replace(before, after))
+    if missing := [place for place in WORDS if not (root / place).is_file()]:
+        raise LookupError(f"{', '.join(missing)}: no such files; mend the list of safeguards")
+
+
+def _by_form(place: str, text: str) -> Iterator[Safeguard]:
+    tree = ast.parse(text)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        found: list[tuple[str, ast.expr, str]] = []
+        if "/agent/" in place and isinstance(node, ast.Call) and id(node) not in alone:
+            if ast.unparse(node.func) in ("lock", "locked"):
+                found = [("lock", node, "os.open(os.devnull, os.O_RDONLY)")]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            kind = _CALLS.get(ast.unparse(node.value.func))
+            found = [(kind, node.value, "None")] if kind else []
+        elif isinstance(node, ast.With):
+            held = [item.context_expr for item in node.items if _LOCKS.match(ast.unparse(item.context_expr))]
+            found = [("lock", expression, '__import__("contextlib").nullcontext()') for expression in held]
+        elif isinstance(node, ast.Compare) and type(node.ops[0]) in _GOOD:
+            words = ast.unparse(node)
+            if _DIGEST.search(words) and not _NO_CHECK.search(words):
+                found = [("digest", node, _GOOD[type(node.ops[0])])]
+        for kind, part, instead in found:
+            words = re.sub(r"\s+", " ", ast.unparse(part))[:70]
+            yield Safeguard(kind, place, part.lineno, words, _without(text, part, instead))
+
+
+def _without(text: str, node: ast.expr, instead: str) -> str:
+    """The text with `instead` in the place of a node."""
+    lines = text.splitlines(keepends=True)
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    head = lines[first].encode()[: node.col_offset].decode()
+    tail = lines[last].encode()[node.end_col_offset :].decode()
+    return "".join([*lines[:first], head + instead + tail, *lines[last + 1 :]])

@@ -1,0 +1,193 @@
+"""What is shipped and brought home gets there whole over a real sshd, whatever the line does, and is not sent twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import Place
+
+from gpurun.machine import parts
+from gpurun.machine.answers import ManifestFile
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.far import FarSide
+from gpurun.machine.pace import WINDOW_BYTES, Pace
+from gpurun.machine.pack import Pack, survey
+from tests.emulators import sshd
+from tests.emulators.proxy import Proxy
+
+pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+
+
+def shards(folder: Path, *sizes: int) -> Path:
+    """A folder of files that do not compress."""
+    folder.mkdir()
+    for number, size in enumerate(sizes):
+        (folder / f"train_{number:06d}.bin").write_bytes(random.Random(number).randbytes(size))
+    return folder
+
+
+def far_behind(place: Place, proxy: Proxy) -> FarSide:
+    far = FarSide(place.machine(proxy.port), python=sys.executable)
+    far.install_agent()
+    return far
+
+
+def patiently(attempt: Callable[[], object]) -> None:
+    """As the lifecycle does it: what the line has broken is tried again."""
+    for _ in range(8):
+        with suppress(MachineLost):
+            attempt()
+            return
+    pytest.fail("it never got there")
+
+
+def assert_same(there: Path, here: Path) -> None:
+    assert [path.name for path in sorted(there.iterdir())] == [path.name for path in sorted(here.iterdir())]
+    for path in here.iterdir():
+        is_same = (there / path.name).read_bytes() == path.read_bytes()
+        assert is_same, path.name
+
+
+def lanes_on(round_trip_s: float, bytes_per_s: float) -> list[int]:
+    """How many lanes a line gets that carries so much; each lane's first window is taken at once."""
+    pace, lanes, sent = Pace(round_trip_s), [], 0.0
+    for tick in range(60):
+        lanes.append(pace.look(int(sent) + pace.lanes * WINDOW_BYTES, tick / 10))
+        most = pace.lanes * WINDOW_BYTES / max(round_trip_s, 0.001)
+        sent += min(bytes_per_s, most) / 10
+    return lanes
+
+
+def test_a_long_way_that_carries_much_gets_more_lanes_and_a_slow_line_one() -> None:
+    assert lanes_on(0.1, 125e6)[-1] == 8
+    assert lanes_on(0.1, 125e6)[12] >= 7, "soon"
+    assert lanes_on(0.1, 2.5e6)[-1] == 1, "a cut costs a window for each lane"
+    assert lanes_on(0.02, 20e6)[-1] == 1
+    assert lanes_on(0.0005, 1e9)[-1] == 2
+
+
+def test_a_line_that_is_cut_again_and_again_costs_no_more_than_what_was_under_way(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LEAST_PART_BYTES", 1 << 18)
+    data = shards(tmp_path / "data", 20 << 20, 12 << 20)
+    proxy = place.proxy(round_trip_s=0.05)
+    far = far_behind(place, proxy)
+    pack = Pack(survey({"data": data}))
+    next_cut = [6 << 20]
+
+    def cut_now_and_then(done: int) -> None:
+        if done >= next_cut[0]:
+            next_cut[0] += 14 << 20
+            proxy.cut()
+
+    patiently(lambda: far.unpack(pack, on_progress=cut_now_and_then))
+    assert proxy.cuts >= 2
+    assert_same(place.folder / "data", data)
+    assert pack.sent_bytes <= 1.3 * pack.survey.total_bytes
+
+
+def test_a_line_that_corrupts_what_it_carries_damages_nothing(place: Place, tmp_path: Path) -> None:
+    data = shards(tmp_path / "data", 8 << 20)
+    proxy = place.proxy()
+    far = far_behind(place, proxy)
+    blocks = iter([2])
+    patiently(lambda: far.unpack(Pack(survey({"data": data})), on_progress=lambda _: proxy.corrupt(next(blocks, 0))))
+    assert next(blocks, None) is None
+    assert_same(place.folder / "data", data)
+
+
+def test_what_another_supervisor_has_sent_before_it_died_is_not_sent_again(place: Place, tmp_path: Path) -> None:
+    data = shards(tmp_path / "data", 16 << 20)
+    first, second = (Pack(survey({"data": data})) for _ in range(2))
+
+    class Died(BaseException):
+        pass
+
+    def die(done: int) -> None:
+        if done > 8 << 20:
+            raise Died
+
+    far = far_behind(place, place.proxy())
+    with pytest.raises(Died):
+        far.unpack(first, on_progress=die)
+    assert not (place.folder / "data").exists()
+    far_behind(place, place.proxy()).unpack(second)
+    assert_same(place.folder / "data", data)
+    assert first.sent_bytes + second.sent_bytes <= 1.3 * second.survey.total_bytes
+
+
+def test_a_disk_that_fills_up_over_there_is_told_as_such(place: Place, tmp_path: Path) -> None:
+    data = shards(tmp_path / "data", 6 << 20)
+    place.folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", place.folder], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        far = far_behind(place, place.proxy())
+        with pytest.raises(FarRefusal) as refused:
+            far.unpack(Pack(survey({"data": data})))
+        assert (refused.value.reason, refused.value.needed_bytes) == ("disk_full", 6 << 20)
+    finally:
+        subprocess.run(["umount", "-l", place.folder], check=True)
+
+
+# Home
+
+
+def finished(place: Place, size: int) -> ManifestFile:
+    """A checkpoint over there, as the trainer leaves it."""
+    content = random.Random(7).randbytes(size)
+    named = {"name": "checkpoints/1.model.safetensors", "bytes": size, "kind": "weights", "step": 1}
+    file = ManifestFile.model_validate({**named, "sha256": hashlib.sha256(content).hexdigest()})
+    (place.folder / "out" / "checkpoints").mkdir(parents=True)
+    (place.folder / "out" / file.name).write_bytes(content)
+    manifest = {"v": 1, "latest": 1, "best": None, "files": [file.model_dump()]}
+    (place.folder / "out" / "MANIFEST.json").write_text(json.dumps(manifest))
+    return file
+
+
+def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place: Place, tmp_path: Path) -> None:
+    file = finished(place, 40 << 20)
+    proxy = place.proxy(round_trip_s=0.05)
+    far, next_cut = far_behind(place, proxy), [8 << 20]
+
+    def cut_now_and_then(have: int) -> None:
+        if have >= next_cut[0]:
+            next_cut[0] += 12 << 20
+            proxy.cut()
+
+    patiently(lambda: far.fetch(file.name, file.bytes, file.sha256, tmp_path, on_progress=cut_now_and_then))
+    assert proxy.cuts >= 2
+    assert proxy.connections > 4
+    is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
+    assert is_same
+    assert not any((tmp_path / ".partial").iterdir())
+
+
+def test_what_another_supervisor_has_fetched_before_it_died_is_not_fetched_again(place: Place, tmp_path: Path) -> None:
+    file = finished(place, 24 << 20)
+
+    class Died(BaseException):
+        pass
+
+    def die(have: int) -> None:
+        if have > 12 << 20:
+            raise Died
+
+    with pytest.raises(Died):
+        far_behind(place, place.proxy()).fetch(file.name, file.bytes, file.sha256, tmp_path, on_progress=die)
+    proxy = place.proxy()
+    (listed,) = (tmp_path / ".partial").glob("*.parts")
+    listed.write_bytes(listed.read_bytes() + b"9437184 10")  # The last words of the dead one.
+    far_behind(place, proxy).fetch(file.name, file.bytes, file.sha256, tmp_path)
+    is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
+    assert is_same
+    assert proxy.brought_bytes <= 13 << 20
