@@ -150,9 +150,9 @@ def _proof_digest(evidence: list[dict[str, Any]]) -> str:
 
 
 def _sample(sample: dict[str, Any] | None) -> str:
-    """What the model wrote, with the prompt that it went on from."""
+    """What the model wrote, with the prompt that it went on from; a translation stands below its source."""
     prompt, text = (str(sample.get(key, "")) for key in ("prompt", "text")) if sample else ("", "")
-    return text if text.startswith(prompt) else prompt + text
+    return text if text.startswith(prompt) else f"{prompt}\n{text}"
 
 
 def _next(told: dict[str, Any]) -> str:

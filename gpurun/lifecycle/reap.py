@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.core.clock import Clock, ticks
+from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
 from gpurun.core.model import Instance, InstanceState, Leftover
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
@@ -81,7 +81,8 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     As many lists are read as a death needs, over as long: one of them may be old. Unknown, SetupError or MayBeBilling.
     """
     traits, ours = provider.traits, dict[str, Instance]()
-    for _ in ticks(clock, traits.death_spread_s / max(1, traits.death_reads - 1), traits.death_spread_s):
+    for turn in range(traits.death_reads):
+        clock.sleep(traits.death_spread_s / max(1, traits.death_reads - 1) if turn else 0.0)
         listed = [one for one in provider.find(None) if one.state is not InstanceState.GONE]
         ours |= {one.id: one for one in listed if one.run == folder.name and asked_for(folder, one.token)}
     for one in ours.values():

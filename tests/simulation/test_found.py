@@ -31,6 +31,16 @@ FOUND = {
     "a run that was told to drop its files while they came home is no success": Scenario(
         0, ("lambda-guarded",), train_s=5.0, deeds=(Deed(90, "destroy"),)
     ),
+    "a laptop that sleeps through the looking for what was left has not seen three empty lists": Scenario(
+        0,
+        ("hostile",),
+        strikes=(
+            Strike("find", 1, Fault.BROKEN),
+            Strike("leftovers", 1, Fault.DENIED),
+            Strike("create", 1, Fault.FULL),
+        ),
+        deeds=(Deed(15, "sleep", 300.0),),
+    ),
     "two machines of one order that are found at its end are both on the receipt": Scenario(
         0, ("lambda-guarded",), strikes=(Strike("create", 1, Fault.TWICE),), deeds=(Deed(7, "kill", 1800.0),)
     ),
