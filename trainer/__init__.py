@@ -1,4 +1,4 @@
-"""The GPU side: trains a GPT from a recipe and token shards. Needs torch (2.8 or newer) and numpy, nothing else.
+"""The GPU side: trains a GPT, or a translator, from a recipe and token shards. Needs torch (2.8 or newer) and numpy.
 
 train.py        the loop, and the command `python -m trainer.train`; start reading here
 step.py         one optimiser step: accumulate, judge, move; again in smaller portions if memory runs out
@@ -11,7 +11,7 @@ optim.py        AdamW, Muon, the learning-rate schedule, the arithmetic of a bat
 pretrained.py   weights to start from
 export.py       a checkpoint for transformers (with hf_tokenizer.py and model_card.py), and the command
 evaluate.py     the validation loss, over all processes; hellaswag.py answers its items
-sample.py       text from the model
+sample.py       text from the model; answers.py asks for it, or for translations, at every checkpoint
 generate.py     the same from a checkpoint, and the command `python -m trainer.generate`
 data.py         which tokens each step sees; prefetch
 shards.py       reads and checks the token files
@@ -25,9 +25,10 @@ scale.py        the loss scale of fp16
 spike.py        notices a loss or gradient that jumps
 compile_cache.py  carries what torch.compile made from one rental to the next
 events.py       what is reported: events.jsonl for programs, lines for people
-config.py       recipe.json as frozen dataclasses; strict.py reads them, or refuses by name, and combinations.py
-                refuses keys that make no sense together
+config.py       recipe.json; tables.py has its tables as frozen dataclasses, strict.py reads them, or refuses by name,
+                and combinations.py refuses keys that make no sense together
 errors.py       the ways in which training ends badly
+translation/    the encoder-decoder, its sentence pairs and its searches, for the same loop
 prepare/        text in, shards out (runs at home, before anything is rented)
 """
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trainer.announce import announce
 from trainer.compile_cache import cache_name, load_compile_cache
 from trainer.config import ModelConfig, Recipe
-from trainer.data import Samples, TokenRow
+from trainer.data import VALIDATION_SEED, Samples, TokenRow
 from trainer.device import Device
 from trainer.distributed import Processes
-from trainer.errors import Refused
 from trainer.events import Reporter
 from trainer.hellaswag import Item, read_items
-from trainer.model import GPT, padded_vocab_size
+from trainer.model import GPT, with_vocabulary
 from trainer.optim import make_optimizer, plan_batch
 from trainer.parallel import Alone, Replicas, Shards, fits_replicated
 from trainer.resume import restore_model, restore_optimizer
@@ -25,11 +24,9 @@ from trainer.run import Progress, Run
 from trainer.scale import LossScale
 from trainer.shards import TokenData, open_data
 from trainer.spike import SpikeGuard
+from trainer.translation.task import TranslationTask
 
 __all__ = ["assemble"]
-
-# The validation windows are a fixed draw from the whole split: its first ones may all be of one odd document.
-VALIDATION_SEED = 0
 
 
 def _open(recipe: Recipe, folder: Path, processes: Processes) -> tuple[TokenData, tuple[Item, ...]]:
@@ -46,13 +43,33 @@ def _open(recipe: Recipe, folder: Path, processes: Processes) -> tuple[TokenData
     return opened[0]
 
 
-def _build_model(config: ModelConfig, vocab_size: int, seed: int, device: Device) -> GPT:
-    """Draw the weights on the CPU, so that every kind of device starts from the same ones."""
-    if 0 < config.vocab_size < vocab_size:
-        raise Refused(f"model.vocab_size {config.vocab_size} is less than the tokeniser's {vocab_size}")
+def _what_to_learn(
+    recipe: Recipe, data_folder: Path, data: TokenData, sequences: int, processes: Processes
+) -> dict[str, Any]:
+    """Return the fields of a Run that tell a text from a parallel one; the weights are still on the CPU.
+
+    They are drawn there, so that every kind of device starts from the same ones.
+    """
+    if recipe.model.preset == "encoder-decoder":
+        task = TranslationTask.open(recipe, data_folder, data, sequences, processes)
+        return {
+            "train_samples": task.train_samples, "val_samples": task.val_samples, "eval_windows": task.eval_pairs,
+            "model": task.build_model(recipe), "translation": task,
+        }  # fmt: skip
+    context, here = recipe.model.context, processes.local_count
+    val = Samples(TokenRow(data.val, here), context, VALIDATION_SEED, "val")
+    return {
+        "train_samples": Samples(TokenRow(data.train, here), context, recipe.train.seed, "train"),
+        "val_samples": val,
+        "eval_windows": min(val.windows, max(1, recipe.eval.tokens // context)),
+        "model": _build_gpt(recipe.model, data.tokenizer.vocab_size, recipe.train.seed),
+    }
+
+
+def _build_gpt(config: ModelConfig, vocab_size: int, seed: int) -> GPT:
+    """Return a GPT whose weights the seed decides."""
     torch.manual_seed(seed)
-    resolved = dataclasses.replace(config, vocab_size=config.vocab_size or padded_vocab_size(vocab_size))
-    return GPT(resolved).to(device.torch)
+    return GPT(with_vocabulary(config, vocab_size))
 
 
 def _start_from(run: Run, data_folder: Path) -> None:
@@ -75,7 +92,7 @@ def _parallel(run: Run) -> Alone:
     )
     if wanted == "ddp" or (wanted == "auto" and fits):
         return Replicas(run.model, run.processes)
-    return Shards(run.model, run.processes, list(run.model.h), ["hidden", "next_token_logits"])
+    return Shards(run.model, run.processes)
 
 
 def _compile(run: Run, folders: tuple[Path, Path]) -> str | None:
@@ -104,15 +121,12 @@ def assemble(
     data_folder, out = folders
     plan = plan_batch(recipe, processes.count)
     data, items = _open(recipe, data_folder, processes)
-    vocab_size, context = data.tokenizer.vocab_size, recipe.model.context
-    val = Samples(TokenRow(data.val, processes.local_count), context, VALIDATION_SEED, "val")
+    what = _what_to_learn(recipe, data_folder, data, plan.sequences, processes)
+    what["model"].to(device.torch)
     run = Run(
         recipe=recipe, processes=processes, device=device, reporter=reporter, stop_asked=stop_asked, data=data,
-        train_samples=Samples(TokenRow(data.train, processes.local_count), context, recipe.train.seed, "train"),
-        val_samples=val, eval_windows=min(val.windows, max(1, recipe.eval.tokens // context)),
-        hellaswag=items, plan=plan,
-        model=_build_model(recipe.model, vocab_size, recipe.train.seed, device), progress=progress,
-        scale=LossScale(device.precision == "fp16"), spikes=SpikeGuard(recipe.train.spike_z),
+        hellaswag=items, plan=plan, progress=progress,
+        scale=LossScale(device.precision == "fp16"), spikes=SpikeGuard(recipe.train.spike_z), **what,
     )  # fmt: skip
     restored = restore_model(run, out)
     if restored is None:

@@ -1,6 +1,6 @@
 """Keys of a recipe that are right by themselves and make no sense together; each is refused in its own sentence.
 
-The tables are config.py's, which calls this module; gpurun refuses the same (gpurun/planning/sums.py).
+The tables are tables.py's, which calls this module; gpurun refuses the same (gpurun/planning/sums.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 from trainer.strict import check
 
 __all__ = ["check_model", "check_optim", "check_recipe", "check_schedule"]
+
+PAIR_TOKENIZERS = ("char-pairs", "word-pairs")
 
 
 def check_model(model: Any) -> None:
@@ -21,6 +23,9 @@ def check_model(model: Any) -> None:
         check(not model.tied, 'model.tied is true, but the preset "modern" has a head of its own; set it to false')
         each = width // heads
         check(each % 2 == 0, f"model.width {width} by model.heads {heads} is {each}; a rotation needs an even number")
+    if model.preset == "encoder-decoder":
+        own = 'model.tied is false, but the preset "encoder-decoder" has no head of its own; set it to true'
+        check(model.tied, own)
 
 
 def check_optim(optim: Any) -> None:
@@ -52,3 +57,26 @@ def check_recipe(recipe: Any) -> None:
     check(warmup + cooldown <= steps, both)
     low, high = recipe.schedule.min_lr, recipe.optim.lr
     check(low <= high, f"schedule.min_lr {low} is above optim.lr {high}")
+    _check_translation(recipe) if recipe.model.preset == "encoder-decoder" else _check_no_translation(recipe)
+
+
+def _check_translation(recipe: Any) -> None:
+    """Refuse for an encoder-decoder what only a GPT has."""
+    preset, tokenizer, train = 'the preset "encoder-decoder"', recipe.data.tokenizer, recipe.train
+    pairs = f'data.tokenizer is "{tokenizer}", but {preset} reads sentence pairs: "char-pairs" or "word-pairs"'
+    check(tokenizer in PAIR_TOKENIZERS, pairs)
+    check(not train.compile, f"train.compile is true, but {preset} meets other lengths in every batch; set it to false")
+    check(not train.init_from, f'train.init_from is "{train.init_from}", but {preset} starts from weights of its own')
+    items, top_k = recipe.eval.hellaswag_items, recipe.sample.top_k
+    check(not items, f"eval.hellaswag_items is {items}, but {preset} continues no text; set it to 0")
+    check(not top_k, f"sample.top_k is {top_k}, but {preset} searches for its translations and draws none; set it to 0")
+
+
+def _check_no_translation(recipe: Any) -> None:
+    """Refuse for a GPT what only an encoder-decoder has."""
+    preset, tokenizer = recipe.model.preset, recipe.data.tokenizer
+    smoothing, beams, only = recipe.train.label_smoothing, recipe.sample.beams, 'only "encoder-decoder"'
+    pairs = f'data.tokenizer is "{tokenizer}", but model.preset is "{preset}"; {only} reads sentence pairs'
+    check(tokenizer not in PAIR_TOKENIZERS, pairs)
+    check(not smoothing, f'train.label_smoothing is {smoothing}, but model.preset is "{preset}"; {only} has one')
+    check(beams == 1, f'sample.beams is {beams}, but model.preset is "{preset}"; {only} searches')

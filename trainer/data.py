@@ -18,7 +18,10 @@ from torch import Tensor
 from trainer.errors import Refused
 from trainer.shards import Shard, spare_memory_bytes
 
-__all__ = ["Samples", "TokenRow", "batches", "position_seed", "sample_starts"]
+__all__ = ["VALIDATION_SEED", "Samples", "TokenRow", "batches", "position_seed", "sample_starts"]
+
+VALIDATION_SEED = 0
+"""The validation samples are a fixed draw from the whole split: its first ones may all be of one odd document."""
 
 
 class TokenRow:
@@ -65,7 +68,7 @@ class Samples:
             self._epoch, self._order = epoch, state.permutation(self.windows)
         return int(self._order[place])
 
-    def read(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def read(self, first: int, count: int) -> tuple[Tensor, ...]:
         """Return inputs and targets (count, context), int64, of samples first … first + count - 1."""
         context = self._context
         rows = np.stack([self._row.read(self._window(i) * context, context + 1) for i in range(first, first + count)])
@@ -87,30 +90,29 @@ def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, pro
 
 
 def batches(
-    read: Callable[[int], tuple[Tensor, Tensor]], starts: Iterable[int], device: torch.device
-) -> Generator[tuple[Tensor, Tensor], None, None]:
+    read: Callable[[int], tuple[Tensor, ...]], starts: Iterable[int], device: torch.device
+) -> Generator[tuple[Tensor, ...], None, None]:
     """Yield read(start) for every start, on the device; on CUDA a thread reads two ahead into pinned memory."""
     if device.type != "cuda":
         yield from map(read, starts)
         return
 
-    def pinned(start: int) -> tuple[Tensor, Tensor]:
-        ids, targets = read(start)
-        return ids.pin_memory(), targets.pin_memory()
+    def pinned(start: int) -> tuple[Tensor, ...]:
+        return tuple(tensor.pin_memory() for tensor in read(start))
 
     # Pinning takes place on the thread's current card, which would be card 0 in every process.
-    for ids, targets in ahead(pinned, starts, lambda: torch.cuda.set_device(device)):
-        yield ids.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+    for inputs in ahead(pinned, starts, lambda: torch.cuda.set_device(device)):
+        yield tuple(tensor.to(device, non_blocking=True) for tensor in inputs)
 
 
 def ahead(
-    make: Callable[[int], tuple[Tensor, Tensor]], starts: Iterable[int], begin: Callable[[], None], depth: int = 2
-) -> Iterator[tuple[Tensor, Tensor]]:
+    make: Callable[[int], tuple[Tensor, ...]], starts: Iterable[int], begin: Callable[[], None], depth: int = 2
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield make(start) for every start, made `depth` ahead in a thread; what goes wrong there is raised here."""
-    made: queue.Queue[tuple[Tensor, Tensor] | BaseException | None] = queue.Queue(depth)
+    made: queue.Queue[tuple[Tensor, ...] | BaseException | None] = queue.Queue(depth)
     closed = threading.Event()
 
-    def put(item: tuple[Tensor, Tensor] | BaseException | None) -> None:
+    def put(item: tuple[Tensor, ...] | BaseException | None) -> None:
         while not closed.is_set():
             try:
                 made.put(item, timeout=0.1)

@@ -13,6 +13,7 @@ from trainer.data import Samples
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.model import GPT
+from trainer.translation.model import Translator
 
 __all__ = ["Evaluation", "rounds", "token_bytes", "validation"]
 
@@ -50,20 +51,20 @@ def rounds(items: int, each: int, processes: Processes) -> list[tuple[int, int]]
 
 @torch.no_grad()
 def validation(
-    model: GPT,
+    model: GPT | Translator,
     samples: Samples,
     windows: int,
     micro_batch: int,
     *,
-    lengths: np.ndarray,
+    lengths: np.ndarray | None,
     device: Device,
     processes: Processes,
     stopping: Callable[[], bool],
 ) -> Evaluation | None:
     """Evaluate the first `windows` samples; None, everywhere, if any process must stop.
 
-    `lengths` are those of `token_bytes`. All processes take part: one that evaluated alone would keep the others
-    waiting past the collective's time-out.
+    `lengths` are those of `token_bytes`; None where bits a byte are not asked for. All processes take part: one that
+    evaluated alone would keep the others waiting past the collective's time-out.
     """
     # [sum of losses, windows, bytes]
     totals = torch.zeros(3, dtype=torch.float64, device=device.torch)
@@ -72,12 +73,13 @@ def validation(
         if processes.any(stopping(), device.torch):
             model.train()
             return None
-        ids, targets = samples.read(first, max(1, count))
+        inputs = samples.read(first, max(1, count))
         with device.autocast():
-            loss = model(ids.to(device.torch), targets.to(device.torch))
+            loss = model(*(tensor.to(device.torch) for tensor in inputs))
         totals[0] += loss.double() * count
         totals[1] += count
-        totals[2] += int(lengths[targets.numpy()].sum()) if count else 0
+        if lengths is not None and count:
+            totals[2] += int(lengths[inputs[1].numpy()].sum())
     model.train()
     loss_sum, seen, size = processes.summed(totals).tolist()
     tokens = windows * model.config.context

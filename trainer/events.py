@@ -6,6 +6,7 @@ its own `stop`, for it alone knows why.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -18,6 +19,9 @@ from typing import Any
 from trainer import STARTED_MONOTONIC_S
 
 __all__ = ["Reporter"]
+
+BEAT_S = 1.0
+"""How often the heartbeat is written at most: a step may take milliseconds."""
 
 
 def _finite(value: Any) -> Any:
@@ -38,6 +42,8 @@ class Reporter:
         # The thread that writes checkpoints reports them itself.
         self._lock = threading.Lock()
         self._path, self._end = out / "events.jsonl", 0
+        self._heartbeat = out / "heartbeat.json"
+        self._patience_s, self._beaten_s = 0.0, 0.0
         self._log: Any = None
         if not is_first:
             return
@@ -70,6 +76,17 @@ class Reporter:
             print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
             if self._log is not None:
                 print(line, file=self._log, flush=True)
+
+    def beat(self, patience_s: float) -> None:
+        """Say that the next beat comes within so many seconds: whoever watches may take a longer silence for a hang."""
+        now_s = time.monotonic()
+        if not self._is_first or (patience_s == self._patience_s and now_s < self._beaten_s + BEAT_S):
+            return
+        self._patience_s, self._beaten_s = patience_s, now_s
+        temporary = self._heartbeat.with_suffix(".tmp")
+        with contextlib.suppress(OSError):  # A full disk ends no training here; checkpoints say so when they are due.
+            temporary.write_text(json.dumps({"v": 1, "wall": time.time(), "patience_s": patience_s}))
+            temporary.replace(self._heartbeat)
 
     def emit(self, kind: str, step: int, **values: Any) -> None:
         """Append one event."""

@@ -20,7 +20,7 @@ import torch
 
 from trainer.config import ModelConfig, SampleConfig
 from trainer.errors import Refused
-from trainer.model import GPT, padded_vocab_size
+from trainer.model import GPT, with_vocabulary
 from trainer.pretrained import find_weights
 from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer
@@ -59,8 +59,9 @@ def open_checkpoint(checkpoint: Path, data: Path) -> Trained:
         if tokenizer.sha256 != state["data"]["tokenizer"]:
             raise Refused(f"{weights.name} was trained with another vocabulary than that in {data}")
         config = ModelConfig(**recipe["model"])
-        vocab_size = config.vocab_size or padded_vocab_size(tokenizer.vocab_size)
-        model = GPT(dataclasses.replace(config, vocab_size=vocab_size))
+        if config.preset == "encoder-decoder":
+            raise Refused(f"{weights.name} is of a translation model, which continues no text")
+        model = GPT(with_vocabulary(config, tokenizer.vocab_size))
         model.load_state_dict(read_tensors(weights))
         step, seed = int(state["step"]), int(recipe["train"]["seed"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, TensorFileError) as error:

@@ -76,6 +76,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad = logits.to(dtype)
             grad_hidden[rows] = grad @ head
             grad_weight += grad.t() @ part
+            del logits, grad  # or they would be there beside the next chunk's
         if whole:
             grad_hidden, grad_weight = grad_hidden.div_(count), grad_weight.div_(count)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
@@ -97,6 +98,7 @@ def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Sett
         rows = slice(start, start + settings.chunk)
         logits = (hidden[rows].to(settings.dtype) @ head.t()).float()
         loss += _nll(logits, safe[rows], keep[rows], settings.smoothing)[0]
+        del logits
     return loss / keep.sum()
 
 

@@ -7,6 +7,7 @@ The `modern` preset has its blocks in modern.py; the head, the loss and the coun
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -14,15 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
+from trainer.errors import Refused
 from trainer.loss import chunked_cross_entropy
 from trainer.modern import ModernBlock, RMSNorm, initialise_modern, rms_norm, rotation
 
-__all__ = ["GPT", "padded_vocab_size"]
+__all__ = ["GPT", "padded_vocab_size", "with_vocabulary"]
 
 
 def padded_vocab_size(vocab_size: int) -> int:
     """Return the next multiple of 64, the width at which the head's matrix product runs at full speed."""
     return -(-vocab_size // 64) * 64
+
+
+def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
+    """Return the shape for a tokeniser's vocabulary; Refused where the recipe's own number is less."""
+    if 0 < config.vocab_size < vocab_size:
+        raise Refused(f"model.vocab_size {config.vocab_size} is less than the tokeniser's {vocab_size}")
+    return dataclasses.replace(config, vocab_size=config.vocab_size or padded_vocab_size(vocab_size))
 
 
 class Attention(nn.Module):
@@ -99,6 +108,14 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.layers) if residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+    collective_methods = ("hidden", "next_token_logits")
+    """What is called beside `forward`: under full sharding these fetch weights too."""
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """All blocks: the parts that sharding deals in."""
+        return list(self.h)
 
     @property
     def head_weight(self) -> Tensor:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.distributed import Processes
+from trainer.model import GPT
+from trainer.translation.model import Translator
 
 __all__ = ["Alone", "Replicas", "Shards", "fits_replicated"]
 
@@ -134,16 +136,16 @@ class Shards(Alone):
 
     is_collective = True
 
-    def __init__(self, model: nn.Module, processes: Processes, blocks: list[nn.Module], methods: list[str]) -> None:
+    def __init__(self, model: GPT | Translator, processes: Processes) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         kind = next(model.parameters()).device.type
         mesh = init_device_mesh(kind, (processes.count,))
-        for block in blocks:
+        for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        for name in methods:
+        for name in model.collective_methods:
             register_fsdp_forward_method(model, name)
         super().__init__(model)
         self._model = model

@@ -22,6 +22,8 @@ from trainer.saving import CheckpointWriter
 from trainer.scale import LossScale
 from trainer.shards import TokenData
 from trainer.spike import SpikeGuard
+from trainer.translation.model import Translator
+from trainer.translation.task import TranslationTask
 
 __all__ = ["Progress", "Run"]
 
@@ -57,9 +59,10 @@ class Run:
     train_samples: Samples
     val_samples: Samples
     eval_windows: int
+    """How many validation samples an evaluation looks at."""
     hellaswag: tuple[Item, ...]
     plan: BatchPlan
-    model: GPT
+    model: GPT | Translator
     """Plain: evaluation and sampling, whose shapes vary, call this one."""
     progress: Progress
     scale: LossScale
@@ -68,6 +71,8 @@ class Run:
     optimizer: torch.optim.Optimizer = field(init=False)
     forward: nn.Module = field(init=False)
     """`model`, perhaps compiled: what training calls."""
+    translation: TranslationTask | None = None
+    """What there is to translate; None where text is continued."""
     writer: CheckpointWriter | None = None
     """Only the first process has it."""
     saved_step: int | None = None

@@ -49,7 +49,7 @@ class Stepper:
         """End the thread that reads ahead."""
         self._feed.close()
 
-    def _open_feed(self) -> Generator[tuple[Tensor, Tensor], None, None]:
+    def _open_feed(self) -> Generator[tuple[Tensor, ...], None, None]:
         """Yield this process's micro-batches from the current step to the last."""
         run, plan = self._run, self._run.plan
         steps = range(run.progress.step, run.recipe.train.steps)
@@ -101,13 +101,13 @@ class Stepper:
         run, plan = self._run, self._run.plan
         try:
             for index in range(plan.accumulation):
-                ids, targets = next(self._feed)
+                inputs = next(self._feed)
                 # Dropout is a function of the position alone: there is no random state to save, and resuming is exact.
                 micro = index * run.processes.count + run.processes.rank
                 torch.manual_seed(position_seed(run.recipe.train.seed, run.progress.step, micro))
                 run.parallel.before_micro_step(index == plan.accumulation - 1)
                 with run.device.autocast():
-                    loss = run.forward(ids, targets) / plan.accumulation
+                    loss = run.forward(*inputs) / plan.accumulation
                 run.scale.scaled(loss).backward()
                 loss_sum += loss.detach().double()
         except torch.OutOfMemoryError:

@@ -1,4 +1,4 @@
-"""Trains a GPT: `python -m trainer.train --recipe bundle/recipe.json --data data --out out`.
+"""Trains a GPT, or a translator: `python -m trainer.train --recipe bundle/recipe.json --data data --out out`.
 
 On several cards: `python -m torch.distributed.run --standalone --nproc-per-node=8 -m trainer.train …`; on several
 machines with `--nnodes=2 --node-rank=0 --master-addr=…` instead of `--standalone`. The command goes on from the newest
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import math
 import signal
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -22,10 +24,10 @@ from pathlib import Path
 
 import torch
 
+from trainer.answers import write_samples
 from trainer.assemble import assemble
 from trainer.compile_cache import made_compile_cache
 from trainer.config import load_recipe
-from trainer.data import position_seed
 from trainer.device import choose_device, memory_peak_bytes, peak_flops, prepare_allocator
 from trainer.distributed import Processes, joined, leave
 from trainer.errors import NonFinite, OutOfMemory, Refused, Spiked, TrainerError
@@ -34,10 +36,12 @@ from trainer.events import Reporter
 from trainer.hellaswag import accuracy
 from trainer.resume import snapshot
 from trainer.run import Progress, Run
-from trainer.sample import generate
 from trainer.step import Stepper, StepResult
 
 __all__ = ["main", "train"]
+
+LEAST_PATIENCE_S, UNKNOWN_S = 120.0, 1800.0
+"""How long a step may take, at least, and what nobody has timed yet, before the trainer is taken for stuck."""
 
 
 def train(run: Run) -> str:
@@ -64,10 +68,12 @@ def _loop(run: Run, stepper: Stepper) -> str:
     recipe, progress = run.recipe, run.progress
     durations: list[float] = []
     taken = 0
+    run.reporter.beat(UNKNOWN_S)  # the first step compiles
     while progress.step < recipe.train.steps:
         began = time.perf_counter()
         result = stepper.take()
         durations.append(time.perf_counter() - began)
+        run.reporter.beat(max(LEAST_PATIENCE_S, 5 * durations[-1]))
         progress.step, progress.loss, taken = progress.step + 1, result.loss, taken + 1
         step, last = progress.step, progress.step == recipe.train.steps
         if taken == 1:
@@ -83,11 +89,12 @@ def _loop(run: Run, stepper: Stepper) -> str:
         due = last or step % recipe.train.checkpoint_every == 0
         val_loss = None
         if due or step % recipe.eval.every == 0:
+            run.reporter.beat(UNKNOWN_S)
             val_loss = _evaluate(run)
             if val_loss is None:
                 return _save_and_stop(run)
         if due:
-            _write_samples(run)
+            write_samples(run)
             _save(run, val_loss)
     return "done"
 
@@ -112,7 +119,8 @@ def _settle() -> None:
 def _report_step(run: Run, result: StepResult, step_s: float) -> None:
     """Report the step that has just been taken."""
     tokens_per_s, peak = run.recipe.train.batch_tokens / step_s, peak_flops(run.device)
-    mfu = None if peak is None else run.model.flops_per_token() * tokens_per_s / (peak * run.processes.count)
+    flops = run.model.flops_per_token()
+    mfu = None if peak is None or flops is None else flops * tokens_per_s / (peak * run.processes.count)
     figures = {
         "loss": result.loss,
         "lr": result.lr,
@@ -130,10 +138,10 @@ def _report_step(run: Run, result: StepResult, step_s: float) -> None:
 def _evaluate(run: Run) -> float | None:
     """Evaluate and report; return the validation loss, or None if a stop was asked for meanwhile."""
     began = time.perf_counter()
-    tokenizer, stopping = run.data.tokenizer, run.stop_asked.is_set
+    tokenizer, stopping, task = run.data.tokenizer, run.stop_asked.is_set, run.translation
     found = validation(
         run.model, run.val_samples, run.eval_windows, run.plan.micro_batch,
-        lengths=token_bytes(tokenizer.tokens, tokenizer.eot_id),
+        lengths=token_bytes(tokenizer.tokens, tokenizer.eot_id) if task is None else None,
         device=run.device, processes=run.processes, stopping=stopping,
     )  # fmt: skip
     if found is None:
@@ -149,35 +157,13 @@ def _evaluate(run: Run) -> float | None:
         "val_loss": found.val_loss,
         "perplexity": found.perplexity,
         "bits_per_byte": found.bits_per_byte,
-        "eval_tokens": run.eval_windows * run.recipe.model.context,
+        "eval_tokens": run.eval_windows * run.recipe.model.context if task is None else task.eval_tokens,
         "hellaswag": right,
         "hellaswag_items": len(run.hellaswag),
         "eval_s": time.perf_counter() - began,
     }
     run.reporter.eval(run.progress.step, figures)
     return found.val_loss
-
-
-def _write_samples(run: Run) -> None:
-    """Let the model continue each prompt; only the first process does, unless a forward needs them all."""
-    together = run.parallel.is_collective
-    if run.writer is None and not together:
-        return
-    step, tokenizer = run.progress.step, run.data.tokenizer
-    run.model.eval()
-    for number, prompt in enumerate(run.data.prompts):
-        if together and run.processes.any(run.stop_asked.is_set(), run.device.torch):
-            break
-        with run.device.autocast():
-            ids = generate(
-                run.model, prompt.ids, run.recipe.sample, vocab_size=tokenizer.vocab_size,
-                seed=position_seed(run.recipe.train.seed, step, number),
-                stopping=lambda: not together and run.stop_asked.is_set(),
-            )  # fmt: skip
-        if run.writer is not None:
-            text = tokenizer.decode(ids)
-            run.reporter.sample(step, prompt.text, text, run.writer.store().write_sample(step, number, text))
-    run.model.train()
 
 
 def _save(run: Run, val_loss: float | None) -> None:
@@ -213,6 +199,7 @@ def _asked_to_stop() -> threading.Event:
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # where every thread stands, for whoever finds it stuck
     return asked
 
 

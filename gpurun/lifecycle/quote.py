@@ -12,6 +12,7 @@ from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
 from gpurun.lifecycle.market import Market
+from gpurun.lifecycle.shards import BUILT_IN
 from gpurun.planning.budget import Load, candidates, choose, load_of
 from gpurun.planning.catalog import counts_of, offers_for, parse_gpu
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
@@ -19,8 +20,7 @@ from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 # Shards that are not there yet are counted as pulled from a bucket; a home line would be the whole bill.
 BUCKET_BITS_PER_S = 1e9
 BYTES_PER_TOKEN = 2
-GPT2_VOCABULARY = 50257
-CHARACTERS = 128
+VOCABULARIES = {"gpt2": 50257, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
 DEFAULT_TEXT_MB = 32
 WEAK = "needs --accept-weak-lease"
 
@@ -125,7 +125,7 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
     if request.data is not None and Path(request.data).exists():
         files = [path for path in [Path(request.data), *Path(request.data).rglob("*")] if path.is_file()]
         return load_of(full, sum(path.stat().st_size for path in files), vocab_size=_vocabulary(full)), ()
-    if source == "stdlib":
+    if source in BUILT_IN:
         return load_of(full, (full.tables.data.limit_mb or DEFAULT_TEXT_MB) << 20, vocab_size=_vocabulary(full)), ()
     size = train.steps * train.batch_tokens * BYTES_PER_TOKEN
     plain = load_of(full, size, vocab_size=_vocabulary(full))
@@ -202,6 +202,5 @@ def _not_prepared(full: ResolvedRecipe, size: int) -> DataSummary:
 
 
 def _vocabulary(full: ResolvedRecipe) -> int:
-    """The recipe's vocabulary; where only the text will tell, what Python source gives."""
-    by_tokenizer = CHARACTERS if full.tables.data.tokenizer == "char" else GPT2_VOCABULARY
-    return full.tables.model.vocab_size or by_tokenizer
+    """The recipe's vocabulary; where only the text will tell, what Python source gives, or the most words there are."""
+    return full.tables.model.vocab_size or VOCABULARIES[full.tables.data.tokenizer]

@@ -12,7 +12,7 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.market import Market, live_offers, ready_providers
 from gpurun.lifecycle.quote import need_of, paid_plan, quote
-from gpurun.lifecycle.shards import missing_shards, prepared
+from gpurun.lifecycle.shards import BUILT_IN, missing_shards, prepared
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.providers.registry import CLOUDS, OVERRIDES
@@ -39,7 +39,7 @@ def rented_plan(
     """
     if request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
-    if request.data is None and full.tables.data.source != "stdlib":
+    if request.data is None and full.tables.data.source not in BUILT_IN:
         raise missing_shards(full.tables.data.source)
     names = _with_keys(request, home)
     before = quote(request, full, _market(request, full, names, home, clock))

@@ -21,6 +21,8 @@ from gpurun.core.secrets import child_environment
 
 HEADER_BYTES = 1024
 MAGIC = 20240520
+BUILT_IN = ("stdlib", "copy", "english-german")
+"""Sources that need no --data: text and parallel texts that the trainer's tokeniser finds or makes."""
 _BLOCK_BYTES = 16 << 20
 
 
@@ -32,18 +34,26 @@ def prepared(
     Text is tokenised into the new folder `into`; what was tokenised before comes from the cache.
     """
     wanted = resolved["data"]
-    place = Path(data).expanduser().absolute() if data is not None else None
-    if place is not None and (place / "data.json").exists():
-        found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
+    if data is not None and (Path(data).expanduser() / "data.json").exists():
+        place = Path(data).expanduser().absolute()
+        model = resolved["model"]
+        found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
         _prepare(["--shards", str(place)], resolved, into=into, root=root, say=say)
         return found.model_copy(update={"beside": str(into)})
-    if place is None and wanted["source"] != "stdlib":
+    if data is None and wanted["source"] not in BUILT_IN:
         raise missing_shards(wanted["source"])
-    text = ["--source", str(place or wanted["source"]), "--tokenizer", wanted["tokenizer"], "--cache", str(cache)]
+    source = wanted["source"] if data is None else _absolute(data, wanted["tokenizer"])
+    text = ["--source", source, "--tokenizer", wanted["tokenizer"], "--cache", str(cache)]
     text += ["--val-fraction", str(wanted["val_fraction"]), "--limit-bytes", str(wanted["limit_mb"] << 20)]
-    text += ["--min-tokens", str(resolved["model"]["context"] + 1)]
+    text += ["--context", str(resolved["model"]["context"])]
     _prepare(text, resolved, into=into, root=root, say=say)
     return inspect(into, tokenizer=wanted["tokenizer"], vocab_size=0)
+
+
+def _absolute(data: str, tokenizer: str) -> str:
+    """The text that --data names; a parallel text may be two files with a comma between them."""
+    files = data.split(",") if tokenizer.endswith("-pairs") else [data]
+    return ",".join(str(Path(file).expanduser().absolute()) for file in files)
 
 
 def missing_shards(source: str) -> UsageError:
@@ -90,8 +100,11 @@ def _prepare(
     )
 
 
-def inspect(folder: Path, *, tokenizer: str, vocab_size: int) -> DataSummary:
-    """Check a folder of shards against its manifest: sizes, magic, digests, every token id."""
+def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
+    """Check a folder of shards against its manifest: sizes, magic, digests, every token id.
+
+    `vocab_size` and `context` are the model's, 0 where it takes what comes: a sentence pair must fit into the latter.
+    """
     manifest = _read_manifest(folder)
     made_by = manifest["tokenizer"]
     if made_by["name"] != tokenizer:
@@ -99,6 +112,13 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int) -> DataSummary:
             "data.other_tokenizer",
             f"{folder} was tokenised with {made_by['name']!r}; the recipe uses {tokenizer!r}.",
             hint="Prepare the text again with the recipe's tokeniser, or choose the recipe that fits the shards.",
+        )
+    longest = manifest.get("pairs", {}).get("longest", 0)
+    if 0 < context < longest:
+        raise UsageError(
+            "data.pair_too_long",
+            f"{folder} has a sentence of {longest} positions; model.context is {context}.",
+            hint=f"Prepare the text again for this context, or add --set context={longest}.",
         )
     limit = min(made_by["vocab_size"], vocab_size or made_by["vocab_size"])
     sizes = [_check_shard(folder, shard, limit) for part in ("train", "val") for shard in manifest[part]]

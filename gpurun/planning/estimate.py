@@ -2,7 +2,8 @@
 
 Memory is a formula fitted to measured peaks. Speed is a prior, hence a range; `Estimate.basis` says what it rests on.
 FLOPs a token are 6 N + 12 L C T: N the parameters that are multiplied with (all but the positions, a tied head counted
-once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole.
+once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole. A layer
+of an encoder-decoder has three attentions, hence 36 L C T; its sentences are counted as long as the context, all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
 FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
 # A token, layer and channel, bf16 autocast and flash attention, eager: fitted; traced with torch's MemTracker.
-ACTIVATION_BYTES = {"faithful": 36.5, "modern": 47.5}
+# The encoder-decoder's is traced with its dropout of 0.1, and with the path on which attention's weights are kept.
+ACTIVATION_BYTES = {"faithful": 36.5, "modern": 47.5, "encoder-decoder": 187.0}
+ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}
 LOGIT_BYTES = 14  # bf16 logits 2, their fp32 copy 4, log-softmax 4, gradient 4.
 CHUNK_LOGITS = 2**27  # The trainer's loss holds 512 MiB of fp32 logits at once.
 
@@ -81,7 +84,7 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
         micro_batch=micro_batch,
         tokens_per_s=(train.batch_tokens / step_s[1], train.batch_tokens / step_s[0]),
         train_s=(speed.start_s[0] + steps * step_s[0], speed.start_s[1] + steps * step_s[1]),
-        basis=f"prior: {speed.words}, 6N+12LCT FLOPs a token{bound}",
+        basis=f"prior: {speed.words}, 6N+{12 * ATTENTIONS[model.preset]}LCT FLOPs a token{bound}",
     )
 
 
@@ -92,7 +95,7 @@ def flops_per_token(model: ModelTable, vocab_size: int = 0) -> float:
         multiplied -= model.context * model.width
     if not model.tied:  # The input embedding is looked up, not multiplied.
         multiplied -= padded_vocab(model, vocab_size) * model.width
-    return 6.0 * multiplied + 12.0 * model.layers * model.width * model.context
+    return 6.0 * multiplied + 12.0 * ATTENTIONS[model.preset] * model.layers * model.width * model.context
 
 
 def peak_bytes(model: ModelTable, micro_batch: int, vocab_size: int = 0, *, bf16: bool = True) -> int:

@@ -126,6 +126,9 @@ def parameters_of(model: ModelTable, vocab_size: int = 0) -> int:
     if model.preset == "modern":  # Matrices alone, and no positions.
         return 2 * vocab * width + 12 * model.layers * width * width
     norm = 2 * width if model.bias else width
+    if model.preset == "encoder-decoder":  # A layer on either side, the decoder's with a second attention.
+        layer = 5 * norm + 28 * width * width + (22 * width if model.bias else 0)
+        return vocab * width + model.layers * layer + 2 * norm
     layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)
     embeddings = (vocab + model.context) * width
     return embeddings + model.layers * layer + norm + (0 if model.tied else vocab * width)

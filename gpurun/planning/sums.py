@@ -26,6 +26,7 @@ def what_does_not_add_up(recipe: RecipeTables) -> Iterator[str]:
         yield f"schedule.warmup_steps {warmup} is more than train.steps {steps}"
     elif warmup + cooldown > steps:
         yield f"schedule.warmup_steps {warmup} and a cool-down of {cooldown} steps are more than train.steps {steps}"
+    yield from _translation(recipe) if recipe.model.preset == "encoder-decoder" else _no_translation(recipe)
 
 
 def cooldown_steps(schedule: ScheduleTable, steps: int) -> int:
@@ -37,6 +38,8 @@ def _model(model: ModelTable) -> Iterator[str]:
     each, left = divmod(model.width, model.heads)
     if left:
         yield f"model.width {model.width} cannot be shared equally by model.heads {model.heads}"
+    if model.preset == "encoder-decoder" and not model.tied:
+        yield 'model.tied is false, but the preset "encoder-decoder" has no head of its own; set it to true'
     if model.preset != "modern":
         return
     if model.bias:
@@ -57,3 +60,31 @@ def _schedule(schedule: ScheduleTable) -> Iterator[str]:
         yield 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'
     if kind == "noam" and schedule.min_lr:
         yield f'schedule.min_lr is {schedule.min_lr}, but schedule.kind "noam" has no lowest rate'
+
+
+def _translation(recipe: RecipeTables) -> Iterator[str]:
+    """What only a GPT has, asked of an encoder-decoder."""
+    preset, data, train = 'the preset "encoder-decoder"', recipe.data, recipe.train
+    if not data.is_parallel:
+        yield f'data.tokenizer is "{data.tokenizer}", but {preset} reads sentence pairs: "char-pairs" or "word-pairs"'
+    if train.compile:
+        yield f"train.compile is true, but {preset} meets other lengths in every batch; set it to false"
+    if train.init_from:
+        yield f'train.init_from is "{train.init_from}", but {preset} starts from weights of its own'
+    if recipe.eval.hellaswag_items:
+        items = recipe.eval.hellaswag_items
+        yield f"eval.hellaswag_items is {items}, but {preset} continues no text; set it to 0"
+    if recipe.sample.top_k:
+        top_k = recipe.sample.top_k
+        yield f"sample.top_k is {top_k}, but {preset} searches for its translations and draws none; set it to 0"
+
+
+def _no_translation(recipe: RecipeTables) -> Iterator[str]:
+    """What only an encoder-decoder has, asked of a GPT."""
+    but, data = f'but model.preset is "{recipe.model.preset}"; only "encoder-decoder"', recipe.data
+    if data.is_parallel:
+        yield f'data.tokenizer is "{data.tokenizer}", {but} reads sentence pairs'
+    if recipe.train.label_smoothing:
+        yield f"train.label_smoothing is {recipe.train.label_smoothing}, {but} has one"
+    if recipe.sample.beams > 1:
+        yield f"sample.beams is {recipe.sample.beams}, {but} searches"

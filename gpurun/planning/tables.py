@@ -25,7 +25,7 @@ class Table(Frozen):
 class ModelTable(Table):
     """The shape of the network."""
 
-    preset: Literal["faithful", "modern"] = "faithful"
+    preset: Literal["faithful", "modern", "encoder-decoder"] = "faithful"
     layers: Whole
     heads: Whole
     width: Whole
@@ -40,9 +40,14 @@ class DataTable(Table):
     """The text, its tokeniser, what is held out, and how much of it is taken (megabytes; 0: all)."""
 
     source: str = Field(default="stdlib", min_length=1)
-    tokenizer: Literal["char", "gpt2"]
+    tokenizer: Literal["char", "gpt2", "char-pairs", "word-pairs"]
     val_fraction: Share = 0.1
     limit_mb: int = Field(default=0, ge=0)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the text is sentences with their translations."""
+        return self.tokenizer.endswith("-pairs")
 
 
 class OptimTable(Table):
@@ -80,6 +85,7 @@ class TrainTable(Table):
     init_from: str = Field(default="", pattern=INSIDE_DATA)
     spike: Literal["off", "warn", "skip", "stop"] = "warn"
     spike_z: float = Field(default=7.0, gt=0)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     log_every: Whole = 10
     checkpoint_every: Whole
 
@@ -93,12 +99,14 @@ class EvalTable(Table):
 
 
 class SampleTable(Table):
-    """The prompts that are continued at every checkpoint."""
+    """The prompts that are continued, or translated, at every checkpoint."""
 
     prompts: tuple[str, ...] = Field(strict=False)
     tokens: int = Field(ge=0)
     temperature: NotNegative = 0.8
     top_k: int = Field(default=0, ge=0)
+    beams: Whole = 1
+    length_penalty: NotNegative = 0.6
 
 
 class HardwareTable(Table):

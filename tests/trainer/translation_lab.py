@@ -36,11 +36,11 @@ def written(folder: Path, source: str, tokenizer: str, **more: Any) -> Path:
 def lab_recipe(source: str, tokenizer: str, **tables: dict[str, Any]) -> Recipe:
     """Return a recipe for a small translation model; keyword tables replace single keys."""
     record = recipe_record(
-        model={"layers": 2, "heads": 4, "width": 64, "context": CONTEXT, "dropout": 0.0},
+        model={"preset": "encoder-decoder", "layers": 2, "heads": 4, "width": 64, "context": CONTEXT, "dropout": 0.0},
         data={"source": source, "tokenizer": tokenizer},
         optim={"lr": 0.5, "beta2": 0.98, "eps": 1e-9, "weight_decay": 0.0, "grad_clip": 0.0},
         schedule={"kind": "noam", "warmup_steps": 200, "min_lr": 0.0},
-        train={"steps": 400, "batch_tokens": 64 * CONTEXT, "micro_batch": 64},
+        train={"steps": 400, "batch_tokens": 64 * CONTEXT, "micro_batch": 64, "label_smoothing": 0.1},
         eval={"tokens": 128 * CONTEXT},
         sample={"prompts": list(PROMPTS.get(source, ()))},
     )
@@ -80,10 +80,10 @@ class Lab:
         return total
 
 
-def open_lab(folder: Path, recipe: Recipe, label_smoothing: float = 0.1) -> Lab:
+def open_lab(folder: Path, recipe: Recipe) -> Lab:
     """Open a data folder for a recipe, with a fresh model."""
     data = open_data(folder, recipe.data.tokenizer, recipe.sample.prompts)
     sequences = plan_batch(recipe, 1).sequences
     task = TranslationTask.open(recipe, folder, data, sequences, Processes())
-    model = task.build_model(recipe, label_smoothing)
+    model = task.build_model(recipe)
     return Lab(recipe, task, model, make_optimizer(model, recipe.optim, torch.device("cpu")))

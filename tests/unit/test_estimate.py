@@ -64,6 +64,15 @@ def test_memory_is_a_little_above_what_mem_tracker_traced_on_our_own_model(prese
     assert traced_gib < (peak_bytes(table, 8) - CONTEXT_BYTES) / GIB < 1.2 * traced_gib
 
 
+def test_a_translators_memory_is_a_little_above_what_was_traced_on_it() -> None:
+    # 6 + 6 layers, 512 wide, 128 pairs of 72 positions, dropout 0.1, as above.
+    table = ModelTable(preset="encoder-decoder", layers=6, heads=8, width=512, context=72, vocab_size=512, dropout=0.1)
+    assert 5.54 < (peak_bytes(table, 128) - CONTEXT_BYTES) / GIB < 1.2 * 5.54
+    # tests/trainer/test_translation_model.py has the same number of parameters.
+    assert parameters_of(table) == 44_402_688
+    assert flops_per_token(table) == 6 * 44_402_688 + 36 * 6 * 512 * 72
+
+
 def test_the_chunked_loss_fits_where_the_formula_predicts_it() -> None:
     assert 20 * GIB < peak_bytes(model(), 64) < 28 * GIB  # 65 GiB with whole logits, as measured
     on_24 = next(o for o in offers_for(parse_gpu("1xL4")) if o.vram_gb == 24)

@@ -102,3 +102,32 @@ def test_brought_shards_get_their_prompts_beside_them_and_are_not_copied(tmp_pat
     assert beside == {"data.json", "vocab.json", "prompts.json"}
     prompts = json.loads((tmp_path / "beside" / "prompts.json").read_text())
     assert [prompt["text"] for prompt in prompts] == list(recipe.tables.sample.prompts)
+
+
+def test_sentence_pairs_are_made_brought_and_refused_at_home(tmp_path: Path) -> None:
+    recipe = resolve(load_recipe("annotated-transformer"), "rehearsal").record
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    made = prepared(recipe, None, into=tmp_path / "own", **places)
+    assert (made.source, made.tokenizer) == ("english-german", "word-pairs")
+    again = prepared(recipe, made.folder, into=tmp_path / "beside", **places)
+    assert again.sha256 == made.sha256
+    prompts = [json.loads((tmp_path / name / "prompts.json").read_text()) for name in ("own", "beside")]
+    assert prompts[0] == prompts[1]
+    longest = json.loads((tmp_path / "own" / "data.json").read_text())["pairs"]["longest"]
+    inspect(tmp_path / "own", tokenizer="word-pairs", vocab_size=0, context=longest)
+    with pytest.raises(UsageError, match=f"a sentence of {longest} positions; model.context is {longest - 1}"):
+        inspect(tmp_path / "own", tokenizer="word-pairs", vocab_size=0, context=longest - 1)
+
+
+def test_two_files_are_a_parallel_text_wherever_the_command_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("a.en", "a dog {}"), ("a.de", "ein Hund {}")):
+        (tmp_path / name).write_text("".join(text.format(number) + "\n" for number in range(200)))
+    monkeypatch.chdir(tmp_path)
+    recipe = resolve(load_recipe("annotated-transformer"), "rehearsal").record
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    assert prepared(recipe, "a.en,a.de", into=tmp_path / "own", **places).source == "file"
+    text = recipe | {"data": recipe["data"] | {"tokenizer": "char"}}
+    with pytest.raises(UsageError, match="english-german is sentence pairs, and the tokeniser char makes none"):
+        prepared(text, None, into=tmp_path / "text", **places)

@@ -13,6 +13,7 @@ from trainer.config import parse_recipe
 from trainer.errors import Refused
 
 MODERN = {"preset": "modern", "bias": False, "tied": False}
+TRANSLATION = {"model": {"preset": "encoder-decoder"}, "data": {"tokenizer": "word-pairs"}}
 BASE = resolve(load_recipe("mini-gpt"), "full").record
 """2 layers, 2 heads, 64 wide; 500 steps."""
 
@@ -45,6 +46,18 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
             {"schedule": {"kind": "noam", "warmup_steps": 9, "min_lr": 1e-5}},
             'schedule.min_lr is 1e-05, but schedule.kind "noam" has no lowest rate',
         ),
+        ({"model": {"preset": "encoder-decoder", "tied": False}}, "model.tied is false, but the preset"),
+        ({"model": {"preset": "encoder-decoder"}}, 'data.tokenizer is "char", but the preset "encoder-decoder" reads'),
+        (TRANSLATION | {"train": {"compile": True}}, "train.compile is true, but the preset"),
+        (TRANSLATION | {"train": {"init_from": "gpt2"}}, 'train.init_from is "gpt2", but the preset'),
+        (TRANSLATION | {"eval": {"hellaswag_items": 9}}, "eval.hellaswag_items is 9, but the preset"),
+        (TRANSLATION | {"sample": {"top_k": 5}}, "sample.top_k is 5, but the preset"),
+        ({"data": {"tokenizer": "word-pairs"}}, 'data.tokenizer is "word-pairs", but model.preset is "faithful"; only'),
+        ({"train": {"label_smoothing": 0.1}}, 'train.label_smoothing is 0.1, but model.preset is "faithful"; only'),
+        (
+            {"sample": {"beams": 4}},
+            'sample.beams is 4, but model.preset is "faithful"; only "encoder-decoder" searches',
+        ),
     ],
 )
 def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]], sentence: str) -> None:
@@ -64,6 +77,7 @@ def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]
         {"model": MODERN, "optim": {"kind": "muon", "muon_lr": 0.02}},
         {"schedule": {"kind": "trapezoid", "warmup_steps": 300, "cooldown_fraction": 0.4, "min_lr": 1e-5}},
         {"schedule": {"kind": "noam", "warmup_steps": 1}, "optim": {"lr": 1.0}},
+        TRANSLATION | {"train": {"label_smoothing": 0.1}, "sample": {"beams": 4, "length_penalty": 0.0}},
     ],
 )
 def test_what_makes_sense_passes_on_both(tables: dict[str, dict[str, Any]]) -> None:

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 from trainer.prepare.build import Request, accompany, prepare
 from trainer.prepare.errors import Refusal
+from trainer.prepare.pair_tokenizers import TOKENIZERS
+from trainer.prepare.parallel import BUILT_IN, PairRequest, prepare_pairs
 
 
 def main() -> int:
@@ -37,8 +39,21 @@ def _do(arguments: list[str]) -> dict[str, Any]:
     given = _given(arguments)
     shards = given.pop("shards")
     if shards is None:
-        return prepare(Request(**given), _say)
+        return _prepare(given)
     return accompany(shards.absolute(), given["prompts"], given["out"], _say)
+
+
+def _prepare(given: dict[str, Any]) -> dict[str, Any]:
+    """Prepare a text, or sentence pairs where the tokeniser is one of pairs."""
+    if given["tokenizer"] in TOKENIZERS:
+        del given["cache"]  # Pairs are few, and tokenised in seconds.
+        return prepare_pairs(PairRequest(**given), _say)
+    if given["source"] in BUILT_IN:
+        what = f"{given['source']} is sentence pairs, and the tokeniser {given['tokenizer']} makes none."
+        raise Refusal("data.parallel", what, hint=f"Take one of: {', '.join(TOKENIZERS)}.")
+    # A window's last token is only ever a target.
+    least = given.pop("context") + 1
+    return prepare(Request(**given, min_tokens=least), _say)
 
 
 def _say(line: str) -> None:
@@ -74,16 +89,16 @@ def _given(arguments: list[str]) -> dict[str, Any]:
     """Read the command line; a value that cannot be is a Refusal."""
     parser = argparse.ArgumentParser(prog="python -m trainer.prepare", description="Text in, token shards out.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--source", help="a UTF-8 text file, a folder of them, or: stdlib")
+    what.add_argument("--source", help="a UTF-8 text file, a folder of them, or: stdlib, copy, english-german")
     what.add_argument("--shards", type=Path, help="shards that exist: only write what they need beside them")
-    parser.add_argument("--tokenizer", default="gpt2", choices=("char", "gpt2"))
+    parser.add_argument("--tokenizer", default="gpt2", choices=("char", "gpt2", *TOKENIZERS))
     parser.add_argument("--val-fraction", type=float, default=0.1, help="the share of the text that is held out")
     parser.add_argument("--prompts", default="[]", help='what samples start from, as JSON: ["The ", "def "]')
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     parser.add_argument("--cache", type=Path, help="where tokenised text is kept for the next time")
     parser.add_argument("--limit-bytes", type=int, default=0, help="take this much text (0: all)")
     parser.add_argument("--vocab-limit", type=int, default=0, help="at most so many characters (0: as many as matter)")
-    parser.add_argument("--min-tokens", type=int, default=65, help="what each split must have: context + 1")
+    parser.add_argument("--context", type=int, default=64, help="the model's: what a split must fill, a pair must not")
     given = vars(parser.parse_args(arguments))
     given["prompts"] = _prompts(given["prompts"])
     given["out"] = given["out"].absolute()

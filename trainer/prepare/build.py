@@ -16,6 +16,7 @@ import numpy as np
 from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
+from trainer.prepare.pair_tokenizers import TOKENIZERS, PairTokenizer
 from trainer.prepare.shards import ShardWriter, read_vocabulary, sha256_of_file, write_json, write_vocabulary
 from trainer.prepare.tokenizers import (
     REPLACEMENT,
@@ -190,6 +191,8 @@ def _open_tokenizer(request: Request, corpus: Corpus, say: Say) -> Tokenizer:
 def _reopen(name: str, folder: Path) -> Tokenizer:
     """The tokeniser that a finished folder was made with, from its vocabulary alone."""
     tokens = read_vocabulary(folder)
+    if name in TOKENIZERS:
+        return PairTokenizer.from_tokens(name, tokens)
     return Gpt2Tokenizer(tokens) if name == "gpt2" else CharTokenizer(tokens)
 
 

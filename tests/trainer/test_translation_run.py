@@ -1,0 +1,97 @@
+"""Translation through the ordinary command: the one loop trains it, evaluates it, asks it, saves it and goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Train, events, run_command
+from translation_lab import CONTEXT, lab_recipe, open_lab, written
+
+from trainer import step
+from trainer.checkpoint import read_checkpoint
+from trainer.config import parse_recipe
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("copies") / "data", "copy", "char-pairs", context=CONTEXT)
+
+
+def small(dropout: float = 0.0, **train: Any) -> dict[str, Any]:
+    """Six steps of 16 pairs in four portions, saved after three."""
+    keys = {"steps": 6, "batch_tokens": 16 * CONTEXT, "micro_batch": 4, "checkpoint_every": 3}
+    return lab_recipe(
+        "copy", "char-pairs", model={"layers": 1, "heads": 2, "width": 32, "dropout": dropout},
+        schedule={"warmup_steps": 4}, train=keys | train, eval={"every": 3, "tokens": 50 * CONTEXT},
+        sample={"prompts": ["abcdefgh"], "tokens": 5, "beams": 3},
+    ).as_record()  # fmt: skip
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events(out, "step")}
+
+
+def test_the_command_trains_on_the_same_pairs_and_says_what_it_makes_of_them(
+    copies: Path, tmp_path: Path, train: Train
+) -> None:
+    recipe, out = small(), tmp_path / "out"
+    assert train(recipe, out, copies) == 0
+    lab = open_lab(copies, parse_recipe(recipe))
+    assert list(losses(out).values()) == pytest.approx(lab.train(range(6)), rel=1e-5)
+    assert {event["mfu"] for event in events(out, "step")} == {None}
+
+    evaluation = events(out, "eval")[-1]
+    assert evaluation["bits_per_byte"] is None
+    held_out = [lab.task.val.target(pair) for pair in lab.task.val_samples.step_pairs(0)]
+    assert (len(held_out), evaluation["eval_tokens"]) == (50, sum(map(len, held_out)))
+    whole = lab.task.val.batch(lab.task.val_samples.step_pairs(0).tolist())
+    lab.model.load_state_dict(read_checkpoint(out, 6).model)
+    said = lab.model.eval()(whole.source, whole.target, whole.labels).item()
+    assert evaluation["val_loss"] == pytest.approx(said, rel=1e-5)
+
+    ids = lab.task.data.prompts[0].ids
+    (found,) = lab.task.translate(lab.model, [ids], beams=3, alpha=0.6, most=5)
+    sample = events(out, "sample")[-1]
+    assert (sample["prompt"], sample["text"]) == ("abcdefgh", lab.task.text(found.ids))
+    assert 0 < len(found.ids) <= 5 < len(ids)
+
+
+def test_a_run_that_ended_goes_on_bit_for_bit(
+    copies: Path, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(dropout=0.1)
+    assert train(recipe, tmp_path / "straight", copies) == 0
+    take = step.Stepper.take
+
+    def fail_at_5(self: step.Stepper) -> step.StepResult:
+        if self._run.progress.step == 4:
+            raise RuntimeError("the machine is gone")
+        return take(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step.Stepper, "take", fail_at_5)
+        assert train(recipe, tmp_path / "ended", copies) == 1
+    assert train(recipe, tmp_path / "ended", copies) == 0
+    assert events(tmp_path / "ended", "start")[-1]["resumed_from"] == 3
+    assert losses(tmp_path / "ended") == losses(tmp_path / "straight")
+    one, other = (read_checkpoint(tmp_path / name, 6).model for name in ("straight", "ended"))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_text_that_is_no_pairs_is_refused(data: Path, tmp_path: Path, train: Train) -> None:
+    recipe = small()
+    assert train(recipe, tmp_path / "out", data) == 2
+    assert "char-pairs" in events(tmp_path / "out", "stop")[-1]["message"]
+
+
+@pytest.mark.slow
+def test_two_processes_with_a_part_each_train_what_one_trains(copies: Path, tmp_path: Path, train: Train) -> None:
+    recipe = small(parallel="fsdp")
+    assert train(recipe, tmp_path / "one", copies) == 0
+    done = run_command(recipe, copies, tmp_path / "two", processes=2)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    texts = [[event["text"] for event in events(tmp_path / out, "sample")] for out in ("one", "two")]
+    assert texts[0] == texts[1]

@@ -1,0 +1,113 @@
+"""What a training loop asks of translation: the data, the model, and translations of prompts and of the held-out text.
+
+The loop itself is that of trainer/train.py: `train_samples` and `val_samples` are read as there, and what they give is
+what `model` takes. All of it is a function of the recipe, the data folder and the position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.config import Recipe
+from trainer.data import VALIDATION_SEED
+from trainer.distributed import Processes
+from trainer.errors import Refused
+from trainer.model import with_vocabulary
+from trainer.shards import TokenData
+from trainer.translation.batch import SpecialTokens
+from trainer.translation.decode import Hypothesis, beam_search
+from trainer.translation.model import Translator
+from trainer.translation.pairs import PairRow, PairSamples, read_special_tokens
+
+__all__ = ["TranslationTask"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationTask:
+    """A parallel text that has been opened and checked for a recipe."""
+
+    data: TokenData
+    special: SpecialTokens
+    train: PairRow
+    val: PairRow
+    train_samples: PairSamples
+    val_samples: PairSamples
+    eval_pairs: int
+    """How many held-out pairs an evaluation looks at: `val_samples` has them all in its step 0."""
+
+    @classmethod
+    def open(
+        cls, recipe: Recipe, folder: Path, data: TokenData, sequences: int, processes: Processes
+    ) -> TranslationTask:
+        """Open the pairs of a data folder for steps of `sequences` pairs; Refused where they do not fit the recipe."""
+        special, context = read_special_tokens(folder, data), recipe.model.context
+        train = PairRow(data.train, special, context, "train", processes.local_count)
+        val = PairRow(data.val, special, context, "val", processes.local_count)
+        eval_pairs = min(len(val), max(1, recipe.eval.tokens // context))
+        for prompt in data.prompts:
+            if len(prompt.ids) + 2 > context:
+                raise Refused(f'the prompt "{prompt.text[:40]}" takes more than model.context {context} positions')
+        return cls(
+            data=data, special=special, train=train, val=val, eval_pairs=eval_pairs,
+            train_samples=PairSamples(train, sequences, recipe.train.seed),
+            val_samples=PairSamples(val, eval_pairs, VALIDATION_SEED),
+        )  # fmt: skip
+
+    @property
+    def eval_tokens(self) -> int:
+        """How many real labels an evaluation looks at."""
+        return self.val_samples.step_tokens(0)
+
+    def build_model(self, recipe: Recipe) -> Translator:
+        """Return the recipe's model for the data's vocabulary, its weights drawn on the CPU by the recipe's seed."""
+        torch.manual_seed(recipe.train.seed)
+        config = with_vocabulary(recipe.model, self.data.tokenizer.vocab_size)
+        return Translator(config, pad_id=self.special.pad_id, label_smoothing=recipe.train.label_smoothing)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of a translation's ids."""
+        silent = (self.special.pad_id, self.special.start_id, self.special.end_id)
+        return self.data.tokenizer.decode([i for i in ids if i not in silent]).strip()
+
+    def translate(
+        self,
+        model: Translator,
+        sources: Sequence[Sequence[int]],
+        *,
+        beams: int,
+        alpha: float,
+        most: int | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> list[Hypothesis]:
+        """Translate sources, given as plain token ids, into at most `most` tokens (None: as the context has room).
+
+        One beam is greedy search. Leaves the model in its old mode.
+        """
+        special = self.special
+        rows = [np.array([special.start_id, *ids, special.end_id]) for ids in sources]
+        width = max(len(row) for row in rows)
+        padded = [np.pad(row, (0, width - len(row)), constant_values=special.pad_id) for row in rows]
+        source = torch.from_numpy(np.stack(padded)).to(model.embedding.weight.device)
+        was_training = model.training
+        model.eval()
+        vocab_size = self.data.tokenizer.vocab_size
+        found = beam_search(model, source, special, vocab_size, beams=beams, alpha=alpha, most=most, stopping=stopping)
+        model.train(was_training)
+        return found
+
+    def translate_held_out(
+        self, model: Translator, pairs: int, *, beams: int, alpha: float, at_once: int = 64
+    ) -> tuple[list[str], list[str]]:
+        """Return (translations, references) of `pairs` held-out pairs, or of all if there are fewer: a fixed draw."""
+        chosen = [self.val_samples.pair(sample) for sample in range(min(pairs, len(self.val)))]
+        translations: list[str] = []
+        for start in range(0, len(chosen), at_once):
+            sources = [self.val.source(pair)[1:-1].tolist() for pair in chosen[start : start + at_once]]
+            found = self.translate(model, sources, beams=beams, alpha=alpha)
+            translations += [self.text(one.ids) for one in found]
+        return translations, [self.text(self.val.target(pair).tolist()) for pair in chosen]
