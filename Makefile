@@ -9,7 +9,7 @@ demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
 
 test: venv style types
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 quick: venv
 	@$(BIN)/python -m pytest -n 2 -m "not slow"

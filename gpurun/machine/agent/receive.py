@@ -29,10 +29,10 @@ STALL_S = 120
 def receive(root: str, options: Json) -> Answer:
     """Take parts in from standard input until its end is told."""
     signal.signal(signal.SIGALRM, stalled)
-    inflate, count = inflater(options["codec"]), 0
     head = HEAD.unpack(exactly(HEAD.size))  # whoever is early waits here until `begin` has answered
     if head[0] == END:
         return {"parts": 0}, b""
+    inflate, count = inflater(options["codec"]), 0  # not before: whoever is early may have guessed another codec
     incoming = Incoming(at(root, FOLDER, options["sha256"]))
     log = os.open(at(incoming.folder, "verified"), os.O_WRONLY | os.O_APPEND)
     try:

@@ -322,6 +322,15 @@ def test_what_arrives_is_what_was_packed(box: Box, files: dict[str, bytes], code
     assert (shipped.files, shipped.bytes) == (len(files), sum(map(len, files.values())))
 
 
+def test_a_stream_that_was_opened_before_the_codecs_were_known_may_end_without_a_part(box: Box) -> None:
+    """The first lanes open while it is asked what the machine has; there is no zstd here."""
+    argv = box.agent_argv("receive", "--codec", "zstd", "--sha256", "0" * 64)
+    without = {"cwd": box.folder, "env": {"PATH": "/nowhere"}, "capture_output": True}
+    assert json.loads(subprocess.run(argv, input=END, **without).stdout) == {"parts": 0}  # type: ignore[call-overload]
+    told = subprocess.run(argv, input=HEAD.pack(0, 1, 1, bytes(32)), **without).stdout  # type: ignore[call-overload]
+    assert json.loads(told)["error"]["code"] == "no_codec"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_grows_on_neither_side_with_what_is_shipped(tmp_path: Path) -> None:
     with open(tmp_path / "big.bin", "wb") as out:
