@@ -23,11 +23,11 @@ style: venv
 types: venv
 	@$(BIN)/mypy
 
-# Ten thousand simulated runs with random faults, a long state machine, and every rental on the emulated clouds.
+# Ten thousand simulated runs with random faults, a long state machine, and what is too long for every day.
 soak: venv
 	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
 	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
-	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 4 --dist loadgroup tests/clouds
+	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # Takes away each fsync, lock, digest check and read-back, one at a time: some test must fail.
 mutants: venv

@@ -20,8 +20,6 @@ from gpurun.core.secrets import child_environment
 from gpurun.ledger.journal import read_journal
 from tests.emulators.guests import FakeGpu, Faults, Guest, Meter
 
-SOAK = "GPURUN_SOAK" in os.environ
-"""Whether there is time for what is too long for every day: `make soak`."""
 SMALL = ("--set", "train.steps=60", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
          "--set", "train.checkpoint_every=30", "--set", "eval.every=30", "--set", "eval.tokens=2048")  # fmt: skip
 """The first lab, smaller than its own rehearsal: what is tested here is the rental."""

@@ -21,8 +21,9 @@ from gpurun.core.plan import Choices
 from gpurun.lifecycle import reap
 from gpurun.lifecycle.reap import sweep, sweep_leftovers
 from gpurun.providers.registry import open_provider
-from tests.clouds.rented import CLOUDS, SOAK, User, kill_supervisors, somebody
+from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody
 from tests.emulators import guests
+from tests.later import SOAK
 
 MOMENTS = 10 if SOAK else 1
 LONGEST_S = 25.0

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.clouds.rented import SOAK, Cloud, somebody
+from tests.clouds.rented import Cloud, somebody
 from tests.emulators.aws import AwsEmulator
 from tests.emulators.lambda_cloud import KEY, LambdaEmulator
 from tests.emulators.runpod import FULL_KEY, READ_KEY, RunPodEmulator
-
-LATER = pytest.mark.skip(reason="a long check: make soak runs it")
+from tests.later import LATER
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +113,7 @@ REFUSALS = {
 }
 
 
-LONG = () if SOAK else ("a key of aws that may not rent", "nothing left on aws")
+LONG = ("a key of aws that may not rent", "nothing left on aws")
 """A refusal by AWS is followed by three looks at what it left there: one of them is enough for every day."""
 
 

@@ -21,10 +21,11 @@ from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.progress import Event
 from gpurun.ledger.journal import read_journal
 from gpurun.machine.ssh_keys import make_keys
-from tests.clouds.rented import CLOUDS, SOAK, Cloud, User, kill_supervisors, runpod, somebody
+from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, runpod, somebody
 from tests.emulators import aws, guests, lambda_cloud
 from tests.emulators.guests import Faults, Guest, Meter
 from tests.emulators.runpod import Fault
+from tests.later import LATER
 
 CUT_S, FROZEN_S = 2.0, 10.0
 
@@ -180,7 +181,7 @@ def test_a_box_of_ones_own_is_trained_on_and_left_as_it_was(tmp_path: Path) -> N
         raise AssertionError(f"left there: {set(box.pids) - before}")
 
 
-@pytest.mark.skipif(not SOAK, reason="a long check: make soak runs it")
+@LATER
 def test_a_key_that_is_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> None:
     """What gpurun says is enough to end it by hand; five minutes are asked in vain before it says so."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:

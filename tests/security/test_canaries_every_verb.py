@@ -26,9 +26,9 @@ from gpurun.core import credentials
 from gpurun.core.paths import Home
 from tests.emulators.lambda_cloud import KEY, LambdaEmulator
 from tests.emulators.runpod import FULL_KEY, RunPodEmulator
+from tests.later import LATER
 from tests.lifecycle.tiny_runs import make_run
 
-LATER = pytest.mark.skipif("GPURUN_SOAK" not in os.environ, reason="a long check: make soak runs it")
 GUARD_KEY = "secret_CANARY_guard_0000000000000000003"
 AWS = {"AWS_ACCESS_KEY_ID": "AKIACANARY0000000004", "AWS_SECRET_ACCESS_KEY": "CANARYaws/0000000000000000000000000005"}
 KEYS = {"runpod": FULL_KEY, "lambda": KEY, "lambda-guard": GUARD_KEY}

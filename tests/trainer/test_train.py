@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data
 
+from tests.later import LATER
 from trainer import assemble as assemble_module
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
@@ -253,7 +254,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.slow
+@LATER
 def test_what_was_compiled_goes_home_and_is_found_the_next_time(tmp_path: Path, train: Train) -> None:
     """Each run has an empty cache of torch's own, as a machine that was just rented has."""
     folder, lines, losses = write_data(tmp_path / "data"), {}, {}

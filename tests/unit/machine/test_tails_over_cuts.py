@@ -16,6 +16,7 @@ from gpurun.lifecycle.run import _copy
 from gpurun.machine.base import MachineLost
 from gpurun.machine.far import FarSide
 from tests.emulators import sshd
+from tests.later import LATER
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
@@ -40,7 +41,7 @@ def write_on(folder: Path, over: threading.Event, dice: random.Random) -> None:
             log.write(dice.randbytes(dice.randrange(20_000)))
 
 
-@pytest.mark.parametrize("cuts", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [12, pytest.param(200, marks=LATER)])
 def test_no_byte_is_lost_or_doubled_over_any_number_of_cuts_and_restarts(
     place: Place, tmp_path: Path, cuts: int
 ) -> None:
