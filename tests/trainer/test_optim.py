@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from conftest import recipe_record
+from muon_twice import muon_in_one_of_two
 
 from trainer.config import parse_recipe
-from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.optim import (
@@ -24,8 +23,7 @@ from trainer.optim import (
     plan_batch,
     set_learning_rate,
 )
-from trainer.parallel import Replicas, Shards
-from trainer.tensors import read_tensors, write_tensors
+from trainer.tensors import read_tensors
 
 
 def test_cosine_warms_up_to_lr_and_falls_to_min_lr() -> None:
@@ -149,32 +147,11 @@ def test_a_torch_without_muon_is_refused_by_its_version(monkeypatch: pytest.Monk
         make_optimizer(GPT(recipe.model), recipe.optim, torch.device("cpu"))
 
 
-def _muon_in_one_of_two(rank: int, folder: Path) -> None:
-    """Take three steps on this process's own data, with whole weights and with a part of each, and write them."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim={"kind": "muon"}))
-    for kind in ("whole", "parts"):
-        torch.manual_seed(0)
-        model, processes = GPT(recipe.model), Processes(rank, rank, 2, 2, several=True)
-        shared = Replicas(model, processes) if kind == "whole" else Shards(model, processes)
-        optimizer = make_optimizer(model, recipe.optim, torch.device("cpu"))
-        for step in range(3):
-            ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(2 * step + rank))
-            shared.before_micro_step(True)
-            model(ids[:, :-1], ids[:, 1:]).backward()
-            shared.finish()
-            optimizer.step()
-            shared.clear()
-        with (folder / f"{kind}-{rank}").open("wb") as file:
-            write_tensors(file.write, shared.whole(model.state_dict()))
-    dist.destroy_process_group()
-
-
 @needs_muon
 @pytest.mark.slow
 def test_muon_leaves_equal_weights_in_all_processes_whole_or_in_parts(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_muon_in_one_of_two, (tmp_path,), nprocs=2)
+    record = recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim={"kind": "muon"})
+    torch.multiprocessing.spawn(muon_in_one_of_two, (tmp_path, record), nprocs=2)
     whole, also, parts = (read_tensors(tmp_path / name) for name in ("whole-0", "whole-1", "parts-0"))
     assert all(torch.equal(whole[name], also[name]) for name in whole)
     torch.manual_seed(0)

@@ -1,0 +1,38 @@
+"""What each of two processes does for a test of Muon: a module of its own, as a fresh process has to import it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.config import parse_recipe
+from trainer.distributed import Processes
+from trainer.model import GPT
+from trainer.optim import make_optimizer
+from trainer.parallel import Replicas, Shards
+from trainer.tensors import write_tensors
+
+
+def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
+    """Take three steps on this process's own data, with whole weights and with a part of each, and write them."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    recipe = parse_recipe(record)
+    for kind in ("whole", "parts"):
+        torch.manual_seed(0)
+        model, processes = GPT(recipe.model), Processes(rank, rank, 2, 2, several=True)
+        shared = Replicas(model, processes) if kind == "whole" else Shards(model, processes)
+        optimizer = make_optimizer(model, recipe.optim, torch.device("cpu"))
+        for step in range(3):
+            ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(2 * step + rank))
+            shared.before_micro_step(True)
+            model(ids[:, :-1], ids[:, 1:]).backward()
+            shared.finish()
+            optimizer.step()
+            shared.clear()
+        with (folder / f"{kind}-{rank}").open("wb") as file:
+            write_tensors(file.write, shared.whole(model.state_dict()))
+    dist.destroy_process_group()
