@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+_LEAST_S = 1e-6  # Less than what is left of a sum of rounded seconds; a sleep of less may not move a clock at all.
+
 
 class Clock(Protocol):
     """Wall seconds since the epoch, monotonic seconds, and a way to wait."""
@@ -86,7 +88,7 @@ def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:
         elapsed = clock.monotonic() - start
         yield elapsed
         remaining = limit_s - (clock.monotonic() - start)
-        if remaining <= 0:
+        if remaining < _LEAST_S:
             return
         clock.sleep(min(period_s, remaining))
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from gpurun.core.clock import ticks
-from gpurun.core.errors import MayBeBilling, NoOffer, SetupError
+from gpurun.core.errors import MayBeBilling, NoOffer
 from gpurun.core.progress import Event, RunState
-from gpurun.lifecycle.context import RETRY_S, Context, Note
+from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.control import read_wish
 from gpurun.providers.base import HasAccounts, Provider, Unknown
 
-PATIENCE_S = 300.0
 NAMED = "account:"
 """How the mark begins where the provider itself names its customer: nobody needs to vouch, and nobody can."""
 
@@ -41,22 +39,12 @@ def is_other_account(provider: Provider, account: str, token: str) -> bool:
 def vouched(state: RunState, context: Context) -> list[Note]:
     """Nothing, if an absence at the provider says something; what the user vouched for, if only that makes it so.
 
-    MayBeBilling when the key is another account's and nobody vouches for it.
+    `Unknown` or SetupError when the provider does not say so now; MayBeBilling when the key is another account's and
+    nobody vouches for it. Asked beside a request for a machine's end, never before it: silence here costs no money.
     """
-    provider, unclear = context.provider, "it was never asked"
-    for _ in ticks(context.clock, RETRY_S, PATIENCE_S):
-        try:
-            if not is_other_account(provider, state.account, state.token):
-                return []
-            break
-        except (Unknown, SetupError) as error:  # A key that was revoked may be given back.
-            unclear = str(error)
-    else:
-        raise MayBeBilling(
-            "account.unknown",
-            f"{provider.name} does not say whose account the key belongs to: {unclear}.",
-            hint=f"Run `gpurun destroy {state.run}` once it answers again.",
-        )
+    provider = context.provider
+    if not is_other_account(provider, state.account, state.token):
+        return []
     wish = read_wish(context.folder)
     if wish is not None and wish.same_account and not state.account.startswith(NAMED):
         message = f"the key of {provider.name} is a new one; the user vouches that it is of the same account"

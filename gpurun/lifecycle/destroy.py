@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from gpurun.core.clock import Clock, ticks
-from gpurun.core.errors import MayBeBilling
+from gpurun.core.errors import MayBeBilling, SetupError
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.account import vouched
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
 from gpurun.lifecycle.duplicates import incident, living, once
 from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.providers.base import Provider
+from gpurun.providers.base import Provider, Unknown
 
 PATIENCE_S = 300.0
 ASK_AGAIN_S = 30.0
+# It is billed until it is gone, and waited for by a person: looked at more often than a machine that boots.
+LOOK_EVERY_S, TICK_S = 5.0, 1.0
 LEAVE_S = 60.0
+
+# Nothing, or what is to be noted, if the key could see the machine; raises where that is not so or not known.
+Vouch = Callable[[], list[Note]]
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,9 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     yield Event.DESTROY_INTENDED, {"id": identifier, "token": state.token, "reason": reason}
     if context.plan.box is not None:
         yield from _leave(state, context)
-    for note in vouched(state, context):
-        yield from once(note, context)
-    hidden_s = context.unsettled_s(state)
-    for event, data in end(context.provider, context.clock, identifier, state.token, run=state.run, hidden_s=hidden_s):
+    hidden_s, vouch = context.unsettled_s(state), partial(vouched, state, context)
+    cloud, clock = context.provider, context.clock
+    for event, data in end(cloud, clock, identifier, state.token, run=state.run, hidden_s=hidden_s, vouch=vouch):
         if event is Event.INCIDENT:
             yield from once((event, data), context)
         else:
@@ -66,35 +71,44 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def end(
-    provider: Provider, clock: Clock, identifier: str, token: str, *, run: str, hidden_s: float = 0.0
+    provider: Provider,
+    clock: Clock,
+    identifier: str,
+    token: str,
+    *,
+    run: str,
+    hidden_s: float = 0.0,
+    vouch: Vouch = list,
 ) -> Iterator[Note]:
     """Ask and read until death is proven; only what bears the token is ever asked to end.
 
     What was just asked for may be hidden for `hidden_s` longer: until then, or until it was seen, its absence proves
-    nothing, and a request for its end may have gone to nobody.
+    nothing, and a request for its end may have gone to nobody. Nor does it prove anything to a key that could not see
+    it: unless something that bears the token is seen, `vouch` has to answer first (`account.vouched`).
     After five minutes without proof it raises MayBeBilling; whoever called keeps the run red and tries again later.
     """
+    asking = _Asking(provider, identifier, token, vouch)
     readings: list[Reading] = []
-    attempt, answer, asked_s = 0, "nothing was asked yet", float("-inf")
-    started = clock.monotonic()
-    for elapsed in ticks(clock, provider.traits.poll_s, PATIENCE_S + hidden_s):
-        if not readings and elapsed - asked_s >= ASK_AGAIN_S:
-            attempt, asked_s = attempt + 1, elapsed
-            answer, found = _ask(provider, identifier, token)
-            yield from map(incident, (one for one in found[0 if identifier else 1 :] if one.id != identifier))
-            hidden_s = 0.0 if found else hidden_s
-            yield Event.DESTROY_ASKED, {"id": identifier, "attempt": attempt, "answer": answer}
-        if readings and elapsed - readings[-1].at_s < _gap_s(provider):
+    started, due_s, poll_s = clock.monotonic(), 0.0, min(provider.traits.poll_s, LOOK_EVERY_S)
+    for elapsed in ticks(clock, min(poll_s, TICK_S), PATIENCE_S + hidden_s):
+        if not readings and elapsed - asking.asked_s >= ASK_AGAIN_S:
+            yield from asking.ask(elapsed)
+        if elapsed < due_s:
+            continue
+        due_s = elapsed + poll_s
+        if not asking.is_seeing:
+            yield from asking.look_whose_key()
             continue
         # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
         reading = _look(provider, identifier, token, round(clock.monotonic() - started, 3))
-        if reading.gone and elapsed < hidden_s:
+        if reading.gone and elapsed < hidden_s and not asking.was_seen:
             continue
         if not reading.gone:
             if readings:  # It was seen gone and is there again: all proof so far is void, and it is asked at once.
-                readings, asked_s = [], float("-inf")
+                readings, asking.asked_s = [], float("-inf")
             continue
         readings.append(reading)
+        due_s = reading.at_s + _gap_s(provider)
         yield Event.DEATH_READ, {"id": identifier, **asdict(reading)}
         if _proves(provider, readings):
             yield Event.DEATH_PROVEN, _proof(provider, identifier, readings)
@@ -102,9 +116,43 @@ def end(
     by_hand = provider.traits.console_url or token
     raise MayBeBilling(
         "destroy.not_gone",
-        f"{provider.name} does not show {identifier or token} as gone after {PATIENCE_S:.0f} s: {answer}.",
+        f"{provider.name} does not show {identifier or token} as gone after {PATIENCE_S:.0f} s: {asking.answer}.",
         hint=f"Run `gpurun destroy {run}`, or end it by hand: {by_hand}.",
     )
+
+
+@dataclass
+class _Asking:
+    """The requests for an end so far, and what they showed."""
+
+    provider: Provider
+    identifier: str
+    token: str
+    vouch: Vouch
+    attempt: int = 0
+    asked_s: float = float("-inf")
+    answer: str = "nothing was asked yet"
+    was_seen: bool = False
+    is_seeing: bool = False
+    """Whether the key is one to which the machine would show itself."""
+
+    def ask(self, elapsed: float) -> Iterator[Note]:
+        """Ask for the end of all that bears the token."""
+        self.attempt, self.asked_s = self.attempt + 1, elapsed
+        self.answer, found = _ask(self.provider, self.identifier, self.token)
+        more = found[0 if self.identifier else 1 :]
+        yield from map(incident, (one for one in more if one.id != self.identifier))
+        self.was_seen = self.was_seen or bool(found)
+        self.is_seeing = self.is_seeing or self.was_seen
+        yield Event.DESTROY_ASKED, {"id": self.identifier, "attempt": self.attempt, "answer": self.answer}
+
+    def look_whose_key(self) -> Iterator[Note]:
+        """Ask once who the key belongs to; what `vouch` raises of another account ends it all."""
+        try:
+            yield from self.vouch()
+            self.is_seeing = True
+        except (Unknown, SetupError) as error:  # A key that was revoked may be given back.
+            self.answer = f"it does not say whose account the key belongs to: {error}"
 
 
 def _ask(provider: Provider, identifier: str, token: str) -> tuple[str, list[Instance]]:

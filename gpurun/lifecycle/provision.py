@@ -208,9 +208,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
     Absence is believed only after the provider's whole settling time of steady lists; one answer that is lost in
     between begins it anew.
     """
-    for note in vouched(state, context):
-        yield from once(note, context)
-    traits = context.provider.traits
+    traits, is_seeing = context.provider.traits, False
     looked_late = context.looks_late(state)
     unclear, steady_since = "nothing was answered", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
@@ -218,9 +216,13 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
             return  # What it made may have lived and ended since: that is a death to prove, not an absence.
         try:
             found = living(context.provider.find(state.token), state.token)
+            notes = [] if found or is_seeing else vouched(state, context)
         except (Unknown, SetupError) as error:
             unclear, steady_since = str(error), float("inf")
             continue
+        is_seeing = True
+        for note in notes:
+            yield from once(note, context)
         if found:
             yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
             return

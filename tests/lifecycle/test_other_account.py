@@ -24,6 +24,10 @@ class Account(ScriptedCloud):
         return self.mark
 
 
+def silent() -> str:
+    raise Unknown("503")
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     world = World(Home(tmp_path))
@@ -60,9 +64,6 @@ def test_the_intent_names_the_account_before_anything_is_asked_for(world: World)
 def test_nothing_is_asked_for_while_nobody_says_whose_account_it_is(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent() -> str:
-        raise Unknown("503")
-
     monkeypatch.setattr(world.cloud, "account_mark", silent)
     assert world.drive() is ExitCode.NO_OFFER
     assert world.all_of(Event.CREATE_INTENDED) == []
@@ -131,3 +132,42 @@ def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -
     wish(world.folder, "destroy", by="user", reason="", same_account=True)
     assert world.drive() == "account.other"
     assert world.state.may_be_billing
+
+
+def test_a_machine_is_asked_to_end_at_once_although_nobody_says_whose_the_key_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is billed by the second while that is asked; and what bears the token needs nobody's word."""
+    cloud = killed_while_it_trained(world)
+    wish(world.folder, "destroy", by="user", reason="")
+    monkeypatch.setattr(cloud, "account_mark", silent)
+    began_s = world.clock.monotonic()
+    world.drive()
+    assert cloud.boxes[0].died_s is not None
+    assert cloud.boxes[0].died_s - began_s < 10
+    assert world.state.phase is Phase.CLOSED
+
+
+def test_what_shows_nothing_is_no_death_while_nobody_says_whose_the_key_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = killed_while_it_trained(world)
+    world.cloud = other(world, "key:1111")
+    wish(world.folder, "destroy", by="user", reason="")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cloud, "account_mark", silent)
+        assert world.drive() == "destroy.not_gone"
+        assert world.all_of(Event.DEATH_READ) == []
+    world.cloud = cloud
+    world.drive()
+    assert cloud.alive == []
+
+
+def test_a_machine_whose_create_was_cut_is_adopted_although_nobody_says_whose_the_key_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.cloud.killing = "after create"
+    assert world.drive() == "killed"
+    monkeypatch.setattr(world.cloud, "account_mark", silent)
+    assert world.drive() is ExitCode.DONE
+    assert (world.cloud.created, world.cloud.alive) == (1, [])
