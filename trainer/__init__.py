@@ -2,6 +2,8 @@
 
 train.py        the loop, and the command `python -m trainer.train`; start reading here
 step.py         one optimiser step: accumulate, judge, move; again in smaller portions if memory runs out
+due.py          what is due after a step: a line, an evaluation, samples, a checkpoint
+huggingface/    the same run by the Hugging Face Trainer, for comparison
 run.py          what one training process holds
 assemble.py     how it is put together; announce.py tells what it came to
 resume.py       goes on from a checkpoint, on any number of processes

@@ -58,6 +58,31 @@ def check_recipe(recipe: Any) -> None:
     low, high = recipe.schedule.min_lr, recipe.optim.lr
     check(low <= high, f"schedule.min_lr {low} is above optim.lr {high}")
     _check_translation(recipe) if recipe.model.preset == "encoder-decoder" else _check_no_translation(recipe)
+    if recipe.train.loop == "huggingface":
+        _check_huggingface(recipe)
+
+
+HUGGINGFACE = {
+    "model": {"preset": "faithful", "bias": True, "tied": True},
+    "optim": {"kind": "adamw"},
+    "train": {"compile": False, "spike": "off"},
+}
+"""What the Hugging Face Trainer on GPT2LMHeadModel trains here, and nothing else."""
+
+
+def _check_huggingface(recipe: Any) -> None:
+    """Refuse what only our own loop does."""
+    for table, keys in HUGGINGFACE.items():
+        for key, only in keys.items():
+            value = getattr(getattr(recipe, table), key)
+            shown = [str(one).lower() if isinstance(one, bool) else f'"{one}"' for one in (value, only)]
+            name = f"{table}.{key}"
+            check(value == only, f'{name} is {shown[0]}, but train.loop "huggingface" has only {shown[1]}')
+    train = recipe.train
+    fp16 = 'train.precision is "fp16", but train.loop "huggingface" has only "fp32" and "bf16"'
+    check(train.precision != "fp16", fp16)
+    fsdp = 'train.parallel is "fsdp", but train.loop "huggingface" trains in one process'
+    check(train.parallel != "fsdp", fsdp)
 
 
 def _check_translation(recipe: Any) -> None:

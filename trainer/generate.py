@@ -1,8 +1,8 @@
 """Text from a checkpoint: `python -m trainer.generate OUT --data DATA --prompt "Once upon a time"`.
 
-OUT is a run's out folder, of which the newest checkpoint is taken, or one file of weights in it; DATA has the run's
-data.json and vocab.json. Prints one JSON line. Exit codes: 0 written, 2 refused. Nothing is unpickled. A prompt for
-GPT-2's tokeniser needs tiktoken.
+A GPT continues the prompt; a translation model translates it. OUT is a run's out folder, of which the newest checkpoint
+is taken, or one file of weights in it; DATA has the run's data.json and vocab.json. Prints one JSON line. Exit codes: 0
+written, 2 refused. Nothing is unpickled. A prompt for GPT-2's tokeniser needs tiktoken.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from typing import Any
 
 import torch
 
+from trainer.combinations import PAIR_TOKENIZERS
 from trainer.config import ModelConfig, SampleConfig
 from trainer.errors import Refused
 from trainer.model import GPT, with_vocabulary
+from trainer.prepare.pair_tokenizers import UNKNOWN, PairTokenizer, WordTokenizer
 from trainer.pretrained import find_weights
 from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer
 from trainer.tensors import TensorFileError, read_tensors
+from trainer.translation.batch import SpecialTokens
+from trainer.translation.interpret import Interpreter
+from trainer.translation.model import Translator
+from trainer.translation.pairs import read_special_tokens
 
 __all__ = ["Trained", "encode", "main", "open_checkpoint"]
 
@@ -36,14 +42,16 @@ class Trained:
     """A model as one checkpoint has it, the tokens it speaks in, and how its recipe sampled."""
 
     step: int
-    model: GPT
+    model: GPT | Translator
     tokenizer: Tokenizer
     sample: SampleConfig
     seed: int
+    special: SpecialTokens | None = None
+    """Those of sentence pairs; a GPT has none."""
 
 
 def open_checkpoint(checkpoint: Path, data: Path) -> Trained:
-    """Open a checkpoint, the newest where a folder is named; Refused where it is damaged, no GPT, or of other data.
+    """Open a checkpoint, the newest where a folder is named; Refused where it is damaged, or of other data.
 
     Of its recipe only what is needed here is read: a key that has come since takes its default.
     """
@@ -58,15 +66,19 @@ def open_checkpoint(checkpoint: Path, data: Path) -> Trained:
         tokenizer = _tokenizer(data, recipe["data"]["tokenizer"])
         if tokenizer.sha256 != state["data"]["tokenizer"]:
             raise Refused(f"{weights.name} was trained with another vocabulary than that in {data}")
-        config = ModelConfig(**recipe["model"])
+        config, special = with_vocabulary(ModelConfig(**recipe["model"]), tokenizer.vocab_size), None
+        model: GPT | Translator
         if config.preset == "encoder-decoder":
-            raise Refused(f"{weights.name} is of a translation model, which continues no text")
-        model = GPT(with_vocabulary(config, tokenizer.vocab_size))
+            special = read_special_tokens(data, tokenizer.vocab_size)
+            model = Translator(config, pad_id=special.pad_id)
+        else:
+            model = GPT(config)
         model.load_state_dict(read_tensors(weights))
         step, seed = int(state["step"]), int(recipe["train"]["seed"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, TensorFileError) as error:
-        raise Refused(f"{weights.name} is not a sound checkpoint of a GPT: {error}") from error
-    return Trained(step, model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, sample, seed)
+        raise Refused(f"{weights.name} is not a sound checkpoint: {error}") from error
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return Trained(step, model, tokenizer, sample, seed, special)
 
 
 def _tokenizer(data: Path, name: str) -> Tokenizer:
@@ -86,24 +98,57 @@ def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
         if tokenizer.eot_id is None:
             raise Refused(f"the tokeniser {tokenizer.name} cannot begin with nothing; give it a character")
         return [tokenizer.eot_id]
-    if tokenizer.name not in ("char", "gpt2"):
+    kinds = {"char": CharTokenizer, "gpt2": Gpt2Tokenizer}
+    if tokenizer.name not in (*kinds, *PAIR_TOKENIZERS):
         raise Refused(f'text cannot be encoded for the tokeniser "{tokenizer.name}" here')
-    is_char = tokenizer.name == "char"
+    is_char = tokenizer.name in ("char", "char-pairs")
     known = {token.decode("utf-8", "replace") for token in tokenizer.tokens} if is_char else None
     for character in prompt:
         if "\ud800" <= character <= "\udfff" or (known is not None and character not in known):
             shown = json.dumps(character, ensure_ascii=not character.isprintable())
             raise Refused(f"the character {shown} (U+{ord(character):04X}) is not in the vocabulary")
     try:
-        kind = CharTokenizer if is_char else Gpt2Tokenizer
-        return [int(i) for i in kind(tokenizer.tokens).encode([prompt])[0]]
+        if tokenizer.name in PAIR_TOKENIZERS:
+            made = PairTokenizer.from_tokens(tokenizer.name, tokenizer.tokens)
+        else:
+            made = kinds[tokenizer.name](tokenizer.tokens)
+        return [int(i) for i in made.encode([prompt])[0]]
     except Refusal as refusal:
         raise Refused(str(refusal)) from refusal
 
 
-def _continue(given: argparse.Namespace) -> dict[str, Any]:
-    """Do what the command line asks for."""
+def _do(given: argparse.Namespace) -> dict[str, Any]:
+    """Do what the command line asks for; Refused where the model has no such setting."""
     trained = open_checkpoint(given.checkpoint, given.data)
+    translates = trained.special is not None
+    for name in ("temperature", "top_k", "seed") if translates else ("beams", "length_penalty"):
+        if getattr(given, name) is not None:
+            how = "translates, which is a search and no draw" if translates else "continues a text, which is no search"
+            raise Refused(f"--{name.replace('_', '-')} is not for this model: it {how}")
+    return _translate(given, trained) if translates else _continue(given, trained)
+
+
+def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
+    """Return the prompt's translation, and its words that the vocabulary does not know."""
+    ids, context, sample = encode(given.prompt.strip(), trained.tokenizer), trained.model.config.context, trained.sample
+    if len(ids) + 2 > context:
+        raise Refused(f"the prompt takes {len(ids) + 2} positions with its start and end, the model has {context}")
+    beams = sample.beams if given.beams is None else given.beams
+    alpha = sample.length_penalty if given.length_penalty is None else given.length_penalty
+    if beams < 1 or alpha < 0:
+        raise Refused(f"--beams {beams} and --length-penalty {alpha}: at least 1 and 0 are needed")
+    assert trained.special is not None
+    interpreter = Interpreter(tokenizer=trained.tokenizer, special=trained.special)
+    most = sample.tokens if given.tokens is None else given.tokens
+    (found,) = interpreter.translate(trained.model, [ids], beams=beams, alpha=alpha, most=most)
+    pieces = WordTokenizer.pieces(given.prompt) if trained.tokenizer.name == "word-pairs" else []
+    unknown = [piece.strip() for piece, i in zip(pieces, ids, strict=False) if trained.tokenizer.tokens[i] == UNKNOWN]
+    made = {"prompt": given.prompt, "text": interpreter.text(found.ids), "step": trained.step, "unknown": unknown}
+    return made | {"tokens": len(found.ids), "beams": beams, "length_penalty": alpha}
+
+
+def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
+    """Return what follows the prompt."""
     wanted = {name: getattr(given, name) for name in ("tokens", "temperature", "top_k")}
     config: SampleConfig = dataclasses.replace(
         trained.sample, **{name: value for name, value in wanted.items() if value is not None}
@@ -117,21 +162,23 @@ def _continue(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _given(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trainer.generate", description="Continue a text.")
+    parser = argparse.ArgumentParser(prog="python -m trainer.generate", description="Continue a text, or translate it.")
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where data.json and vocab.json are")
-    parser.add_argument("--prompt", required=True, help="what to continue")
+    parser.add_argument("--prompt", required=True, help="what to continue, or to translate")
     parser.add_argument("--tokens", type=int, help="how many tokens to write; the recipe's number by default")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest; the recipe's by default")
     parser.add_argument("--top-k", type=int, help="draw among so many; 0: all; the recipe's by default")
     parser.add_argument("--seed", type=int, help="the same seed, the same text; the recipe's by default")
+    parser.add_argument("--beams", type=int, help="of a translation; 1 is greedy search; the recipe's by default")
+    parser.add_argument("--length-penalty", type=float, help="of a translation, an exponent; the recipe's by default")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one JSON line; return the exit code."""
     try:
-        print(json.dumps(_continue(_given(arguments))), flush=True)
+        print(json.dumps(_do(_given(arguments))), flush=True)
     except Refused as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         return refusal.exit_code

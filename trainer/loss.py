@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["chunked_cross_entropy"]
 
-CHUNK_BYTES = 512 * 1024 * 1024
+CHUNK_BYTES = 256 * 1024 * 1024
 """The fp32 logits of one chunk: large enough that adding up the weight's gradient costs little beside the products."""
 
 

@@ -102,9 +102,10 @@ class Stepper:
         try:
             for index in range(plan.accumulation):
                 inputs = next(self._feed)
-                # Dropout is a function of the position alone: there is no random state to save, and resuming is exact.
-                micro = index * run.processes.count + run.processes.rank
-                torch.manual_seed(position_seed(run.recipe.train.seed, run.progress.step, micro))
+                if run.recipe.model.dropout:
+                    # Its masks depend on the position alone: there is no random state to save, and resuming is exact.
+                    micro = index * run.processes.count + run.processes.rank
+                    torch.manual_seed(position_seed(run.recipe.train.seed, run.progress.step, micro))
                 run.parallel.before_micro_step(index == plan.accumulation - 1)
                 with run.device.autocast():
                     loss = run.forward(*inputs) / plan.accumulation

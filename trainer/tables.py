@@ -124,6 +124,7 @@ class ScheduleConfig:
 
 
 _TRAIN_WORDS = {
+    "loop": ("own", "huggingface"),
     "precision": ("auto", "bf16", "fp16", "fp32"),
     "parallel": ("auto", "ddp", "fsdp"),
     "spike": ("off", "warn", "skip", "stop"),
@@ -140,6 +141,8 @@ class TrainConfig:
     micro_batch: int
     """Sequences a process and micro-step, at most."""
     seed: int = 42
+    loop: str = "own"
+    """"own", or "huggingface": the same run by the Hugging Face Trainer, for comparison."""
     precision: str = "auto"
     """"auto": bf16 on cards that have it, fp16 with a scaled loss on those that have not, fp32 on a CPU."""
     compile: bool = False

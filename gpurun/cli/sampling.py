@@ -1,4 +1,4 @@
-"""What `gpurun sample` does: lets a checkpoint of a run continue a text."""
+"""What `gpurun sample` does: lets a checkpoint of a run continue a text, or translate it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.weights import ask_trainer, find_checkpoint
 from gpurun.core.errors import UsageError
-from gpurun.view.safe import safe_text
+from gpurun.view.safe import safe_line, safe_text
 
 MOST_TOKENS = 100_000
 
 
 def sample_run(session: Session, run: str, prompt: str, *, checkpoint: str, **wanted: float | int | None) -> Result:
-    """The prompt and what the model writes after it; `wanted` are the sampler's settings, None for the recipe's own."""
+    """The prompt and what the model writes after it, or below it where it translates.
+
+    `wanted` are the sampler's settings, None for the recipe's own.
+    """
     tokens = wanted.get("tokens")
     if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
         what = f"--tokens {tokens} is not between 1 and {MOST_TOKENS:,}."
@@ -26,5 +29,8 @@ def sample_run(session: Session, run: str, prompt: str, *, checkpoint: str, **wa
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
     where = [str(found.weights), "--data", str(found.data)]
     answer = json.loads(ask_trainer("trainer.generate", *where, *settings, f"--prompt={prompt}"))
-    shown = safe_text(f"{answer['prompt']}{answer['text']}", most_lines=MOST_TOKENS)
+    if answer.get("unknown"):
+        session.say(f"not in the vocabulary: {safe_line(', '.join(answer['unknown']))}")
+    between = "\n" if "beams" in answer else ""
+    shown = safe_text(f"{answer['prompt']}{between}{answer['text']}", most_lines=MOST_TOKENS)
     return Result(data={"run": sight.folder.name, **answer}, text="\n".join(shown))

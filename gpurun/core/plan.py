@@ -25,7 +25,8 @@ class Choices(Frozen):
 
     `guard`: put a key on the machine where only that arms its dead-man timer (Lambda). `weak_lease`: go on where
     nothing on the machine ends it. `accept_cpu`: train where there is no CUDA device. `setup`: the text of a script to
-    run first.
+    run first. `stage`: the bucket (s3://…) by which the shards go to the machine and the checkpoints come from it.
+    `warm`: send what earlier runs have compiled along, and let a box of one's own keep the shards for the next run.
     """
 
     region: str | None = None
@@ -35,6 +36,8 @@ class Choices(Frozen):
     accept_cpu: bool = False
     image: str = ""
     setup: str = ""
+    stage: str = ""
+    warm: bool = False
 
 
 class Box(Frozen):
@@ -65,7 +68,10 @@ class Request(Frozen):
 
 
 class Estimate(Frozen):
-    """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on."""
+    """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on.
+
+    `expected_s` is the training time where something was published for such a machine, else None.
+    """
 
     fits: bool
     peak_bytes: int
@@ -73,6 +79,15 @@ class Estimate(Frozen):
     tokens_per_s: tuple[float, float] | None
     train_s: tuple[float, float] | None
     basis: str
+    expected_s: float | None = None
+
+    @property
+    def likely_s(self) -> float | None:
+        """The training time to reckon with: the published one, or that at the middle of the estimated speeds."""
+        if self.train_s is None or self.expected_s is not None:
+            return self.expected_s
+        low, high = self.train_s
+        return 2.0 * low * high / (low + high)
 
 
 class Lease(Frozen):
@@ -121,6 +136,24 @@ class DataSummary(Frozen):
     source: str
 
 
+class StagePlan(Frozen):
+    """The bucket that shards go by, and how many of the files that are worth it were there when the plan was made.
+
+    `upload_s` is what the others take before anything is rented, `saves_s` what sending all of them to the machine from
+    here would take longer; both by the rates that plans count with.
+    """
+
+    url: str
+    endpoint: str
+    region: str
+    files: int
+    bytes: int
+    there_files: int
+    there_bytes: int
+    upload_s: int
+    saves_s: int
+
+
 class Plan(Frozen):
     """What will be done and what it may cost at most: shown, agreed to, and then not changed."""
 
@@ -146,6 +179,9 @@ class Plan(Frozen):
     ship_bytes: int
     notes: tuple[str, ...] = ()
     choices: Choices = Choices()
+    images: dict[str, str] | None = None
+    """By provider, where the recipe needs another image than its usual one and the user named none."""
+    stage: StagePlan | None = None
     box: Box | None = None
     quoted_wall: float = 0.0
 
@@ -172,8 +208,12 @@ class Plan(Frozen):
         """The same plan on another of its approved offers."""
         if candidate.lease is None or candidate.worst_micros is None:
             raise ValueError(f"{candidate.offer.label} was not approved")
+        choices = self.choices
+        if self.images is not None:
+            choices = choices.model_copy(update={"image": self.images.get(candidate.offer.provider, "")})
         return self.model_copy(
             update={
+                "choices": choices,
                 "offer": candidate.offer,
                 "estimate": candidate.estimate,
                 "lease": candidate.lease,

@@ -37,6 +37,8 @@ DOWNLINK_BITS_PER_S = 50e6
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
 DESTROY_S = 120
+EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
+EXPECTED_DESTROY_S = 45  # Measured at most 48 (docs/BENCHMARKS.md); the death's proof alone takes 30.
 MARGIN = 1.5
 MOST_HOURS = 24 * 365
 LEAST_TRAIN_S = 300
@@ -89,11 +91,8 @@ def beside_rate(provider: str, parameters: int, disk_gb: int) -> tuple[Micros, M
 
 
 def expected_train_s(guess: Estimate) -> float:
-    """The time at the middle of the estimated speeds, which is what an offer is judged by."""
-    if guess.train_s is None:
-        return inf
-    low, high = guess.train_s
-    return 2.0 * low * high / (low + high)
+    """The likely time, which is what an offer is judged by; infinite where nothing is known."""
+    return inf if guess.likely_s is None else guess.likely_s
 
 
 def lease_for(
@@ -175,7 +174,7 @@ def _candidate(offer: Offer, guess: Estimate, load: Load, cap: Micros | None, ho
     finishes = lease is not None and lease.train_s >= needed_s
     expected = None
     if guess.train_s is not None:
-        expected = _cost(offer, _lease(offer, load, ceil(needed_s)).total_s, load)
+        expected = _cost(offer, _expected_s(offer, load, ceil(needed_s)), load)
     why_not = ""
     if not finishes:
         why_not = _why_not(offer, guess, load, lease, hours)
@@ -218,6 +217,12 @@ def _lease(offer: Offer, load: Load, train_s: int) -> Lease:
     return Lease(
         boot_s=offer.boot_s, ship_s=load.ship_s, train_s=train_s, collect_s=load.collect_s, destroy_s=DESTROY_S
     )
+
+
+def _expected_s(offer: Offer, load: Load, train_s: int) -> int:
+    """A rental that goes well: it boots sooner than it may, and its last checkpoint, the best too, comes home alone."""
+    home_s = COLLECT_START_S + (load.collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS
+    return ceil(EXPECTED_BOOT_SHARE * offer.boot_s) + load.ship_s + train_s + home_s + EXPECTED_DESTROY_S
 
 
 def _cost(offer: Offer, seconds: float, load: Load) -> Micros:

@@ -26,17 +26,23 @@ _TIERS = ("secure", "community")
 
 @dataclass(frozen=True)
 class Card:
-    """A kind of GPU: `tflops` is the dense peak of the precision used on it, `mfu` the share of it to expect."""
+    """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to reckon with.
+
+    `expected_mfu` is what was published for it, and `rests_on` where.
+    """
 
     name: str
     tflops: float
+    fp32_tflops: float
     mfu: tuple[float, float]
     bf16: bool
+    expected_mfu: float | None
+    rests_on: str
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How a provider bills beside the hourly rate, and how long its machines may take to boot."""
+    """How a provider bills beside the hourly rate, how long its machines may take to boot, and what its image has."""
 
     billing_unit_s: int
     dies_by_itself: str
@@ -45,6 +51,8 @@ class Terms:
     disk_per_gb_hour: Micros
     other_per_hour: Micros
     egress_per_gb: Micros
+    image_torch: str = ""
+    newer_image: str = ""
 
     def boot_limit_s(self, gpu_count: int) -> int:
         """What is allowed from create to a shell, for a machine with so many GPUs."""
@@ -62,8 +70,17 @@ def _catalog() -> dict[str, Any]:
 @cache
 def cards() -> dict[str, Card]:
     """Every kind of GPU that the catalogue knows, by the name that an offer gives it."""
+    published = _catalog()["published"]
     return {
-        kind: Card(facts["name"], facts["tflops"], (facts["mfu"][0], facts["mfu"][1]), facts.get("bf16", True))
+        kind: Card(
+            name=facts["name"],
+            tflops=facts["tflops"],
+            fp32_tflops=facts.get("fp32_tflops", facts["tflops"] / 2),  # TF32, which the trainer allows.
+            mfu=(facts["mfu"][0], facts["mfu"][1]),
+            bf16=facts.get("bf16", True),
+            expected_mfu=published.get(kind, {}).get("mfu"),
+            rests_on=published.get(kind, {}).get("by", ""),
+        )
         for kind, facts in _catalog()["gpus"].items()
     }
 
@@ -86,6 +103,8 @@ def terms_of(provider: str) -> Terms:
         disk_per_gb_hour=usd(facts["disk_usd_per_gb_hour"]),
         other_per_hour=usd(facts["other_usd_per_hour"]),
         egress_per_gb=usd(facts["egress_usd_per_gb"]),
+        image_torch=facts.get("image_torch", ""),
+        newer_image=facts.get("newer_image", ""),
     )
 
 

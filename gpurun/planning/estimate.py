@@ -1,6 +1,9 @@
 """Does it fit, how fast is it, how long does it take: before anything is rented.
 
-Memory is a formula fitted to measured peaks. Speed is a prior, hence a range; `Estimate.basis` says what it rests on.
+Memory is memory.py's. Speed is a prior, hence a range; `Estimate.basis` says what it rests on. Where a run of this kind
+was published for such cards, what to expect inside the range is taken from it: GPT-2 124M on 9.9 billion tokens takes
+llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence 56 %;
+llm.c's PyTorch trainer took 45 minutes for 10.3 billion on eight H100 SXM, 41 % (modded-nanogpt, 2024-10-13).
 FLOPs a token are 6 N + 12 L C T: N the parameters that are multiplied with (all but the positions, a tied head counted
 once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole. A layer
 of an encoder-decoder has three attentions, hence 36 L C T; its sentences are counted as long as the context, all.
@@ -13,19 +16,11 @@ from dataclasses import dataclass
 from gpurun.core.model import Offer
 from gpurun.core.plan import Estimate
 from gpurun.planning.catalog import Card, card_of
+from gpurun.planning.memory import GIB, USABLE_SHARE, fitting_micro_batch, peak_on, shards_of
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
 from gpurun.planning.tables import ModelTable
 
-GIB = 2**30
-CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
-FRAGMENTATION = 1.05
-USABLE_SHARE = 0.92
-# A token, layer and channel, bf16 autocast and flash attention, eager: fitted; traced with torch's MemTracker.
-# The encoder-decoder's is traced with its dropout of 0.1, and with the path on which attention's weights are kept.
-ACTIVATION_BYTES = {"faithful": 36.5, "modern": 47.5, "encoder-decoder": 187.0}
 ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}
-LOGIT_BYTES = 14  # bf16 logits 2, their fp32 copy 4, log-softmax 4, gradient 4.
-CHUNK_LOGITS = 2**27  # The trainer's loss holds 512 MiB of fp32 logits at once.
 
 CORE_FLOPS = (5e9, 60e9)
 CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever the model.
@@ -33,7 +28,7 @@ LAUNCH_S = (0.0002, 0.0015)  # Launching one layer's kernels, forward and backwa
 GPU_STEP_S = (0.001, 0.005)  # One optimiser step's overhead on a GPU.
 START_S = (10.0, 40.0)  # Importing torch, opening the data, the first step.
 COMPILE_S = (30.0, 120.0)
-PCIE_SCALING, SXM_SCALING = (0.85, 0.97), (0.95, 1.0)
+PCIE_SCALING = (0.85, 0.97)  # SXM machines lose nothing more: their MFU was read off whole ones, of eight cards.
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,7 @@ class _Speed:
     """FLOP/s of the whole machine, and seconds a step that no FLOP/s shorten: each (low, high) as for speed."""
 
     flops: tuple[float, float]
+    expected_flops: float | None
     overhead_s: tuple[float, float]
     start_s: tuple[float, float]
     words: str
@@ -54,8 +50,9 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
     """
     model, train = recipe.tables.model, recipe.tables.train
     processes = offer.gpu_count or recipe.processes
+    card = card_of(offer.gpu) if offer.gpu_count else None
     micro_batch = fitting_micro_batch(recipe, offer, processes, vocab_size)
-    peak = peak_bytes(model, max(1, micro_batch), vocab_size, bf16=_in_bf16(recipe, offer))
+    peak = peak_on(recipe, offer, processes, max(1, micro_batch), vocab_size)
     if train.batch_tokens % (model.context * processes):
         sequences = f"sequences of {model.context}"
         why = f"{train.batch_tokens} tokens a step cannot be shared among {processes} processes in {sequences}"
@@ -64,7 +61,8 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
         return _unfit(
             peak, f"one sequence takes {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {offer.vram_gb} GiB are usable"
         )
-    card = card_of(offer.gpu) if offer.gpu_count else None
+    if card is not None and (why := _wrong_precision(recipe, card)):
+        return _unfit(peak, why)
     if offer.gpu_count and card is None:
         words = f"the speed of {offer.gpu} is not known"
         return Estimate(
@@ -77,14 +75,21 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
     # Kernels are launched while others run, so the longer of the two is what a step takes.
     step_s = tuple(max(pair) for pair in zip(computing, speed.overhead_s, strict=True))
     steps = train.steps * (1.0 + _evaluation_share(recipe))
-    bound = "; launch-bound, so the range is wide" if speed.overhead_s[1] > computing[0] else ""
+    launch_bound = speed.overhead_s[1] > computing[0]
+    expected_s = None
+    if speed.expected_flops is not None and not launch_bound:
+        expected_s = sum(speed.start_s) / 2 + steps * step_flops / speed.expected_flops
+    notes = [f"6N+{12 * ATTENTIONS[model.preset]}LCT FLOPs a token"]
+    notes += ["launch-bound, so the range is wide"] if launch_bound else []
+    notes += ["weights sharded (FSDP)"] if shards_of(recipe, offer, processes, vocab_size) > 1 else []
     return Estimate(
         fits=True,
         peak_bytes=peak,
         micro_batch=micro_batch,
         tokens_per_s=(train.batch_tokens / step_s[1], train.batch_tokens / step_s[0]),
         train_s=(speed.start_s[0] + steps * step_s[0], speed.start_s[1] + steps * step_s[1]),
-        basis=f"prior: {speed.words}, 6N+{12 * ATTENTIONS[model.preset]}LCT FLOPs a token{bound}",
+        basis=f"prior: {speed.words}, {'; '.join(notes)}",
+        expected_s=expected_s,
     )
 
 
@@ -98,53 +103,22 @@ def flops_per_token(model: ModelTable, vocab_size: int = 0) -> float:
     return 6.0 * multiplied + 12.0 * ATTENTIONS[model.preset] * model.layers * model.width * model.context
 
 
-def peak_bytes(model: ModelTable, micro_batch: int, vocab_size: int = 0, *, bf16: bool = True) -> int:
-    """The most memory one GPU holds at once, everything included.
-
-    14 P + B T (36.5 C L + 14 V) was fitted within 1 % to nanoGPT's measured peaks (the modern blocks keep queries and
-    keys in fp32, so that 36.5 is 47.5); the chunked loss holds the logits of
-    one chunk at a time, and fp32 activations are twice as large. The second peak, at the end of backward, is 20 P:
-    weights, AdamW, gradients, DDP's buckets.
-    """
-    parameters, tokens = parameters_of(model, vocab_size), micro_batch * model.context
-    vocab = padded_vocab(model, vocab_size)
-    logits = LOGIT_BYTES * min(tokens * vocab, max(CHUNK_LOGITS, vocab))
-    activations = ACTIVATION_BYTES[model.preset] * (1 if bf16 else 2) * tokens * model.width * model.layers
-    working = max(14 * parameters + activations + logits, 20 * parameters)
-    return int(working * FRAGMENTATION) + CONTEXT_BYTES
-
-
-def fitting_micro_batch(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
-    """The largest micro-batch that fits, is no larger than the recipe's and divides its batch; 0 when there is none."""
-    model, train = recipe.tables.model, recipe.tables.train
-    sequences, left = divmod(train.batch_tokens, model.context * processes)
-    usable = offer.vram_gb * GIB * USABLE_SHARE if offer.gpu_count else float("inf")
-    if left:
-        return 0
-    bf16 = _in_bf16(recipe, offer)
-    for size in range(min(train.micro_batch, sequences), 0, -1):
-        if sequences % size == 0 and peak_bytes(model, size, vocab_size, bf16=bf16) <= usable:
-            return size
-    return 0
-
-
-def _in_bf16(recipe: ResolvedRecipe, offer: Offer) -> bool:
-    """Whether the trainer will compute in bf16 there; on a card that is not known it probably will."""
-    card = card_of(offer.gpu)
-    return recipe.tables.train.precision != "fp32" and bool(offer.gpu_count) and (card is None or card.bf16)
-
-
 def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
     """The whole machine's speed: peak x MFU x GPUs x scaling."""
-    scaling = (1.0, 1.0) if offer.gpu_count == 1 else PCIE_SCALING if "PCIe" in offer.gpu else SXM_SCALING
-    peak = card.tflops * 1e12 * offer.gpu_count
+    scaling = PCIE_SCALING if offer.gpu_count > 1 and "PCIe" in offer.gpu else (1.0, 1.0)
+    half = recipe.tables.train.precision != "fp32"
+    tflops = card.tflops if half else card.fp32_tflops
+    peak = tflops * 1e12 * offer.gpu_count
+    published = card.expected_mfu if half else None
     launches = micro_steps * recipe.tables.model.layers
     compiled = recipe.tables.train.compile
     return _Speed(
         flops=(peak * card.mfu[0] * scaling[0], peak * card.mfu[1] * scaling[1]),
+        expected_flops=None if published is None else peak * published * sum(scaling) / 2,
         overhead_s=(GPU_STEP_S[0] + launches * LAUNCH_S[0], GPU_STEP_S[1] + launches * LAUNCH_S[1]),
         start_s=(START_S[0] + COMPILE_S[0] * compiled, START_S[1] + COMPILE_S[1] * compiled),
-        words=f"{offer.gpu_count} x {card.tflops:g} TFLOP/s at {card.mfu[0]:.0%}-{card.mfu[1]:.0%} MFU",
+        words=f"{offer.gpu_count} x {tflops:g} TFLOP/s at {card.mfu[0]:.0%}-{card.mfu[1]:.0%} MFU"
+        + (f", {published:.0%} expected ({card.rests_on})" if published is not None else ""),
     )
 
 
@@ -152,7 +126,17 @@ def _on_cpu(cores: int) -> _Speed:
     """A CPU's speed, very roughly."""
     low, high = (each * cores for each in CORE_FLOPS)
     words = f"{cores} CPU cores at {CORE_FLOPS[0] / 1e9:g}-{CORE_FLOPS[1] / 1e9:g} GFLOP/s, very rough"
-    return _Speed(flops=(low, high), overhead_s=CPU_STEP_S, start_s=START_S, words=words)
+    return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, start_s=START_S, words=words)
+
+
+def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:
+    """Why the trainer would refuse to compute as the recipe wants on a card; empty where it would not."""
+    train = recipe.tables.train
+    if not card.bf16 and train.precision == "bf16":
+        return f'{card.name} has no bf16; train.precision "auto" would run in fp16'
+    if not card.bf16 and train.precision == "auto" and train.loop == "huggingface":
+        return f'{card.name} computes in fp16, which train.loop "huggingface" cannot; train.precision "fp32" would run'
+    return ""
 
 
 def _evaluation_share(recipe: ResolvedRecipe) -> float:

@@ -117,6 +117,8 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
         asked = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
         processes = max(1, asked)
     _check_batch(checked, processes, where)
+    if checked.train.loop == "huggingface" and processes > 1:
+        _refuse(where, f'train.loop is "huggingface", which trains in one process; here are {processes} processes')
     return ResolvedRecipe(name=recipe.name, form=form, processes=processes, tables=checked)
 
 

@@ -27,6 +27,8 @@ def what_does_not_add_up(recipe: RecipeTables) -> Iterator[str]:
     elif warmup + cooldown > steps:
         yield f"schedule.warmup_steps {warmup} and a cool-down of {cooldown} steps are more than train.steps {steps}"
     yield from _translation(recipe) if recipe.model.preset == "encoder-decoder" else _no_translation(recipe)
+    if recipe.train.loop == "huggingface":
+        yield from _huggingface(recipe)
 
 
 def cooldown_steps(schedule: ScheduleTable, steps: int) -> int:
@@ -60,6 +62,28 @@ def _schedule(schedule: ScheduleTable) -> Iterator[str]:
         yield 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'
     if kind == "noam" and schedule.min_lr:
         yield f'schedule.min_lr is {schedule.min_lr}, but schedule.kind "noam" has no lowest rate'
+
+
+HUGGINGFACE: dict[str, dict[str, str | bool]] = {
+    "model": {"preset": "faithful", "bias": True, "tied": True},
+    "optim": {"kind": "adamw"},
+    "train": {"compile": False, "spike": "off"},
+}
+"""What the Hugging Face Trainer trains there, and nothing else."""
+
+
+def _huggingface(recipe: RecipeTables) -> Iterator[str]:
+    """What only the trainer's own loop does, asked of the other."""
+    for table, keys in HUGGINGFACE.items():
+        for key, only in keys.items():
+            value = getattr(getattr(recipe, table), key)
+            if value != only:
+                shown = [str(one).lower() if isinstance(one, bool) else f'"{one}"' for one in (value, only)]
+                yield f'{table}.{key} is {shown[0]}, but train.loop "huggingface" has only {shown[1]}'
+    if recipe.train.precision == "fp16":
+        yield 'train.precision is "fp16", but train.loop "huggingface" has only "fp32" and "bf16"'
+    if recipe.train.parallel == "fsdp":
+        yield 'train.parallel is "fsdp", but train.loop "huggingface" trains in one process'
 
 
 def _translation(recipe: RecipeTables) -> Iterator[str]:

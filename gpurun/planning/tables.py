@@ -79,6 +79,7 @@ class TrainTable(Table):
     batch_tokens: Whole
     micro_batch: Whole
     seed: int = Field(default=42, ge=0, lt=2**32)
+    loop: Literal["own", "huggingface"] = "own"
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     compile: bool = False
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"

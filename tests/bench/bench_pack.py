@@ -28,6 +28,10 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.memory import own_peak_bytes
+
 SHARD_TOKENS = 50_000_000
 
 
@@ -67,7 +71,7 @@ def ship_once(source: Path, machine: Path, codec: str) -> None:
     started = time.perf_counter()
     far.unpack(Pack(survey({"data": source})), "gzip" if codec == "gzip" else "zstd")
     seconds = time.perf_counter() - started
-    peaks = [resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peaks = [own_peak_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024]
     print(json.dumps({"seconds": seconds, "pack_bytes": peaks[0], "unpack_bytes": peaks[1]}))
 
 

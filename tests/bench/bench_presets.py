@@ -29,17 +29,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from trainer.config import (
-    DataConfig,
-    EvalConfig,
-    HardwareConfig,
-    ModelConfig,
-    OptimConfig,
-    Recipe,
-    SampleConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from tests.bench.recipes import measured_recipe
+from trainer.config import Recipe
 
 ROOT = Path(__file__).parents[2]
 BAR = 0.6
@@ -68,25 +59,21 @@ class Trial:
     def recipe(self) -> Recipe:
         """What differs is the preset and what belongs to it: head, biases, optimiser and schedule."""
         modern = self.preset == "modern"
-        return Recipe(
-            about="a comparison of presets",
-            model=ModelConfig(
-                preset=self.preset, layers=LAYERS, heads=HEADS, width=WIDTH, context=CONTEXT,
-                bias=not modern, tied=not modern,
-            ),
-            data=DataConfig(source="stdlib", tokenizer="char"),
-            optim=OptimConfig(kind="muon" if modern else "adamw", lr=self.rate, beta2=0.99),
-            schedule=ScheduleConfig(
-                kind="trapezoid" if modern else "cosine", warmup_steps=self.steps // 20,
-                min_lr=0.0 if modern else self.rate / 10, cooldown_fraction=0.5 if modern else 0.0,
-            ),
-            train=TrainConfig(
-                steps=self.steps, batch_tokens=SEQUENCES * CONTEXT, micro_batch=MICRO_BATCH, seed=self.seed,
-                log_every=50, checkpoint_every=max(1, self.steps // 4),
-            ),
-            eval=EvalConfig(every=max(1, self.steps // EVALUATIONS), tokens=EVAL_TOKENS),
-            sample=SampleConfig(prompts=(), tokens=0),
-            hardware=HardwareConfig(disk_gb=1, on_cpu="as_written"),
+        return measured_recipe(
+            model={
+                "preset": self.preset, "layers": LAYERS, "heads": HEADS, "width": WIDTH, "context": CONTEXT,
+                "bias": not modern, "tied": not modern,
+            },
+            optim={"kind": "muon" if modern else "adamw", "lr": self.rate, "beta2": 0.99},
+            schedule={
+                "kind": "trapezoid" if modern else "cosine", "warmup_steps": self.steps // 20,
+                "min_lr": 0.0 if modern else self.rate / 10, "cooldown_fraction": 0.5 if modern else 0.0,
+            },
+            train={
+                "steps": self.steps, "batch_tokens": SEQUENCES * CONTEXT, "micro_batch": MICRO_BATCH,
+                "seed": self.seed, "log_every": 50, "checkpoint_every": max(1, self.steps // 4),
+            },
+            evaluation={"every": max(1, self.steps // EVALUATIONS), "tokens": EVAL_TOKENS},
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Speed and memory of the trainer against a plain loop and the Hugging Face Trainer: run by `make bench-trainer`.
 
-    python tests/bench/bench_trainer.py [--rounds 8] [--threads 2] [--rows small,mini,tiny,memory] [--cpu-time]
+    python tests/bench/bench_trainer.py [--rounds 8] [--threads 2] [--rows small,mini,tiny,memory,stall] [--cpu-time]
 
 Eager, fp32, no dropout, on the CPU, all on one shard of random tokens. A gate comes first: from the same weights and
 batches, the losses of 20 steps agree to 1e-3, or the row is void. Then all take blocks of steps in turn, in an order
@@ -8,7 +8,9 @@ that turns round every round; of each round only the ratio of the medians counts
 the interval that holds it in 95 % of bootstrap draws. A win is one whose interval is above 1. `--cpu-time` counts
 the process's seconds on the processor instead: for a machine with other work, and one thread. Peak memory is taken
 in a process of its own (resident, above what was there before the model), and, for 124M at 64 x 1024 in bf16, traced
-by torch's MemTracker on fake tensors. Prints rows for docs/BENCHMARKS.md.
+by torch's MemTracker on fake tensors. `--rows stall` is what a checkpoint costs: blocks with one, until it is on the
+disk, and blocks without, in turn, over the time of the 250 steps that lie between two. Prints rows for
+docs/BENCHMARKS.md.
 
 Ours is the step of the real loop, out of a recipe and a data folder; the garbage collector rests in it, as in the loop.
 """
@@ -24,7 +26,6 @@ import json
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -44,21 +45,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.bench.recipes import measured_recipe
 from tests.bench.reference_loop import PlainGPT, PlainLoop, Shape, plain_adamw
+from tests.memory import own_peak_bytes
 from trainer.assemble import assemble
-from trainer.config import (
-    DataConfig,
-    EvalConfig,
-    HardwareConfig,
-    ModelConfig,
-    OptimConfig,
-    Recipe,
-    SampleConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from trainer.config import ModelConfig, OptimConfig
 from trainer.device import choose_device
 from trainer.distributed import Processes
+from trainer.due import finish_saving, save
 from trainer.events import Reporter
 from trainer.model import GPT
 from trainer.optim import make_optimizer
@@ -70,6 +64,7 @@ GATE_STEPS, GATE = 20, 1e-3
 RATE = 1e-3
 TOKENS = 1_000_000
 MEMORY_STEPS = 3
+CHECKPOINT_STEPS, STALL_BAR = 250, 0.01
 GPT2 = Shape(layers=12, heads=12, width=768, context=1024, vocab_size=50304, batch=64, bias=True)
 
 Batch = tuple[Tensor, Tensor]
@@ -111,21 +106,13 @@ class Ours:
     """The step of the real loop."""
 
     def __init__(self, shape: Shape, data: Path, out: Path) -> None:
-        recipe = Recipe(
-            about="a measurement",
-            model=ModelConfig(
-                layers=shape.layers, heads=shape.heads, width=shape.width, context=shape.context,
-                vocab_size=shape.vocab_size, bias=shape.bias,
-            ),
-            data=DataConfig(source="random", tokenizer="char"),
-            optim=OptimConfig(lr=RATE),
-            schedule=ScheduleConfig(kind="constant"),
-            train=TrainConfig(
-                steps=999_999, batch_tokens=shape.batch * shape.context, micro_batch=shape.batch,
-                checkpoint_every=999_999,
-            ),
-            eval=EvalConfig(every=999_999, tokens=1), sample=SampleConfig(prompts=(), tokens=0),
-            hardware=HardwareConfig(disk_gb=1, on_cpu="as_written"),
+        recipe = measured_recipe(
+            model={
+                "layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": shape.context,
+                "vocab_size": shape.vocab_size, "bias": shape.bias,
+            },
+            optim={"lr": RATE},
+            train={"batch_tokens": shape.batch * shape.context, "micro_batch": shape.batch},
         )  # fmt: skip
         said, sys.stdout = sys.stdout, sys.stderr
         try:
@@ -292,6 +279,41 @@ def speed(row: Row, work: Path, rounds: int, clock: Clock) -> None:
               flush=True)  # fmt: skip
 
 
+def lost_to_a_checkpoint(row: Row, work: Path, rounds: int, clock: Clock) -> list[float]:
+    """The share of 250 steps' time that one checkpoint adds to them, in every round."""
+    file = shards_of(row.shape, work)
+    ours = Ours(row.shape, file.parent, Path(tempfile.mkdtemp(dir=work)))
+    blocks: dict[bool, list[float]] = {True: [], False: []}
+    ours.take()
+    gc.collect()
+    gc.freeze()  # as the loop does after its first step
+    gc.disable()
+    for number in range(rounds):
+        for saving in (True, False) if number % 2 else (False, True):
+            ours.take()
+            began = clock()
+            if saving:
+                save(ours.run, None)
+            for _ in range(row.steps):
+                ours.take()
+            finish_saving(ours.run)
+            blocks[saving].append(clock() - began)
+    gc.unfreeze()
+    gc.enable()
+    pairs = zip(blocks[True], blocks[False], strict=True)
+    return [(with_one - without) / (CHECKPOINT_STEPS * without / row.steps) for with_one, without in pairs]
+
+
+def stall(work: Path, rounds: int, clock: Clock) -> None:
+    """Print what one checkpoint per 250 steps costs on each row."""
+    for row in ROWS.values():
+        shares = lost_to_a_checkpoint(row, work, rounds, clock)
+        low, high = interval(shares)
+        reached = "yes" if high <= STALL_BAR else "NO" if low > STALL_BAR else "not shown"
+        found = f"**{statistics.median(shares):.3%}** ({low:.3%} to {high:.3%})"
+        print(f"| {row.what} | {found} | <= {STALL_BAR:.0%} | {reached} | {where()} |", flush=True)
+
+
 def resident_bytes(key: str, name: str, work: Path, threads: int) -> int:
     """Peak memory of a few steps, in a process of its own."""
     argv = [sys.executable, __file__, "--peak", f"{key}:{name}", "--work", str(work), "--threads", str(threads)]
@@ -354,18 +376,18 @@ def print_peak(key: str, name: str, work: Path) -> None:
     first(ids, ids).backward()
     torch.nn.utils.clip_grad_norm_(first.parameters(), 1.0)
     optimizer.step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = own_peak_bytes()
     out = Path(tempfile.mkdtemp(dir=work))
     loop: Loop = Ours(row.shape, file.parent, out) if name == "ours" else Plain(row.shape, file)
     loop.block(MEMORY_STEPS, time.perf_counter)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(own_peak_bytes() - before)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", default="small,mini,tiny,memory")
+    parser.add_argument("--rows", default="small,mini,tiny,memory,stall")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -382,6 +404,8 @@ def main() -> int:
         for key in given.rows.split(","):
             if key == "memory":
                 memory(Path(folder), given.threads)
+            elif key == "stall":
+                stall(Path(folder), given.rounds, clock)
             else:
                 speed(ROWS[key], Path(folder), given.rounds, clock)
     return 0

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from gpurun.machine.remote import RemoteMachine
 from gpurun.machine.ssh_keys import make_keys
 from tests.bench.bench_pack import cpu, write_shards
 from tests.emulators.sshd import Sshd
+from tests.memory import own_peak_bytes
 
 ROOT = Path(__file__).parents[2]
 ROUND_TRIP_S = 0.1
@@ -174,7 +174,7 @@ def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> 
             continue
     seconds = time.perf_counter() - started
     shutil.rmtree(work / "home", ignore_errors=True)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = own_peak_bytes()
     print(json.dumps({"seconds": seconds, "sent_bytes": pack.sent_bytes, "memory_bytes": memory, "tries": tries}))
 
 

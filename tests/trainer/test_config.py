@@ -73,6 +73,7 @@ def test_the_tables_keys_and_defaults_are_those_of_the_formats_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "FORMATS.md").read_text(encoding="utf-8")
     words = {"model.preset": "faithful", "model.vocab_size": 0, "train.precision": "auto", "hardware.gpu": "1xA100"}
     words |= {"optim.kind": "adamw", "train.parallel": "auto", "train.init_from": "", "train.spike": "warn"}
+    words |= {"train.loop": "own"}
     for table in fields(Recipe):
         if table.name == "about":
             continue

@@ -93,6 +93,12 @@ def test_a_prompt_that_cannot_be_encoded_is_refused_with_its_character(
     assert sentence in said
 
 
+def test_a_text_that_is_continued_is_not_searched_for(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = ask(weights, capsys, "--prompt=a", "--beams=4")
+    assert code == 2
+    assert said == "refused: --beams is not for this model: it continues a text, which is no search\n"
+
+
 def test_the_prompts_ids_are_those_that_training_saw() -> None:
     char = Tokenizer("char", "", None, tuple(TOKENS))
     assert encode("abé\n", char) == [1, 2, 7, 0]

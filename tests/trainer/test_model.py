@@ -40,9 +40,14 @@ def test_logits_equal_those_of_transformers_gpt2() -> None:
     torch.testing.assert_close(ours.next_token_logits(ids), wanted[:, -1], atol=1e-4, rtol=1e-4)
 
 
-def test_a_position_never_sees_a_later_one() -> None:
+@pytest.mark.parametrize("preset", ["faithful", "modern"])
+def test_a_position_never_sees_a_later_one(preset: str) -> None:
     torch.manual_seed(0)
-    model = GPT(small()).eval()
+    faithful = preset == "faithful"
+    model = GPT(small(preset=preset, bias=faithful, tied=faithful)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # what starts at zero would hide what comes before it
+            parameter.normal_(std=0.1)
     ids = torch.randint(128, (1, 24))
     changed = ids.clone()
     changed[0, 12:] = (changed[0, 12:] + 1) % 128

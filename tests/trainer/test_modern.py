@@ -58,16 +58,6 @@ def test_a_rotation_turns_pairs_by_the_papers_angles() -> None:
             assert sines[position, pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
 
 
-def test_a_position_never_sees_a_later_one() -> None:
-    model = modern().eval()
-    ids = torch.randint(128, (1, 24))
-    changed = ids.clone()
-    changed[0, 12:] = (changed[0, 12:] + 1) % 128
-    before, after = model.hidden(ids), model.hidden(changed)
-    torch.testing.assert_close(before[:, :12], after[:, :12])
-    assert not torch.allclose(before[:, 12:], after[:, 12:])
-
-
 def test_the_mlp_is_relu_squared() -> None:
     mlp, x = modern().h[0].mlp, torch.randn(2, 3, 32)
     wanted = (x @ mlp.c_fc.weight.t()).clamp(min=0) ** 2 @ mlp.c_proj.weight.t()

@@ -80,6 +80,23 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     assert sum(len(ids) for ids in seen) == 20 * 8 + 2 * ((call - 1) % 4)
 
 
+@pytest.mark.parametrize("preset", ["faithful", "modern"])
+def test_a_step_without_dropout_draws_no_random_number_that_could_matter(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    keys = {"dropout": 0.0} | ({"preset": preset, "bias": False, "tied": False} if preset == "modern" else {})
+    assert train(recipe_record(model=keys), tmp_path / "undisturbed") == 0
+
+    def disturb(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        torch.seed()
+        return loss
+
+    tamper(monkeypatch, disturb)
+    assert train(recipe_record(model=keys), tmp_path / "disturbed") == 0
+    assert losses(tmp_path / "disturbed") == losses(tmp_path / "undisturbed")
+    assert weights(tmp_path / "disturbed", 20) == weights(tmp_path / "undisturbed", 20)
+
+
 def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.scale.GROWTH_STEPS", 3)
     ours, parameter = LossScale(True), torch.nn.Parameter(torch.zeros(1))

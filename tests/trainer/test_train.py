@@ -21,6 +21,7 @@ from conftest import ROOT, Train, command, environment, events, manifest, recipe
 
 from tests.later import LATER
 from trainer import assemble as assemble_module
+from trainer import due
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
 from trainer.compile_cache import cache_name, load_compile_cache
@@ -152,7 +153,7 @@ def test_an_infinite_gradient_of_a_finite_loss_stops_too(
 def test_a_validation_loss_that_is_no_number_saves_nothing(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_module, "validation", lambda *_, **__: Evaluation(math.nan, None))
+    monkeypatch.setattr(due, "validation", lambda *_, **__: Evaluation(math.nan, None))
     assert train(recipe_record(), tmp_path) == 3
     assert "after step 10 the validation loss is nan" in events(tmp_path)[-1]["message"]
     assert not (tmp_path / "MANIFEST.json").exists()
@@ -194,7 +195,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
 def test_a_bug_is_reported_before_the_process_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train_module, "_report_step", lambda *_: 1 // 0)
+    monkeypatch.setattr(due, "_report_step", lambda *_: 1 // 0)
     assert train(recipe_record(), tmp_path) == 1
     assert events(tmp_path)[-1]["message"].startswith("ZeroDivisionError")
     assert "Traceback" in capsys.readouterr().err

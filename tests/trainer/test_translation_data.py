@@ -61,7 +61,7 @@ def test_no_sentence_is_in_both_splits_however_many_translations_it_has(tmp_path
     file.write_text("".join(f"sentence {n % 50} here\tSatz {n} hier\n" for n in range(400)))
     folder = written(tmp_path / "data", str(file), "char-pairs", val_fraction=0.3)
     data = open_data(folder, "char-pairs", ())
-    special = read_special_tokens(folder, data)
+    special = read_special_tokens(folder, data.tokenizer.vocab_size)
     rows = [PairRow(shards, special, CONTEXT, "text") for shards in (data.train, data.val)]
     train, val = ({bytes(row.source(pair)) for pair in range(len(row))} for row in rows)
     assert len(rows[0]) + len(rows[1]) == 400
@@ -144,7 +144,7 @@ def test_a_sentence_longer_than_the_context_and_shards_without_pairs_are_refused
     (tmp_path / "data.json").write_text(json.dumps(record))
     data = open_data(german, "word-pairs", ())
     with pytest.raises(Refused, match='no "pairs"'):
-        read_special_tokens(tmp_path, data)
+        read_special_tokens(tmp_path, data.tokenizer.vocab_size)
 
 
 def seen(lab: Lab, steps: range, micro_batch: int, processes: int) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from conftest import Train, events, run_command
 from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
-from trainer import step
+from trainer import generate, step
 from trainer.checkpoint import read_checkpoint
 from trainer.config import parse_recipe
 
@@ -95,3 +96,39 @@ def test_two_processes_with_a_part_each_train_what_one_trains(copies: Path, tmp_
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     texts = [[event["text"] for event in events(tmp_path / out, "sample")] for out in ("one", "two")]
     assert texts[0] == texts[1]
+
+
+def test_a_checkpoint_translates_a_sentence_of_the_users(
+    copies: Path, tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, out = small(), tmp_path / "out"
+    assert train(recipe, out, copies) == 0
+    capsys.readouterr()
+
+    def ask(prompt: str, *options: str) -> tuple[int, Any]:
+        code = generate.main([str(out), "--data", str(copies), f"--prompt={prompt}", *options])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if code == 0 else said.err.strip()
+
+    code, told = ask("abcdefgh")
+    assert code == 0
+    assert told["text"] == events(out, "sample")[-1]["text"], "as at the checkpoint: the same search, the same setting"
+    assert (told["step"], told["beams"], told["tokens"] <= 5) == (6, 3, True)
+    assert ask("abcdefgh", "--beams=1", "--tokens=9")[1]["tokens"] <= 9
+    assert ask("ab7")[1] == 'refused: the character "7" (U+0037) is not in the vocabulary'
+    assert ask("abc", "--temperature=0")[1].startswith("refused: --temperature is not for this model: it translates")
+    assert ask("a" * 23)[1] == "refused: the prompt takes 25 positions with its start and end, the model has 24"
+    assert ask("abc", "--beams=0")[0] == 2
+
+
+def test_words_that_the_vocabulary_does_not_know_are_named(
+    tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "data", "english-german", "word-pairs", context=CONTEXT, limit_bytes=40_000)
+    keys = {"steps": 2, "batch_tokens": 4 * CONTEXT, "micro_batch": 4, "checkpoint_every": 2}
+    recipe = lab_recipe("english-german", "word-pairs", train=keys, schedule={"warmup_steps": 1}).as_record()
+    assert train(recipe, tmp_path / "out", folder) == 0
+    capsys.readouterr()
+    asked = ["--data", str(folder), "--prompt=the old wombat sees a Bandersnatch."]
+    assert generate.main([str(tmp_path / "out"), *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["unknown"] == ["wombat", "Bandersnatch"]

@@ -87,11 +87,11 @@ def test_25_dollars_train_gpt2_on_eight_a100() -> None:
     assert chosen is found[0]
     assert chosen.finishes
     assert chosen.offer.provider == "runpod"
-    assert usd(20) < chosen.expected_micros < usd(25)
+    assert usd(19) < chosen.expected_micros < usd(22), "the published run is called a 20 dollar run"
     assert chosen.worst_micros <= usd(25)
     others = found[1:]
     assert all(not one.finishes and one.lease is None and one.worst_micros is None for one in others)
-    assert others[0].why_not.startswith("over cap: needs $3")
+    assert others[0].why_not.startswith("over cap: needs $28")
     assert [one.expected_micros for one in others] == sorted(one.expected_micros for one in others)
 
 
@@ -137,7 +137,8 @@ def test_aws_adds_disk_address_and_egress_and_lambda_rounds_to_the_minute() -> N
     slow = next(o for o in EIGHT if o.provider == "lambda")
     minute = lease.model_copy(update={"train_s": lease.train_s - (seconds % 60)})
     more = minute.model_copy(update={"train_s": minute.train_s + 1})
-    assert worst_case(slow, more, LOAD) - worst_case(slow, minute, LOAD) == -(-slow.rate_micros_per_hour // 60)
+    step = worst_case(slow, more, LOAD) - worst_case(slow, minute, LOAD)
+    assert step == pytest.approx(slow.rate_micros_per_hour / 60, abs=1)  # the whole sum is rounded up, not the step
 
 
 @pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])

@@ -14,6 +14,7 @@ from trainer.errors import Refused
 
 MODERN = {"preset": "modern", "bias": False, "tied": False}
 TRANSLATION = {"model": {"preset": "encoder-decoder"}, "data": {"tokenizer": "word-pairs"}}
+HUGGINGFACE = {"loop": "huggingface", "spike": "off"}
 BASE = resolve(load_recipe("mini-gpt"), "full").record
 """2 layers, 2 heads, 64 wide; 500 steps."""
 
@@ -58,6 +59,15 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
             {"sample": {"beams": 4}},
             'sample.beams is 4, but model.preset is "faithful"; only "encoder-decoder" searches',
         ),
+        (
+            {"model": MODERN, "train": HUGGINGFACE},
+            'model.preset is "modern", but train.loop "huggingface" has only "faithful"',
+        ),
+        ({"optim": {"kind": "muon"}, "train": HUGGINGFACE}, 'optim.kind is "muon", but train.loop "huggingface" has'),
+        ({"train": HUGGINGFACE | {"compile": True}}, 'train.compile is true, but train.loop "huggingface" has'),
+        ({"train": HUGGINGFACE | {"spike": "warn"}}, 'train.spike is "warn", but train.loop "huggingface" has'),
+        ({"train": HUGGINGFACE | {"precision": "fp16"}}, 'train.precision is "fp16", but train.loop "huggingface" has'),
+        ({"train": HUGGINGFACE | {"parallel": "fsdp"}}, 'train.parallel is "fsdp", but train.loop "huggingface" trai'),
     ],
 )
 def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]], sentence: str) -> None:
@@ -77,6 +87,7 @@ def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]
         {"model": MODERN, "optim": {"kind": "muon", "muon_lr": 0.02}},
         {"schedule": {"kind": "trapezoid", "warmup_steps": 300, "cooldown_fraction": 0.4, "min_lr": 1e-5}},
         {"schedule": {"kind": "noam", "warmup_steps": 1}, "optim": {"lr": 1.0}},
+        {"train": HUGGINGFACE},
         TRANSLATION | {"train": {"label_smoothing": 0.1}, "sample": {"beams": 4, "length_penalty": 0.0}},
     ],
 )

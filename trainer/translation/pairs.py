@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.data import Samples, TokenRow
 from trainer.errors import Refused
-from trainer.shards import Shard, TokenData
+from trainer.shards import Shard
 from trainer.translation.batch import Batch, SpecialTokens, collate
 
 __all__ = ["PairRow", "PairSamples", "read_special_tokens"]
@@ -25,14 +25,14 @@ PAD_MULTIPLE = 8
 """Batches are as wide as their longest sentence, rounded up to this: tensor cores like it, and shapes are few."""
 
 
-def read_special_tokens(folder: Path, data: TokenData) -> SpecialTokens:
-    """Return the special ids that data.json (checked by `open_data`) names under "pairs"; refuse text without pairs."""
+def read_special_tokens(folder: Path, vocab_size: int) -> SpecialTokens:
+    """Return the special ids that data.json (readable JSON) names under "pairs"; refuse text without pairs."""
     record = json.loads((folder / "data.json").read_text(encoding="utf-8")).get("pairs")
     names = ("pad_id", "start_id", "end_id")
     if not isinstance(record, dict):
         raise Refused('data.json has no "pairs": these shards hold text, not a parallel text')
     ids = [record.get(name) for name in names]
-    sound = all(type(i) is int and 0 <= i < data.tokenizer.vocab_size for i in ids)
+    sound = all(type(i) is int and 0 <= i < vocab_size for i in ids)
     if not sound or len(set(ids)) != len(ids):
         raise Refused(f'"pairs" in data.json must give {", ".join(names)}: three different ids of the vocabulary')
     return SpecialTokens(*ids)

@@ -6,11 +6,9 @@ what `model` takes. All of it is a function of the recipe, the data folder and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from trainer.config import Recipe
@@ -19,8 +17,7 @@ from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.model import with_vocabulary
 from trainer.shards import TokenData
-from trainer.translation.batch import SpecialTokens
-from trainer.translation.decode import Hypothesis, beam_search
+from trainer.translation.interpret import Interpreter
 from trainer.translation.model import Translator
 from trainer.translation.pairs import PairRow, PairSamples, read_special_tokens
 
@@ -28,11 +25,10 @@ __all__ = ["TranslationTask"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationTask:
+class TranslationTask(Interpreter):
     """A parallel text that has been opened and checked for a recipe."""
 
     data: TokenData
-    special: SpecialTokens
     train: PairRow
     val: PairRow
     train_samples: PairSamples
@@ -45,7 +41,7 @@ class TranslationTask:
         cls, recipe: Recipe, folder: Path, data: TokenData, sequences: int, processes: Processes
     ) -> TranslationTask:
         """Open the pairs of a data folder for steps of `sequences` pairs; Refused where they do not fit the recipe."""
-        special, context = read_special_tokens(folder, data), recipe.model.context
+        special, context = read_special_tokens(folder, data.tokenizer.vocab_size), recipe.model.context
         train = PairRow(data.train, special, context, "train", processes.local_count)
         val = PairRow(data.val, special, context, "val", processes.local_count)
         eval_pairs = min(len(val), max(1, recipe.eval.tokens // context))
@@ -53,7 +49,7 @@ class TranslationTask:
             if len(prompt.ids) + 2 > context:
                 raise Refused(f'the prompt "{prompt.text[:40]}" takes more than model.context {context} positions')
         return cls(
-            data=data, special=special, train=train, val=val, eval_pairs=eval_pairs,
+            data=data, tokenizer=data.tokenizer, special=special, train=train, val=val, eval_pairs=eval_pairs,
             train_samples=PairSamples(train, sequences, recipe.train.seed),
             val_samples=PairSamples(val, eval_pairs, VALIDATION_SEED),
         )  # fmt: skip
@@ -68,37 +64,6 @@ class TranslationTask:
         torch.manual_seed(recipe.train.seed)
         config = with_vocabulary(recipe.model, self.data.tokenizer.vocab_size)
         return Translator(config, pad_id=self.special.pad_id, label_smoothing=recipe.train.label_smoothing)
-
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of a translation's ids."""
-        silent = (self.special.pad_id, self.special.start_id, self.special.end_id)
-        return self.data.tokenizer.decode([i for i in ids if i not in silent]).strip()
-
-    def translate(
-        self,
-        model: Translator,
-        sources: Sequence[Sequence[int]],
-        *,
-        beams: int,
-        alpha: float,
-        most: int | None = None,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> list[Hypothesis]:
-        """Translate sources, given as plain token ids, into at most `most` tokens (None: as the context has room).
-
-        One beam is greedy search. Leaves the model in its old mode.
-        """
-        special = self.special
-        rows = [np.array([special.start_id, *ids, special.end_id]) for ids in sources]
-        width = max(len(row) for row in rows)
-        padded = [np.pad(row, (0, width - len(row)), constant_values=special.pad_id) for row in rows]
-        source = torch.from_numpy(np.stack(padded)).to(model.embedding.weight.device)
-        was_training = model.training
-        model.eval()
-        vocab_size = self.data.tokenizer.vocab_size
-        found = beam_search(model, source, special, vocab_size, beams=beams, alpha=alpha, most=most, stopping=stopping)
-        model.train(was_training)
-        return found
 
     def translate_held_out(
         self, model: Translator, pairs: int, *, beams: int, alpha: float, at_once: int = 64

@@ -97,7 +97,7 @@ def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[st
     }
     if offer.gpu_count:
         body["gpu"] = {"id": offer.type_id, "count": offer.gpu_count}
-        if not order.image:
+        if f"-cu{IMAGE_CUDA.replace('.', '')}" in body["image"]:
             body["gpu"]["minCudaVersion"] = IMAGE_CUDA
     else:
         flavour, vcpus = flavour_of(offer.type_id)

@@ -1,0 +1,42 @@
+"""Recipes for measurements: what is not given is the default, nothing is sampled, and any machine will do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import (
+    DataConfig,
+    EvalConfig,
+    HardwareConfig,
+    ModelConfig,
+    OptimConfig,
+    Recipe,
+    SampleConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+
+NEVER = 999_999
+"""Of steps: more than a measurement takes."""
+
+
+def measured_recipe(
+    *,
+    model: dict[str, Any],
+    optim: dict[str, Any],
+    train: dict[str, Any],
+    schedule: dict[str, Any] | None = None,
+    evaluation: dict[str, Any] | None = None,
+) -> Recipe:
+    """Return the recipe with these keys; without an `evaluation` there is none, and without a schedule a fixed rate."""
+    return Recipe(
+        about="a measurement",
+        model=ModelConfig(**model),
+        data=DataConfig(source="random", tokenizer="char"),
+        optim=OptimConfig(**optim),
+        schedule=ScheduleConfig(**schedule or {"kind": "constant"}),
+        train=TrainConfig(**{"steps": NEVER, "checkpoint_every": NEVER} | train),
+        eval=EvalConfig(**evaluation or {"every": NEVER, "tokens": 1}),
+        sample=SampleConfig(prompts=(), tokens=0),
+        hardware=HardwareConfig(disk_gb=1, on_cpu="as_written"),
+    )

@@ -1,0 +1,124 @@
+"""The Hugging Face Trainer in place of our loop: the same curve, the same files, the same ways to end."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, Train, events, manifest, recipe_record
+from torch import Tensor, nn
+
+from trainer.checkpoint import read_checkpoint
+from trainer.device import Device
+from trainer.events import Reporter
+from trainer.generate import open_checkpoint
+
+pytest.importorskip("transformers", reason="pip install 'gpurun[hf]' to compare with the Hugging Face Trainer")
+pytest.importorskip("accelerate", reason="pip install 'gpurun[hf]' to compare with the Hugging Face Trainer")
+
+
+def recipe(loop: str, **tables: dict[str, Any]) -> dict[str, Any]:
+    return recipe_record(**tables | {"train": {"loop": loop, "spike": "off"} | tables.get("train", {})})
+
+
+def curve(out: Path) -> dict[int, tuple[float, float, float]]:
+    return {event["step"]: (event["loss"], event["grad_norm"], event["lr"]) for event in events(out, "step")}
+
+
+def test_both_loops_draw_one_curve_and_write_the_same_files(tmp_path: Path, train: Train, data: Path) -> None:
+    for loop in ("own", "huggingface"):
+        assert train(recipe(loop, train={"steps": 30}), tmp_path / loop) == 0
+    ours, theirs = curve(tmp_path / "own"), curve(tmp_path / "huggingface")
+    assert len(ours) == 30
+    for step, figures in ours.items():  # dropout's masks too are the same, for they depend on the position alone
+        assert theirs[step] == pytest.approx(figures, rel=1e-4)
+    for kind in ("start", "step", "eval", "sample", "checkpoint", "stop"):
+        first, second = (events(tmp_path / loop, kind) for loop in ("own", "huggingface"))
+        assert [e.keys() for e in first] == [e.keys() for e in second]
+    before, after = (read_checkpoint(tmp_path / loop, 30) for loop in ("own", "huggingface"))
+    for saved, twin in ((before.model, after.model), (before.optimizer, after.optimizer)):
+        assert {name: t.shape for name, t in twin.items()} == {name: t.shape for name, t in saved.items()}
+    for name, tensor in before.model.items():
+        if tensor.dim() == 2:  # AdamW makes steps of the rounding errors that are the gradient of a key's bias
+            torch.testing.assert_close(after.model[name], tensor, rtol=1e-2, atol=1e-4, msg=name)
+    assert [f["name"] for f in manifest(tmp_path / "own")["files"]] == [
+        f["name"] for f in manifest(tmp_path / "huggingface")["files"]
+    ]
+    assert open_checkpoint(tmp_path / "huggingface", data).step == 30
+
+
+def test_a_stopped_run_goes_on_with_the_very_same_losses(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(recipe("huggingface"), tmp_path / "straight") == 0
+    asked = threading.Event()
+    report = Reporter.step
+
+    def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:
+        report(self, step, values)
+        if step == 13:
+            asked.set()
+
+    with monkeypatch.context() as once:
+        once.setattr("trainer.train._asked_to_stop", lambda: asked)
+        once.setattr(Reporter, "step", stopping)
+        assert train(recipe("huggingface"), tmp_path / "out") == 0
+    assert (events(tmp_path / "out")[-1]["reason"], manifest(tmp_path / "out")["latest"]) == ("signal", 14)
+    assert train(recipe("huggingface"), tmp_path / "out") == 0
+    assert events(tmp_path / "out", "start")[1]["resumed_from"] == 14
+    assert curve(tmp_path / "out") == curve(tmp_path / "straight")
+    ends = [(tmp_path / name / "checkpoints/000020.model.safetensors").read_bytes() for name in ("straight", "out")]
+    assert ends[0] == ends[1]
+    assert train(recipe("own"), tmp_path / "out") == 2, "a run of one loop is not the other's"
+    assert "train.loop" in events(tmp_path / "out")[-1]["message"]
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_no_number_stops_it_before_the_weights_move(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    from transformers import GPT2LMHeadModel
+
+    forward, calls = GPT2LMHeadModel.forward, 0
+
+    def broken(self: nn.Module, *given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        told = forward(self, *given, **named)
+        if calls == 4 * 12 + 2:  # in the thirteenth step's second portion
+            spoil: Tensor = told.loss
+            if what == "loss":
+                told.loss = spoil * float("nan")
+            else:
+                spoil.register_hook(lambda gradient: gradient * float("inf"))
+        return told
+
+    broken.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # their Trainer reads it
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", broken)
+    assert train(recipe("huggingface"), tmp_path) == 3
+    stop = events(tmp_path)[-1]
+    assert (stop["reason"], stop["step"], manifest(tmp_path)["latest"]) == ("nonfinite", 12, 10)
+    assert "step 13 has" in stop["message"]
+
+
+def test_without_the_library_or_with_fp16_it_is_refused_in_a_sentence(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    assert train(recipe("huggingface"), tmp_path / "a") == 2
+    assert "needs transformers and accelerate" in events(tmp_path / "a")[-1]["message"]
+    fp16 = Device(torch.device("cpu"), "fp16", "Tesla T4")  # what "auto" comes to on such a card
+    monkeypatch.setattr("trainer.train.choose_device", lambda *_: fp16)
+    assert train(recipe("huggingface"), tmp_path / "b") == 2
+    assert "is fp16 on Tesla T4" in events(tmp_path / "b")[-1]["message"]
+
+
+def test_their_trainer_is_loaded_only_where_it_trains() -> None:
+    script = "import sys, trainer.train; print(sorted({'transformers', 'accelerate'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True) == "[]\n"

@@ -1,0 +1,136 @@
+"""What is due after a step, whichever loop took it: a line, an evaluation, samples, a checkpoint, or the end."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+
+from trainer.answers import write_samples
+from trainer.compile_cache import made_compile_cache
+from trainer.device import memory_peak_bytes, peak_flops
+from trainer.errors import NonFinite
+from trainer.evaluate import token_bytes, validation
+from trainer.hellaswag import accuracy
+from trainer.resume import snapshot
+from trainer.run import Run
+from trainer.step import StepResult
+
+__all__ = ["UNKNOWN_S", "Due", "finish_saving", "save"]
+
+LEAST_PATIENCE_S, UNKNOWN_S = 120.0, 1800.0
+"""How long a step may take, at least, and what nobody has timed yet, before the trainer is taken for stuck."""
+
+
+class Due:
+    """Counts the steps of a run and does what the recipe wants after each."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._durations: list[float] = []
+
+    def after(self, result: StepResult, step_s: float) -> str | None:
+        """Count the step that was taken in `step_s` seconds and do what is due; return "signal" where all must end."""
+        run, train, progress = self._run, self._run.recipe.train, self._run.progress
+        self._durations.append(step_s)
+        run.reporter.beat(max(LEAST_PATIENCE_S, 5 * step_s))
+        progress.step, progress.loss = progress.step + 1, result.loss
+        step, last = progress.step, progress.step == train.steps
+        if run.writer is not None:
+            run.writer.check()
+        if step == 1 or last or step % train.log_every == 0:
+            _report_step(run, result, statistics.median(self._durations))
+            self._durations.clear()
+        if result.stop_asked and not last:
+            return _save_and_stop(run)
+        # A checkpoint is judged when it is made, so that the best one is known.
+        due = last or step % train.checkpoint_every == 0
+        val_loss = None
+        if due or step % run.recipe.eval.every == 0:
+            run.reporter.beat(UNKNOWN_S)
+            val_loss = _evaluate(run)
+            if val_loss is None:
+                return _save_and_stop(run)
+        if due:
+            write_samples(run)
+            save(run, val_loss)
+        return None
+
+
+def _report_step(run: Run, result: StepResult, step_s: float) -> None:
+    """Report the step that has just been taken."""
+    tokens_per_s, peak = run.recipe.train.batch_tokens / step_s, peak_flops(run.device)
+    flops = run.model.flops_per_token()
+    mfu = None if peak is None or flops is None else flops * tokens_per_s / (peak * run.processes.count)
+    figures = {
+        "loss": result.loss,
+        "lr": result.lr,
+        "grad_norm": result.grad_norm,
+        "step_s": step_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens": run.progress.step * run.recipe.train.batch_tokens,
+        "mfu": mfu,
+        "memory_peak_bytes": memory_peak_bytes(run.device),
+        "skipped_steps": run.progress.skipped_steps,
+    }
+    run.reporter.step(run.progress.step, figures)
+
+
+def _evaluate(run: Run) -> float | None:
+    """Evaluate and report; return the validation loss, or None if a stop was asked for meanwhile."""
+    began = time.perf_counter()
+    tokenizer, stopping, task = run.data.tokenizer, run.stop_asked.is_set, run.translation
+    found = validation(
+        run.model, run.val_samples, run.eval_windows, run.plan.micro_batch,
+        lengths=token_bytes(tokenizer.tokens, tokenizer.eot_id) if task is None else None,
+        device=run.device, processes=run.processes, stopping=stopping,
+    )  # fmt: skip
+    if found is None:
+        return None
+    if not math.isfinite(found.val_loss):
+        raise NonFinite(f"after step {run.progress.step} the validation loss is {found.val_loss}; nothing was saved")
+    right = None
+    if run.hellaswag:
+        right = accuracy(run.model, run.hellaswag, device=run.device, processes=run.processes, stopping=stopping)
+        if right is None:
+            return None
+    figures = {
+        "val_loss": found.val_loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "eval_tokens": run.eval_windows * run.recipe.model.context if task is None else task.eval_tokens,
+        "hellaswag": right,
+        "hellaswag_items": len(run.hellaswag),
+        "eval_s": time.perf_counter() - began,
+    }
+    run.reporter.eval(run.progress.step, figures)
+    return found.val_loss
+
+
+def save(run: Run, val_loss: float | None) -> None:
+    """Start to save a checkpoint, unless this step's is already there."""
+    if run.saved_step == run.progress.step:
+        return
+    if run.writer is not None and run.compile_cache is not None:
+        made = made_compile_cache()
+        run.writer.compile_cache = None if made is None else (run.compile_cache, made)
+        run.compile_cache = None
+    if run.writer is not None:
+        run.writer.save(snapshot(run), val_loss)
+    elif run.parallel.is_collective:
+        snapshot(run)
+    run.saved_step = run.progress.step
+    gc.collect()
+
+
+def finish_saving(run: Run) -> None:
+    """Wait until the last checkpoint is on the disk."""
+    if run.writer is not None:
+        run.writer.store()
+
+
+def _save_and_stop(run: Run) -> str:
+    """Save where training stands; no evaluation, no samples: whoever sent SIGTERM may not wait long."""
+    save(run, None)
+    return "signal"

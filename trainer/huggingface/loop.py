@@ -1,0 +1,36 @@
+"""The loop that train.py runs where `train.loop` is "huggingface"."""
+
+from __future__ import annotations
+
+import tempfile
+
+from trainer.errors import Refused
+from trainer.run import Run
+
+__all__ = ["loop"]
+
+
+def loop(run: Run) -> str:
+    """Take all steps; return why it ended: "done" or "signal". Refused where this loop cannot do what is asked."""
+    _check(run)
+    try:
+        import accelerate  # noqa: F401  their Trainer asks for it late, in a sentence of its own
+
+        from trainer.huggingface.stock import train
+    except ImportError as error:
+        need = "which needs transformers and accelerate"
+        raise Refused(f'train.loop is "huggingface", {need}: {error}; install them first') from error
+    if run.progress.step == run.recipe.train.steps:
+        return "done"
+    with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
+        return train(run, folder)
+
+
+def _check(run: Run) -> None:
+    """Refuse what only the machine shows; the rest has been refused with the recipe."""
+    if run.processes.several:
+        told = f"here are {run.processes.count} processes"
+        raise Refused(f'train.loop is "huggingface", which trains in one process; {told}')
+    if run.device.precision == "fp16":
+        told = f'train.precision "{run.recipe.train.precision}" is fp16 on {run.device.cuda_name or "a CPU"}'
+        raise Refused(f'train.loop is "huggingface", which trains in fp32 or bf16 here; {told}')

@@ -1,0 +1,128 @@
+"""The Hugging Face Trainer with a recipe's settings; what they have no setting for is overridden where it is used."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from trainer.data import position_seed
+from trainer.due import Due
+from trainer.errors import NonFinite
+from trainer.huggingface.twin import Twin
+from trainer.optim import learning_rate
+from trainer.run import Run
+from trainer.step import StepResult
+
+__all__ = ["train"]
+
+
+def train(run: Run, folder: str) -> str:
+    """Take the steps that are left; return why they ended: "done" or "signal". What their Trainer writes is scratch."""
+    transformers.utils.logging.set_verbosity_error()
+    run.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
+    trainer = _Trainer(run, folder)
+    trainer.train()
+    return trainer.after.reason
+
+
+def _arguments(run: Run, folder: str) -> transformers.TrainingArguments:
+    """Return their settings for the recipe's."""
+    optim, cuda = run.recipe.optim, run.device.is_cuda
+    return transformers.TrainingArguments(
+        output_dir=folder, max_steps=run.recipe.train.steps - run.progress.step,
+        per_device_train_batch_size=run.plan.micro_batch, gradient_accumulation_steps=run.plan.accumulation,
+        optim="adamw_torch_fused" if cuda else "adamw_torch", learning_rate=optim.lr, weight_decay=optim.weight_decay,
+        adam_beta1=optim.beta1, adam_beta2=optim.beta2, adam_epsilon=optim.eps, max_grad_norm=optim.grad_clip,
+        train_sampling_strategy="sequential", bf16=run.device.precision == "bf16", use_cpu=not cuda,
+        logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
+        remove_unused_columns=False, dataloader_pin_memory=cuda, seed=run.recipe.train.seed,
+    )  # fmt: skip
+
+
+class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """The samples that are left, in the order in which the other loop takes them."""
+
+    def __init__(self, run: Run) -> None:
+        self._samples, each = run.train_samples, run.plan.sequences
+        self._first, self._count = run.progress.step * each, (run.recipe.train.steps - run.progress.step) * each
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids, targets = self._samples.read(self._first + index, 1)
+        # GPT-2 shifts labels itself, and would leave out the last target; shifted ones it takes as they are.
+        return {"input_ids": ids[0], "labels": ids[0], "shift_labels": targets[0]}
+
+
+class _Trainer(transformers.Trainer):
+    """Theirs, with our schedule, our seeds of the dropout masks, and a loss and a gradient that must be numbers."""
+
+    def __init__(self, run: Run, folder: str) -> None:
+        self._run, self._twin = run, Twin(run.model)
+        self._first, self._micro = run.progress.step, 0
+        self.after = _After(self, run)
+        super().__init__(self._twin.model, _arguments(run, folder), train_dataset=_Rows(run), callbacks=[self.after])
+        self.remove_callback(transformers.trainer_callback.PrinterCallback)
+
+    def create_optimizer(self, *given: Any) -> torch.optim.Optimizer:
+        """Make theirs, and let it go on from what the run was restored to."""
+        optimizer = super().create_optimizer(*given)
+        self._twin.give_state(self._run.optimizer, optimizer)
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Give every step the recipe's rate."""
+        recipe, first = self._run.recipe, self._first
+        rates = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda taken: learning_rate(recipe, first + taken) / recipe.optim.lr
+        )
+        self.lr_scheduler = rates
+        return rates
+
+    def training_step(self, model: nn.Module, inputs: Any, *given: Any) -> Tensor:
+        """Run one micro-step; dropout's masks depend on the position alone, so that resuming is exact."""
+        step = self._run.progress.step
+        torch.manual_seed(position_seed(self._run.recipe.train.seed, step, self._micro))
+        self._micro = (self._micro + 1) % self._run.plan.accumulation
+        loss = super().training_step(model, inputs, *given)
+        if not math.isfinite(loss.item()):
+            raise NonFinite(f"step {step + 1} has loss {loss.item()}; the weights did not move")
+        return loss
+
+    def show_state(self) -> None:
+        """Let the run's own optimiser hold what a checkpoint of this moment needs."""
+        self._twin.take_state(self._run.optimizer, self.optimizer)
+
+
+class _After(transformers.TrainerCallback):
+    """Judges a step before the weights move, and does what is due once it has been taken."""
+
+    def __init__(self, trainer: _Trainer, run: Run) -> None:
+        self._trainer, self._run, self._due = trainer, run, Due(run)
+        self._began_s = time.perf_counter()
+        self.reason = "done"
+
+    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        """Raise NonFinite where the gradient, clipped already, holds what is no number."""
+        sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
+        if not math.isfinite(torch.stack(sums).sum().item()):
+            raise NonFinite(f"step {self._run.progress.step + 1} has no finite gradient; the weights did not move")
+
+    def on_log(self, _: Any, __: Any, control: Any, logs: Mapping[str, float], **___: Any) -> None:
+        """Do what is due: their log comes after every step, with its loss and the norm before clipping."""
+        if "grad_norm" not in logs:
+            return  # the summary at the end
+        run, loss, norm = self._run, float(logs["loss"]), float(logs["grad_norm"])
+        self._trainer.show_state()
+        result = StepResult(loss, norm, learning_rate(run.recipe, run.progress.step), run.stop_asked.is_set())
+        reason = self._due.after(result, time.perf_counter() - self._began_s)
+        self._began_s = time.perf_counter()
+        if reason is not None:
+            self.reason, control.should_training_stop = reason, True

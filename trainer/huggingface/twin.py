@@ -1,0 +1,47 @@
+"""GPT2LMHeadModel in the memory of our GPT: two models, one set of weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from trainer.model import GPT
+from trainer.pretrained import LINEAR_NAMES
+
+__all__ = ["Twin"]
+
+
+def _turned(name: str, tensor: Tensor) -> Tensor:
+    """Return a view in the other model's layout: linear weights are (out, in) in ours and (in, out) in theirs."""
+    return tensor.t() if name.endswith(LINEAR_NAMES) and tensor.dim() == 2 else tensor
+
+
+class Twin:
+    """Their model, whose every weight is a view of ours; and what AdamW remembers of each, for either side."""
+
+    def __init__(self, ours: GPT) -> None:
+        shape = ours.config
+        config = GPT2Config(
+            vocab_size=shape.vocab_size, n_positions=shape.context, n_embd=shape.width, n_layer=shape.layers,
+            n_head=shape.heads, attn_pdrop=shape.dropout, embd_pdrop=shape.dropout, resid_pdrop=shape.dropout,
+            bos_token_id=0, eos_token_id=0, use_cache=False,
+        )  # fmt: skip
+        self.model = GPT2LMHeadModel(config).to(ours.wte.weight.device)
+        theirs = dict(self.model.transformer.named_parameters())
+        self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
+        for name, parameter in ours.named_parameters():
+            theirs[name].data = _turned(name, parameter.data)
+            self._pairs.append((name, parameter, theirs.pop(name)))
+        assert not theirs, f"GPT2LMHeadModel has tensors that ours has not: {sorted(theirs)}"
+
+    def give_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+        """Let their optimiser go on from what ours was restored to; a fresh one remembers nothing."""
+        for name, parameter, twin in self._pairs:
+            if ours.state[parameter]:
+                theirs.state[twin] = {key: _turned(name, value) for key, value in ours.state[parameter].items()}
+
+    def take_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+        """Let our optimiser show what theirs remembers now, for a checkpoint."""
+        for name, parameter, twin in self._pairs:
+            ours.state[parameter] = {key: _turned(name, value) for key, value in theirs.state[twin].items()}

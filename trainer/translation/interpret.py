@@ -1,0 +1,55 @@
+"""What turns token ids into a translation's, and those into text: all that a trained model needs beside itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainer.shards import Tokenizer
+from trainer.translation.batch import SpecialTokens
+from trainer.translation.decode import Hypothesis, beam_search
+from trainer.translation.model import Translator
+
+__all__ = ["Interpreter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """The vocabulary of both languages, and which of its tokens say nothing."""
+
+    tokenizer: Tokenizer
+    special: SpecialTokens
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of a translation's ids."""
+        silent = (self.special.pad_id, self.special.start_id, self.special.end_id)
+        return self.tokenizer.decode([i for i in ids if i not in silent]).strip()
+
+    def translate(
+        self,
+        model: Translator,
+        sources: Sequence[Sequence[int]],
+        *,
+        beams: int,
+        alpha: float,
+        most: int | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> list[Hypothesis]:
+        """Translate sources, given as plain token ids, into at most `most` tokens (None: as the context has room).
+
+        One beam is greedy search. Leaves the model in its old mode.
+        """
+        special = self.special
+        rows = [np.array([special.start_id, *ids, special.end_id]) for ids in sources]
+        width = max(len(row) for row in rows)
+        padded = [np.pad(row, (0, width - len(row)), constant_values=special.pad_id) for row in rows]
+        source = torch.from_numpy(np.stack(padded)).to(model.embedding.weight.device)
+        was_training = model.training
+        model.eval()
+        vocab_size = self.tokenizer.vocab_size
+        found = beam_search(model, source, special, vocab_size, beams=beams, alpha=alpha, most=most, stopping=stopping)
+        model.train(was_training)
+        return found
