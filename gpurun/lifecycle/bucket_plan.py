@@ -1,0 +1,101 @@
+"""What staging means for a plan: what lies in the bucket already, what is uploaded before renting, what that saves.
+
+Whatever is wrong with the bucket is told here, before anything is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import UsageError
+from gpurun.core.plan import Mode, Plan, StagePlan
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.objects import find, is_worth_staging
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.pack import PackedFile, Survey
+from gpurun.planning.budget import UPLINK_BITS_PER_S
+
+BUCKET_BITS_PER_S = 1e9
+"""What a rented machine is counted to pull with, until it is measured."""
+_ASK_AT_ONCE = 8
+
+
+def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
+    """The plan with its bucket looked at; without files, of data that is only spoken of, only that is done.
+
+    UsageError, SetupError or BucketLost when it cannot be used.
+    """
+    if not plan.choices.stage:
+        return plan
+    address = parse_address(plan.choices.stage)
+    if plan.mode is Mode.LOCAL:
+        hint = "Leave --stage out, or rent a machine."
+        raise UsageError("stage.local", "--stage is for machines elsewhere; nothing is shipped to this one.", hint=hint)
+    if plan.mode is Mode.REHEARSAL:
+        note = f"The rehearsal ships nothing; {address} is for the paid run."
+        return plan.model_copy(update={"notes": (*plan.notes, note)})
+    bucket = Bucket(address, clock)
+    bucket.look()
+    files = [file for file in (seen.files if seen else ()) if is_worth_staging(file.bytes)]
+    there = _there(bucket, files, plan)
+    whole, found = sum(file.bytes for file in files), sum(file.bytes for file in there)
+    stage = StagePlan(
+        url=str(address),
+        endpoint=bucket.endpoint,
+        region=bucket.region,
+        files=len(files),
+        bytes=whole,
+        there_files=len(there),
+        there_bytes=found,
+        upload_s=ceil(8 * (whole - found) / UPLINK_BITS_PER_S),
+        saves_s=int(8 * whole / UPLINK_BITS_PER_S - 8 * whole / BUCKET_BITS_PER_S),
+    )
+    return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, plan))})
+
+
+def staged_uplink_bits_per_s(folder: Path, size_bytes: int) -> float:
+    """How fast a folder of shards gets to a machine on the whole: large files by the bucket, the others from here."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    small = min(size_bytes, sum(size for size in sizes if not is_worth_staging(size)))
+    seconds = small / UPLINK_BITS_PER_S + (size_bytes - small) / BUCKET_BITS_PER_S
+    return size_bytes / seconds if seconds else BUCKET_BITS_PER_S
+
+
+def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
+    """Those of the files that are in the bucket, by the digests that their manifest has; the others are read later."""
+    digests = _digests(Path(plan.data.beside or plan.data.folder))
+    known = [(file, digests[file.name]) for file in files if file.name in digests]
+    with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
+        found = pool.map(lambda one: find(bucket, one[1], one[0].bytes) is not None, known)
+        return [file for (file, _), is_there in zip(known, found, strict=True) if is_there]
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The sha256 of the shards, by their place in the pack, as data.json has them: it was checked by now."""
+    try:
+        manifest = json.loads((folder / "data.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    shards = [*manifest.get("train", ()), *manifest.get("val", ())]
+    return {f"data/{Path(str(one['name'])).name}": str(one["sha256"]) for one in shards if "sha256" in one}
+
+
+def _notes(bucket: Bucket, plan: Plan) -> list[str]:
+    """What should be known about the bucket."""
+    notes = []
+    if bucket.is_elsewhere:
+        notes.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
+    if bucket.endpoint.startswith("http://"):
+        notes.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
+    if plan.offer.provider == "aws" and not bucket.is_elsewhere and plan.offer.region != bucket.region:
+        where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
+        notes.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
+    if bucket.ahead_s:
+        way = "ahead of" if bucket.ahead_s > 0 else "behind"
+        minutes = f"{abs(bucket.ahead_s) / 60:.0f} min"
+        notes.append(f"This machine's clock is {minutes} {way} the bucket's, whose time counts.")
+    return notes

@@ -1,0 +1,92 @@
+"""Have the machine pull from the bucket what is staged there; whatever cannot be pulled goes over SSH."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
+from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.context import Context, Note
+from gpurun.machine.base import FarRefusal
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.objects import forget
+from gpurun.machine.bucket.order import Pulled, have_pulled
+from gpurun.machine.bucket.staged import StagedFile, read_staged
+from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.far import FarSide
+from gpurun.machine.pack import Pack
+
+
+def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
+    """Have all staged files of the pack pulled; `came` is told which are there. What goes wrong is noted, not raised.
+
+    Raised is only what SSH would not mend: a full disk over there (FarRefusal), a machine that is lost, a wish to stop.
+    """
+    files = _staged_of(context, pack)
+    if not files:
+        return
+    if "zstd" not in (state.facts.get("codecs") or ("zstd",)):
+        came.missing_bytes = sum(file.bytes for file in files)
+        yield _told("stage.no_zstd", "the machine has no zstd, with which what is staged is packed", files)
+        return
+    bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
+    try:
+        bucket.look()
+        order = partial(have_pulled, far, bucket, files, came, on_progress=partial(context.heed, state))
+        limit_s = context.plan.lease.ship_s
+        context.patiently(state, limit_s, lambda: order(timeout_s=max(1.0, min(limit_s, context.seconds_left(state)))))
+    except FarRefusal as refusal:
+        if refusal.reason == "disk_full":
+            raise
+        yield _told("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
+    except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will tell.
+        yield _told("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
+    else:
+        yield from _what_failed(files, came)
+        yield from _forget_altered(bucket, files, came)
+    came.missing_bytes = sum(file.bytes for file in _missing(files, came))
+
+
+def _staged_of(context: Context, pack: Pack) -> list[StagedFile]:
+    """What was staged of the pack and is here as it was then; its digests need not be found again."""
+    staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
+    by_name = {file.name: file for file in pack.survey.files}
+    found = [one for one in (staged.files if staged else ()) if one.name in by_name and one.is_of(by_name[one.name])]
+    pack.known.update({one.name: one.sha256 for one in found})
+    return found
+
+
+def _missing(files: Sequence[StagedFile], came: Pulled) -> list[StagedFile]:
+    return [file for file in files if file.sha256 not in came.files]
+
+
+def _what_failed(files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
+    """One note for each reason."""
+    reasons = Counter((one.code, one.message) for one in came.failed.values())
+    for code, message in reasons:
+        yield _told(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
+
+
+def _is_failed(file: StagedFile, came: Pulled, code: str, message: str) -> bool:
+    why = came.failed.get(file.sha256)
+    return why is not None and (why.code, why.message) == (code, message)
+
+
+def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
+    """What is not in the bucket as it was put there counts as staged no more: the next run puts it there again."""
+    spoilt = [f for f in files if (why := came.failed.get(f.sha256)) and why.code in ("altered", "absent")]
+    for file in {file.sha256: file for file in spoilt}.values():
+        try:
+            forget(bucket, file.sha256)
+        except GpurunError as error:
+            yield Event.INCIDENT, {"code": "stage.kept", "message": f"its index could not be removed: {error.what}"}
+
+
+def _told(code: str, why: str, files: Sequence[StagedFile]) -> Note:
+    first, size = files[0], sum(file.bytes for file in files)
+    what = first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"
+    message = f"{what} ({size:,} bytes) did not come from the bucket: {why}; sent over SSH instead"
+    return Event.INCIDENT, {"code": code, "message": message}

@@ -1,0 +1,127 @@
+"""Bring home from the bucket what a machine has pushed there: after its end, or whenever somebody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from gpurun.core.clock import Clock, ticks
+from gpurun.core.errors import CollectFailed, GpurunError
+from gpurun.core.paths import RunFolder
+from gpurun.core.progress import Event, RunState
+from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.push import key_of
+from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.machine.base import MachineLost
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
+from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.fetch import Wanted, room_bytes
+
+T = TypeVar("T")
+AGAIN_S, PATIENCE_S = 5.0, 60.0
+
+# Which files of a manifest are wanted.
+Choose = Callable[[Manifest], Sequence[ManifestFile]]
+
+
+@dataclass(frozen=True)
+class Salvaged:
+    """What a machine has pushed, which of its files are here now, and why others are not; `seq` counts its pushes."""
+
+    manifest: Manifest
+    here: tuple[ManifestFile, ...]
+    missing: dict[str, GpurunError]
+    left_out: tuple[str, ...]
+    seq: int
+
+
+def salvage(state: RunState, context: Context) -> Iterator[Note]:
+    """Fetch what is in the bucket and not here. The machine is gone and paid for: what fails is noted, not raised."""
+    yield Event.SALVAGE_INTENDED, {"folder": state.pushed}
+    started, found = context.clock.monotonic(), Salvaged(Manifest(), (), {}, (), 0)
+    try:
+        found = bring_pushed(context.folder, context.plan.choices.stage, state.pushed, context.clock)
+    except GpurunError as error:
+        yield Event.INCIDENT, {"code": error.code, "message": f"nothing came from the bucket: {error.what}"}
+    for name, why in found.missing.items():
+        yield Event.INCIDENT, {"code": why.code, "message": f"{name} did not come from the bucket: {why.what}"}
+    seconds = round(context.clock.monotonic() - started, 3)
+    yield Event.SALVAGE_OBSERVED, {**_at_home(found, context.folder), "seconds": seconds, "brought": len(found.here)}
+
+
+def _at_home(found: Salvaged, folder: RunFolder) -> dict[str, object]:
+    """What is at home now: what came from the bucket, and what the collect step had brought before."""
+    records = read_journal(folder.journal).records
+    nothing: dict[str, Any] = {"files": [], "missing": [], "latest": None, "best": None}
+    before = next((one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED), nothing)
+    files = {str(one["name"]): one for one in before["files"]}
+    files |= {one.name: one.model_dump(mode="json") for one in found.here}
+    missing = {*before["missing"], *found.missing, *found.left_out} - files.keys()
+    best = found.manifest.best
+    return {
+        "files": [files[name] for name in sorted(files)],
+        "missing": sorted(missing),
+        "latest": before["latest"] if before["latest"] is not None else found.manifest.latest,
+        "best": before["best"] or (best.model_dump(mode="json") if best else None),
+    }
+
+
+def bring_pushed(
+    folder: RunFolder,
+    url: str,
+    place: str,
+    clock: Clock,
+    *,
+    choose: Choose = lambda manifest: manifest.files,
+    tell: Callable[[ManifestFile, int], None] | None = None,
+) -> Salvaged:
+    """Fetch the chosen files of what lies at `place` (`RunState.pushed`) into the run's artifacts, digests verified.
+
+    Nothing is taken that the run's key has not signed. Without anything there the manifest is empty. SetupError,
+    BucketLost or CollectFailed when the list cannot be had.
+    """
+    bucket = Bucket(parse_address(url), clock)
+    key = key_of(folder.push_key)
+    most_bytes = room_bytes(folder.artifacts)
+    _patiently(clock, bucket.look)
+    read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=most_bytes)
+    pushed = _patiently(clock, read)
+    if pushed is None:
+        return Salvaged(Manifest(), (), {}, (), 0)
+    here: list[ManifestFile] = []
+    missing: dict[str, GpurunError] = {}
+    for file in choose(pushed.manifest):
+        try:
+            _patiently(clock, partial(_bring, bucket, place, pushed, file, folder, tell))
+            here.append(file)
+        except GpurunError as error:
+            missing[file.name] = error
+    return Salvaged(pushed.manifest, tuple(here), missing, pushed.left_out, pushed.seq)
+
+
+def _bring(
+    bucket: Bucket,
+    place: str,
+    pushed: Pushed,
+    file: ManifestFile,
+    folder: RunFolder,
+    tell: Callable[[ManifestFile, int], None] | None,
+) -> None:
+    on_progress = partial(tell, file) if tell is not None else None
+    fetch_pushed(bucket, place, pushed, Wanted(file.name, file.bytes, file.sha256, on_progress), folder.artifacts)
+
+
+def _patiently(clock: Clock, attempt: Callable[[], T]) -> T:
+    """Do what may be repeated until the bucket answers, for a minute."""
+    lost: GpurunError = CollectFailed("collect.bucket", "The bucket was not asked.", hint="Ask again.")
+    for _ in ticks(clock, AGAIN_S, PATIENCE_S):
+        try:
+            return attempt()
+        except (BucketLost, MachineLost) as error:
+            lost = error
+    raise lost

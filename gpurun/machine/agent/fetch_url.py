@@ -1,0 +1,85 @@
+"""Talking to a bucket by presigned URLs: read a range, put an object. A URL is a secret: no message of here has one."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import urllib.error
+import urllib.request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, List, Optional
+
+TALK_S = 30.0
+MOST_WORDS_BYTES = 4096
+
+
+class UrlRefused(Exception):
+    """A URL did not do what it was made for; `code` says why: expired, denied, absent, altered, unreachable, ..."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Stay(urllib.request.HTTPRedirectHandler):
+    """Goes nowhere else than where the URL points."""
+
+    def redirect_request(self, *_: Any) -> Optional[urllib.request.Request]:
+        """No."""
+        return None
+
+
+def read_range(url: str, edges: List[int]) -> Iterator[bytes]:
+    """The pieces of an object between these offsets, as they come."""
+    request = urllib.request.Request(url, headers={"Range": "bytes=%d-%d" % (edges[0], edges[-1] - 1)})
+    with opened(request) as answer:
+        if answer.status != 206:
+            raise UrlRefused("no_ranges", "the bucket does not serve parts of an object")
+        for size in (edges[place + 1] - edges[place] for place in range(len(edges) - 1)):
+            try:
+                data = answer.read(size)
+            except (OSError, http.client.HTTPException) as error:
+                raise UrlRefused("unreachable", "the bucket broke off: %s" % type(error).__name__) from None
+            if len(data) != size:
+                raise UrlRefused("unreachable", "the bucket broke off")
+            yield data
+
+
+def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None:
+    """Put an object of so many bytes there; whatever `body` raises ends it, and nothing is there then."""
+    headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, data=body(), method="PUT", headers=headers)
+    with opened(request) as answer:
+        answer.read(MOST_WORDS_BYTES)
+
+
+def opened(request: urllib.request.Request) -> Any:
+    """The answer, if it is a good one."""
+    try:
+        return urllib.request.build_opener(Stay()).open(request, timeout=TALK_S)
+    except urllib.error.HTTPError as error:
+        raise refused(error) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UrlRefused("unreachable", "the bucket cannot be reached: %s" % type(reason).__name__) from None
+
+
+def refused(error: urllib.error.HTTPError) -> UrlRefused:
+    """What a refusal means; of its words only the code is told on, as they may name the key."""
+    try:
+        words = error.read(MOST_WORDS_BYTES).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        words = ""
+    found = re.search(r"<Code>([A-Za-z0-9]{1,60})</Code>", words)
+    code = found.group(1) if found else str(error.code)
+    if "expired" in words.lower() or code in ("ExpiredToken", "RequestExpired"):
+        return UrlRefused("expired", "the URL has expired (%s)" % code)
+    if error.code in (404, 410):
+        return UrlRefused("absent", "the bucket has no such object (%s)" % code)
+    if error.code == 416:
+        return UrlRefused("altered", "the object is shorter than it was")
+    if error.code in (400, 401, 403, 405) or 300 <= error.code < 400:
+        return UrlRefused("denied", "the bucket refuses the URL (%s)" % code)
+    return UrlRefused("unreachable", "the bucket answered %d (%s)" % (error.code, code))

@@ -1,0 +1,96 @@
+"""A whole rental whose shards go by a bucket and whose checkpoints are pushed there: real commands, real sshd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.progress import Event
+from gpurun.ledger.journal import read_journal
+from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody, supervisors
+from tests.emulators import guests
+from tests.emulators.s3 import S3Emulator
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
+
+STAGE = ("--stage", "s3://shards/lab")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Emulator]:
+    with S3Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture(scope="module")
+def user(s3: S3Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    folder = tmp_path_factory.mktemp("staged")
+    with CLOUDS["runpod"](folder / "cloud") as cloud:
+        keyed = replace(cloud, environment={**cloud.environment, **s3.environment})
+        with somebody(keyed, folder / "home") as user:
+            yield user
+
+
+def told(user: User, event: Event, name: str) -> dict[str, object]:
+    records = read_journal(user.home / "runs" / name / "journal.jsonl").records
+    return next(dict(record.data) for record in reversed(records) if record.event is event)
+
+
+def test_shards_are_pulled_checkpoints_pushed_and_a_second_run_uploads_nothing(user: User, s3: S3Emulator) -> None:
+    done = user.trains(*STAGE)
+    assert done.returncode == 0, done.stderr + user.said()
+    assert "s3://shards/lab" in user.types("receipt", "fox-41").stdout
+    way = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]["shipping"]
+    shards = s3.uploaded_bytes("lab/files/")
+    assert way["from_bucket_bytes"] > 100_000
+    assert way["to_bucket_bytes"] <= shards
+    pushed = str(told(user, Event.TRAIN_STARTED, "fox-41")["pushed"])
+    assert f"{pushed}/head" in s3.keys(pushed)
+
+    again = user.trains(*STAGE, name="owl-7")
+    assert again.returncode == 0, again.stderr + user.said("owl-7")
+    assert told(user, Event.STAGE_OBSERVED, "owl-7")["sent_bytes"] == 0
+    assert s3.uploaded_bytes("lab/files/") == shards
+    code, audit = user.tells("audit")
+    assert (code, audit["ok"]) == (0, True), json.dumps(audit)
+
+    secrets = [value.encode() for name, value in user.cloud.environment.items() if "KEY" in name]
+    written = [path.read_bytes() for path in user.home.rglob("*") if path.is_file()]
+    assert not [one for one in written if b"X-Amz-Signature" in one or any(secret in one for secret in secrets)]
+
+
+def test_a_laptop_that_was_closed_while_the_machine_was_taken_away_finds_its_checkpoints_in_the_bucket(
+    user: User, s3: S3Emulator
+) -> None:
+    started = user.trains(*STAGE, "--set", "train.steps=100000", "--detach", name="bee-3")
+    assert started.returncode == 8, started.stderr
+    pushed = ""
+    for _ in ticks(SystemClock(), 0.2, 90):
+        pushed = pushed or place(user, s3, "bee-3")
+        if pushed:
+            break
+    kill_supervisors(user.home)
+    assert supervisors(user.home) == []
+    world = user.cloud.emulator.world
+    with world.lock:
+        for pod in list(world.alive):
+            world.delete(pod.id)
+    code, _ = user.tells("resume", "bee-3")
+    assert code == 6, user.said("bee-3")
+    assert told(user, Event.SALVAGE_OBSERVED, "bee-3")["brought"], user.said("bee-3")
+    home = user.home / "runs" / "bee-3" / "artifacts"
+    assert list(Path(home).rglob("*.safetensors")), pushed
+    assert user.tells("audit")[0] == 0
+
+
+def place(user: User, s3: S3Emulator, name: str) -> str:
+    """Where the run has pushed its first list; empty before."""
+    if Event.TRAIN_STARTED not in user.events(name):
+        return ""
+    found = str(told(user, Event.TRAIN_STARTED, name).get("pushed", ""))
+    return found if f"{found}/head" in s3.keys(found) else ""

@@ -1,0 +1,107 @@
+"""What a plan says of a bucket: what is there, what goes there first, what that saves; all trouble before renting."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import GpurunError, UsageError
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Mode, Plan
+from gpurun.lifecycle.bucket_plan import staged_uplink_bits_per_s, with_stage
+from gpurun.lifecycle.shipment import sources_of
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.upload import digests_of, stage_file
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.pack import Survey, survey
+from gpurun.view.plan import plan_text
+from gpurun.view.style import Style
+from tests.emulators.s3 import S3Emulator
+from tests.lifecycle import tiny_runs
+from tests.lifecycle.drive import TINY
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
+    with S3Emulator() as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator
+
+
+@pytest.fixture
+def plan(own: Home) -> Plan:
+    """A paid run with two shards of a megabyte."""
+    made = Plan.from_json(tiny_runs.make_run(own).plan.read_bytes())
+    folder, shards = Path(made.data.folder), []
+    for number in (2, 3):
+        content = bytes([number]) * SIZE
+        (folder / f"train_00000{number}.bin").write_bytes(content)
+        shards.append({"name": f"train_00000{number}.bin", "sha256": hashlib.sha256(content).hexdigest()})
+    (folder / "data.json").write_text(json.dumps({"v": 1, "train": shards, "val": []}))
+    offer = made.offer.model_copy(update={"provider": "aws", "rate_micros_per_hour": usd(24), "region": "us-west-2"})
+    choices = made.choices.model_copy(update={"stage": "s3://shards/gpt"})
+    return made.model_copy(update={"mode": Mode.PAID, "offer": offer, "choices": choices})
+
+
+def seen(plan: Plan) -> Survey:
+    return survey(sources_of(plan, TINY / "trainer"))
+
+
+def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(
+    s3: S3Emulator, plan: Plan, tmp_path: Path
+) -> None:
+    bucket = Bucket(parse_address("s3://shards/gpt"), SystemClock())
+    first = next(file for file in seen(plan).files if file.name == "data/train_000002.bin")
+    stage_file(bucket, first, digests_of(first, lambda: None), tmp_path, lambda _: None)
+    stage = with_stage(plan, seen(plan), SystemClock()).stage
+    assert stage is not None
+    assert (stage.files, stage.bytes, stage.there_files, stage.there_bytes) == (2, 2 * SIZE, 1, SIZE)
+    assert (stage.upload_s, stage.saves_s) == (1, 0)
+    large = stage.model_copy(update={"bytes": 10**10, "there_bytes": 9 * 10**9, "upload_s": 400, "saves_s": 3920})
+    shown = plan_text(plan.model_copy(update={"stage": large}), Style(width=100, unicode=False))
+    text = " ".join(shown.split())
+    assert "1 of 2 files are there (9 GB)" in text
+    assert "1 GB to upload before renting, about 6 m 40 s" in text
+    assert "$26.1" in text, "sixty-five minutes of a machine for $24 an hour"
+    assert "secrets on the machine: URLs for its part of the bucket" in text
+
+
+def test_a_plan_without_a_bucket_asks_no_bucket(plan: Plan) -> None:
+    without = plan.model_copy(update={"choices": plan.choices.model_copy(update={"stage": ""})})
+    assert with_stage(without, seen(plan), SystemClock()) == without
+
+
+def test_trouble_with_the_bucket_is_told_before_anything_is_asked_for(s3: S3Emulator, plan: Plan) -> None:
+    s3.denied.add("s3:GetObject")
+    with pytest.raises(GpurunError, match="may not s3:GetObject"):
+        with_stage(plan, seen(plan), SystemClock())
+
+
+def test_a_run_on_this_machine_has_nothing_to_stage_and_a_rehearsal_says_so(s3: S3Emulator, plan: Plan) -> None:
+    with pytest.raises(UsageError, match="machines elsewhere"):
+        with_stage(plan.model_copy(update={"mode": Mode.LOCAL}), None, SystemClock())
+    told = with_stage(plan.model_copy(update={"mode": Mode.REHEARSAL}), None, SystemClock())
+    assert (told.stage, "for the paid run" in told.notes[-1], s3.calls) == (None, True, [])
+
+
+def test_an_unusual_endpoint_and_clock_are_noted(s3: S3Emulator, plan: Plan) -> None:
+    s3.ahead_s = 3600
+    notes = " ".join(with_stage(plan, None, SystemClock()).notes)
+    for said in (s3.environment["AWS_ENDPOINT_URL_S3"], "not encrypted", "60 min behind the bucket's"):
+        assert said in notes
+
+
+def test_only_large_files_are_counted_as_coming_from_the_bucket(tmp_path: Path) -> None:
+    (tmp_path / "large.bin").write_bytes(bytes(SIZE))
+    assert staged_uplink_bits_per_s(tmp_path, SIZE) == pytest.approx(1e9)
+    (tmp_path / "small.json").write_bytes(bytes(100_000))
+    assert 100_000 * 8 / 20e6 < (SIZE + 100_000) * 8 / staged_uplink_bits_per_s(tmp_path, SIZE + 100_000) < 0.05

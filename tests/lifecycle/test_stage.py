@@ -1,0 +1,139 @@
+"""A run whose shards go by a bucket: put there once, before anything is rented; no trouble with it loses the run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.paths import Home, RunFolder, write_atomic
+from gpurun.core.plan import Plan
+from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import read_journal
+from tests.emulators.s3 import S3Emulator
+from tests.lifecycle import tiny_runs
+
+SIZE = 3 << 20
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
+    with S3Emulator() as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator
+
+
+def staged_run(home: Home, name: str = "fox-41", **train: Any) -> RunFolder:
+    """A run with two shards, one of them worth a request of its own, and a bucket."""
+    folder = tiny_runs.make_run(home, name, **train)
+    plan = Plan.from_json(folder.plan.read_bytes())
+    (Path(plan.data.folder) / "train_000002.bin").write_bytes(random.Random(7).randbytes(SIZE))
+    plan = plan.model_copy(update={"choices": plan.choices.model_copy(update={"stage": "s3://shards/gpt"})})
+    write_atomic(folder.plan, plan.to_json().encode())
+    return folder
+
+
+def told(folder: RunFolder, event: str) -> dict[str, Any]:
+    return next(r.data for r in reversed(read_journal(folder.journal).records) if r.event == event)
+
+
+@pytest.fixture(scope="session")
+def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The crash points that a whole run with a bucket passes, in order."""
+    home = Home(tmp_path_factory.mktemp("whole") / "home")
+    staged_run(home)
+    log = home.root / "points.txt"
+    with S3Emulator() as emulator:
+        assert tiny_runs.drive(home, GPURUN_CRASH_LOG=str(log), **emulator.environment).returncode == 0
+    return [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+
+
+def number_of(points: list[str], name: str, which: int = 0) -> str:
+    return str([place for place, point in enumerate(points, 1) if point == name][which])
+
+
+def incidents(folder: RunFolder) -> list[str]:
+    return [str(r.data["code"]) for r in read_journal(folder.journal).records if r.event == "incident"]
+
+
+def test_a_second_run_with_the_same_shards_uploads_no_byte_of_them(own: Home, s3: S3Emulator) -> None:
+    first = staged_run(own, "fox-41")
+    assert tiny_runs.drive(own, "fox-41").returncode == 0
+    events = tiny_runs.events_of(first)
+    assert events[:4] == ["run.opened", "stage.intended", "stage.observed", "create.intended"]
+    assert told(first, "stage.observed")["sent_bytes"] > SIZE * 0.9
+    shipped = told(first, "ship.observed")
+    assert (shipped["pulled_files"], shipped["pulled_bytes"] > SIZE * 0.9, shipped["sent_bytes"] < 20_000) == (
+        1, True, True,
+    )  # fmt: skip
+    uploaded = s3.uploaded_bytes("gpt/files/")
+
+    second = staged_run(own, "owl-7")
+    assert tiny_runs.drive(own, "owl-7").returncode == 0
+    assert told(second, "stage.observed")["sent_bytes"] == 0
+    assert told(second, "stage.observed")["there_bytes"] == SIZE
+    assert s3.uploaded_bytes("gpt/files/") == uploaded
+    assert incidents(second) == []
+    assert audit_of(own) == []
+
+
+def audit_of(home: Home) -> list[str]:
+    report = audit(home)
+    return [*report.problems, *(problem for row in report.rows for problem in row.problems)]
+
+
+@pytest.mark.parametrize("denied", ["s3:ListBucket", "s3:PutObject"])
+def test_a_bucket_that_refuses_ends_the_run_before_anything_is_asked_for(
+    own: Home, s3: S3Emulator, denied: str
+) -> None:
+    folder = staged_run(own)
+    s3.denied.add(denied)
+    assert tiny_runs.drive(own).returncode == 4
+    assert "create.intended" not in tiny_runs.events_of(folder)
+    assert denied in told(folder, "step.failed")["message"]
+
+
+def test_a_run_that_is_killed_during_the_upload_goes_on_with_it(own: Home, points: list[str], s3: S3Emulator) -> None:
+    at = number_of(points, "after s3.put_object", 1)
+    folder = staged_run(own)
+    assert tiny_runs.drive(own, GPURUN_CRASH_AT=at).returncode == -9
+    assert len(s3.keys("gpt/files/")) == 1, "the shard is there, its index is not"
+    assert tiny_runs.drive(own).returncode == 0
+    assert tiny_runs.events_of(folder).count("stage.observed") == 1
+    assert audit_of(own) == []
+
+
+@pytest.mark.slow
+def test_an_object_that_was_altered_is_refused_sent_over_ssh_and_put_there_again_by_the_next_run(
+    own: Home, s3: S3Emulator
+) -> None:
+    staged_run(own, "fox-41")
+    assert tiny_runs.drive(own, "fox-41").returncode == 0
+    key = next(key for key in s3.keys("gpt/files/") if key.endswith(".zst"))
+    good = s3.content(key)
+    s3.alter(key)
+    second = staged_run(own, "owl-7")
+    assert tiny_runs.drive(own, "owl-7").returncode == 0
+    assert incidents(second) == ["stage.altered"]
+    assert told(second, "ship.observed")["sent_bytes"] > SIZE * 0.9
+    third = staged_run(own, "bee-3")
+    assert tiny_runs.drive(own, "bee-3").returncode == 0
+    assert (incidents(third), s3.content(key)) == ([], good)
+    assert told(third, "stage.observed")["sent_bytes"] > SIZE * 0.9
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_lost_after_renting_costs_the_run_no_more_than_an_upload(
+    own: Home, points: list[str], s3: S3Emulator
+) -> None:
+    at = number_of(points, "after create.observed")
+    folder = staged_run(own)
+    assert tiny_runs.drive(own, GPURUN_CRASH_AT=at).returncode == -9
+    s3.denied |= {"s3:ListBucket", "s3:GetObject"}
+    assert tiny_runs.drive(own).returncode == 0
+    assert incidents(folder) == ["stage.not_pulled", "stage.no_push"]
+    assert told(folder, "ship.observed")["sent_bytes"] > SIZE * 0.9

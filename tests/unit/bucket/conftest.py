@@ -1,0 +1,35 @@
+"""A bucket on this machine, and files worth putting there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.pack import PackedFile, survey
+from tests.emulators.s3 import S3Emulator
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
+    with S3Emulator() as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator
+
+
+@pytest.fixture
+def bucket(s3: S3Emulator) -> Bucket:
+    return Bucket(parse_address("s3://shards/team/gpt"), SystemClock())
+
+
+def shard(folder: Path, name: str, size: int, seed: int = 1) -> PackedFile:
+    """A file that does not compress below half, so that its pieces have the sizes that S3 wants."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(random.Random(seed).randbytes(size))
+    return next(file for file in survey({"data": folder}).files if file.name == f"data/{name}")

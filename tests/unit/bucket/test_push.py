@@ -1,0 +1,260 @@
+"""A machine pushes checkpoints by URLs made beforehand; what its list promises is there, and nobody else's counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import CollectFailed
+from gpurun.machine.agent import push
+from gpurun.machine.agent.push import Later, Pusher
+from gpurun.machine.bucket import slots
+from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.fetch import Wanted
+from tests.emulators.s3 import S3Emulator
+
+PLACE, KEY = "team/gpt/runs/fox-41/gr-1", "k" * 64
+SLOT_BYTES = 2 << 20
+
+
+class Trainer:
+    """The run folder of an instance: checkpoints are saved as the trainer saves them, and pushed on demand."""
+
+    def __init__(self, root: Path, bucket: Bucket) -> None:
+        self.root, self.bucket = root, bucket
+        for name in ("agent", "out/checkpoints", "out/samples"):
+            (root / name).mkdir(parents=True)
+        self.order()
+        self.pusher = Pusher(str(root))
+
+    def order(self, seconds: float = 3600, **changes: Any) -> None:
+        order = slots.push_order(self.bucket, PLACE, run="fox-41", key=KEY, slot_bytes=SLOT_BYTES, seconds=seconds)
+        (self.root / "agent" / "push.json").write_text(json.dumps({**json.loads(order), **changes}))
+
+    def save(self, *steps: int, size: int = 5 << 20) -> dict[str, bytes]:
+        """These checkpoints and no others; each of three files, the weights larger than a slot."""
+        files, contents = [], {}
+        for old in (self.root / "out" / "checkpoints").iterdir():
+            if int(old.name[:6]) not in steps:
+                old.unlink()
+        for step in steps:
+            random_bytes = random.Random(step).randbytes(size)
+            saved = {"weights": random_bytes, "optimizer": random_bytes[::-1], "state": b"{%d}" % step}
+            for kind, content in saved.items():
+                name = f"checkpoints/{step:06d}.{kind}"
+                (self.root / "out" / name).write_bytes(content)
+                digest = hashlib.sha256(content).hexdigest()
+                files.append({"name": name, "bytes": len(content), "sha256": digest, "kind": kind, "step": step})
+                contents[name] = content
+        manifest = {"v": 1, "latest": max(steps), "best": {"step": min(steps), "val_loss": 2.5}, "files": files}
+        (self.root / "out" / "MANIFEST.json").write_text(json.dumps(manifest))
+        return contents
+
+    def pushed(self) -> Pushed | None:
+        return read_pushed(self.bucket, PLACE, run="fox-41", key=KEY, most_bytes=1 << 40)
+
+    def brought(self, into: Path) -> dict[str, bytes]:
+        """Everything that the list names, brought home."""
+        found = self.pushed()
+        assert found is not None
+        for file in found.manifest.files:
+            fetch_pushed(self.bucket, PLACE, found, Wanted(file.name, file.bytes, file.sha256), into)
+        return {file.name: (into / file.name).read_bytes() for file in found.manifest.files}
+
+
+@pytest.fixture
+def trainer(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path / "box", bucket)
+
+
+def test_what_is_pushed_comes_home_byte_for_byte(trainer: Trainer, tmp_path: Path) -> None:
+    assert trainer.pushed() is None
+    saved = trainer.save(10, 20)
+    trainer.pusher.push()
+    assert trainer.brought(tmp_path / "home") == saved
+    found = trainer.pushed()
+    assert found is not None
+    assert (found.manifest.latest, found.seq, found.left_out) == (20, 1, ())
+
+
+def test_what_is_there_already_is_not_pushed_again(s3: S3Emulator, trainer: Trainer, tmp_path: Path) -> None:
+    trainer.save(10)
+    trainer.pusher.push()
+    before = s3.uploaded_bytes()
+    trainer.pusher.push()
+    assert s3.uploaded_bytes() == before
+    saved = trainer.save(10, 20)
+    trainer.pusher.push()
+    assert s3.uploaded_bytes() - before < 1.1 * (10 << 20)
+    assert trainer.brought(tmp_path / "home") == saved
+
+
+def test_a_keeper_that_takes_over_knows_what_is_there(s3: S3Emulator, trainer: Trainer) -> None:
+    trainer.save(10)
+    trainer.pusher.push()
+    before = s3.uploaded_bytes()
+    Pusher(str(trainer.root)).push()
+    assert s3.uploaded_bytes() == before
+
+
+def test_slots_are_used_again_for_any_number_of_checkpoints(s3: S3Emulator, trainer: Trainer, tmp_path: Path) -> None:
+    for step in range(20, 400, 20):
+        saved = trainer.save(step - 10, step, size=1 << 20)
+        trainer.pusher.push()
+    assert trainer.brought(tmp_path / "home") == saved
+    assert len(s3.keys(PLACE)) <= 20
+
+
+def test_whatever_is_cut_the_list_promises_only_what_is_there(s3: S3Emulator, trainer: Trainer, tmp_path: Path) -> None:
+    first = trainer.save(10)
+    trainer.pusher.push()
+    for kept in range(1, 7):
+        trainer.save(10 + kept)
+        s3.deny_after(kept)
+        with pytest.raises(push.UrlRefused):
+            trainer.pusher.push()
+        s3.deny_after(None)
+        assert trainer.brought(tmp_path / f"home-{kept}") == first, "the list of before, and all that it names"
+    saved = trainer.save(30)
+    trainer.pusher.push()
+    assert trainer.brought(tmp_path / "home") == saved
+
+
+def test_an_answer_to_the_list_that_was_lost_leaves_both_lists_whole(
+    s3: S3Emulator, trainer: Trainer, tmp_path: Path
+) -> None:
+    trainer.save(10)
+    trainer.pusher.push()
+    second = trainer.save(20)
+    s3.lose_answer_to("head")
+    with pytest.raises(push.UrlRefused):
+        trainer.pusher.push()
+    assert trainer.brought(tmp_path / "home") == second, "it had arrived"
+    trainer.save(30)
+    fresh = Pusher(str(trainer.root))
+    s3.deny_after(5)
+    with pytest.raises(push.UrlRefused):
+        fresh.push()
+    s3.deny_after(None)
+    assert trainer.brought(tmp_path / "again") == second, "a new keeper has not written over what it speaks of"
+
+
+def test_urls_that_have_expired_are_waited_for_and_fresh_ones_used(s3: S3Emulator, trainer: Trainer) -> None:
+    trainer.order(seconds=1)
+    s3.ahead_s = 60
+    trainer.save(10)
+    with pytest.raises(push.UrlRefused) as refused:
+        trainer.pusher.push()
+    assert refused.value.code == "expired"
+    s3.ahead_s = 0
+    trainer.order()
+    trainer.pusher.push()
+    assert trainer.pushed() is not None
+
+
+def test_a_checkpoint_that_does_not_fit_never_takes_the_place_of_one_that_did(trainer: Trainer, tmp_path: Path) -> None:
+    first = trainer.save(10)
+    trainer.pusher.push()
+    few = json.loads((trainer.root / "agent" / "push.json").read_text())["slots"][:16]
+    trainer.order(slots=few)
+    trainer.save(20, size=11 << 20)
+    with pytest.raises(Later, match="no room"):
+        trainer.pusher.push()
+    assert trainer.brought(tmp_path / "home") == first
+
+
+def test_a_file_that_is_replaced_while_it_is_pushed_is_no_news(trainer: Trainer) -> None:
+    trainer.save(10)
+    (trainer.root / "out" / "checkpoints" / "000010.weights").unlink()
+    with pytest.raises(Later, match="no longer there"):
+        trainer.pusher.push()
+    assert trainer.pushed() is None
+
+
+def _forged(trainer: Trainer, change: Callable[[dict[str, Any]], None]) -> None:
+    content = trainer.bucket.get(slots.head_key(PLACE), 1 << 20)
+    assert content is not None
+    mark, _, body = content.partition(b"\n")
+    head = json.loads(body)
+    change(head)
+    trainer.bucket.put(slots.head_key(PLACE), mark + b"\n" + json.dumps(head).encode())
+
+
+def test_a_list_that_the_machine_has_not_signed_is_not_believed(trainer: Trainer) -> None:
+    trainer.save(10)
+    trainer.pusher.push()
+    _forged(trainer, lambda head: head["manifest"].update(latest=99))
+    with pytest.raises(CollectFailed, match="not the machine's own"):
+        trainer.pushed()
+
+
+def test_a_slot_that_was_altered_gives_no_file_its_name(s3: S3Emulator, trainer: Trainer, tmp_path: Path) -> None:
+    trainer.save(10)
+    trainer.pusher.push()
+    found = trainer.pushed()
+    assert found is not None
+    slot = found.places["checkpoints/000010.weights"][1][0]
+    s3.alter(slots.slot_key(PLACE, slot))
+    with pytest.raises(CollectFailed, match="another digest"):
+        trainer.brought(tmp_path / "home")
+    names = [path.name for path in (tmp_path / "home").rglob("*") if path.is_file() and ".partial" not in path.parts]
+    assert "000010.weights" not in names
+
+
+def test_names_that_lead_elsewhere_are_not_pushed(s3: S3Emulator, trainer: Trainer) -> None:
+    trainer.save(10)
+    (trainer.root / "secret").write_bytes(b"x" * 100)
+    path = trainer.root / "out" / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"].append({"name": "../secret", "bytes": 100, "sha256": "0" * 64, "kind": "sample", "step": None})
+    path.write_text(json.dumps(manifest))
+    trainer.pusher.push()
+    found = trainer.pushed()
+    assert found is not None
+    assert [file.name for file in found.manifest.files if not file.name.startswith("checkpoints/000010.")] == []
+    assert len(found.manifest.files) == 3
+    assert not any(b"x" * 100 in s3.content(key) for key in s3.keys(PLACE))
+
+
+@pytest.fixture
+def watching(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pusher]:
+    """A pusher at work on its thread, as in the keeper, with short pauses."""
+    monkeypatch.setattr(push, "LOOK_S", 0.02)
+    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    pusher = push.begin(str(trainer.root))
+    yield pusher
+    pusher.finish()
+    assert not pusher.thread.is_alive()
+
+
+def test_the_last_checkpoint_is_pushed_after_the_trainers_end_over_a_bucket_that_comes_and_goes(
+    s3: S3Emulator, trainer: Trainer, watching: Pusher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s3.fail(5)
+    saved = trainer.save(10)
+    watching.finish()
+    assert trainer.brought(tmp_path / "home") == saved
+    said = capsys.readouterr().err
+    assert "push: UrlRefused: the bucket answered 503" in said
+    assert "X-Amz" not in said
+
+
+def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    s3.fail(10_000)
+    trainer.save(10)
+    pusher = push.begin(str(trainer.root))
+    (trainer.root / "agent" / "stop.json").write_text('{"now": true, "reason": "farewell"}')
+    begun = time.monotonic()
+    pusher.finish()
+    assert time.monotonic() - begun < 5
+    s3.fail(0)
+    pusher.thread.join(10)

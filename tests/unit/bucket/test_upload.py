@@ -1,0 +1,206 @@
+"""A file goes to a bucket once, whatever is cut; what S3 says no to is told by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.machine.bucket import objects
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.upload import digests_of, stage_file
+from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.pack import PackedFile
+from tests.emulators.s3 import S3Emulator
+from tests.unit.bucket.conftest import shard
+
+
+def put(bucket: Bucket, file: PackedFile, notes: Path) -> objects.Index:
+    return stage_file(bucket, file, digests_of(file, lambda: None), notes, lambda _: None)
+
+
+def test_a_file_is_put_there_once_as_a_plain_zst_and_found_by_its_digest(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path
+) -> None:
+    file = shard(tmp_path / "data", "a.bin", 3 << 20)
+    put(bucket, file, tmp_path / "notes")
+    content = (tmp_path / "data" / "a.bin").read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    assert s3.keys() == [f"team/gpt/files/{sha256}.json", f"team/gpt/files/{sha256}.zst"]
+    plain = zstandard.ZstdDecompressor().stream_reader(s3.content(s3.keys()[1]), read_across_frames=True).read()
+    assert plain == content
+
+    sent = s3.uploaded_bytes()
+    again = put(bucket, shard(tmp_path / "other", "same.bin", 3 << 20), tmp_path / "elsewhere")
+    assert again.sha256 == sha256
+    assert s3.uploaded_bytes() == sent, "another name, another machine's notes: the content is there"
+
+
+def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+    file = shard(tmp_path / "data", "big.bin", 44 << 20)
+    digests = digests_of(file, lambda: None)
+    sent = 0
+
+    def count(size: int) -> None:
+        nonlocal sent
+        sent += size
+        if sent > 20 << 20:
+            raise BucketLost("cut")
+
+    with pytest.raises(BucketLost):
+        stage_file(bucket, file, digests, tmp_path / "notes", count)
+    assert objects.find(bucket, digests.sha256, file.bytes) is None, "half of it is nothing"
+    index = stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
+    assert s3.uploaded_bytes() <= 1.3 * file.bytes
+    assert objects.find(bucket, digests.sha256, file.bytes) == index
+    plain = zstandard.ZstdDecompressor().stream_reader(
+        s3.content(objects.data_key(bucket, digests.sha256)), read_across_frames=True
+    )
+    assert hashlib.sha256(plain.read()).hexdigest() == digests.sha256
+    assert not list((tmp_path / "notes").glob("*.pieces"))
+
+
+def test_an_upload_whose_end_was_not_heard_is_not_sent_again(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+    file = shard(tmp_path / "data", "big.bin", 18 << 20)
+    digests = digests_of(file, lambda: None)
+    s3.deny_writing_of(".json")
+    with pytest.raises(SetupError):
+        stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
+    s3.deny_writing_of("")
+    sent = s3.uploaded_bytes()
+    stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
+    assert s3.uploaded_bytes() - sent < 10_000
+    assert objects.find(bucket, digests.sha256, file.bytes) is not None
+
+
+def test_notes_of_an_upload_that_s3_has_forgotten_are_worth_nothing(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path
+) -> None:
+    file = shard(tmp_path / "data", "big.bin", 10 << 20)
+    digests = digests_of(file, lambda: None)
+    (tmp_path / "notes").mkdir()
+    key = objects.data_key(bucket, digests.sha256)
+    lines = [f'{{"upload": "gone", "key": "{key}", "bucket": "shards"}}', '{"first": 0, "sent": [5], "etag": "x"}', "{"]
+    (tmp_path / "notes" / f"{digests.sha256}.pieces").write_text("\n".join(lines))
+    stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
+    assert objects.find(bucket, digests.sha256, file.bytes) is not None
+
+
+def test_an_object_that_was_replaced_is_not_taken_for_the_file_and_sent_again(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path
+) -> None:
+    file = shard(tmp_path / "data", "a.bin", 1 << 20)
+    index = put(bucket, file, tmp_path / "notes")
+    bucket.put(objects.data_key(bucket, index.sha256), b"something else")
+    assert objects.find(bucket, index.sha256, file.bytes) is None
+    put(bucket, file, tmp_path / "notes")
+    assert objects.find(bucket, index.sha256, file.bytes) is not None
+
+
+@pytest.mark.parametrize("index", [b"", b"[]", b'{"v": 1, "sent": [-1]}', b"x" * (2 << 20)])
+def test_an_index_that_makes_no_sense_is_none(s3: S3Emulator, bucket: Bucket, index: bytes) -> None:
+    bucket.put(objects.index_key(bucket, "0" * 64), index)
+    assert objects.find(bucket, "0" * 64, 1000) is None
+
+
+def test_a_file_that_changes_while_it_is_staged_is_refused(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+    file = shard(tmp_path / "data", "a.bin", 2 << 20)
+    digests = digests_of(file, lambda: None)
+    shard(tmp_path / "data", "a.bin", 2 << 20, seed=2)
+    with pytest.raises(UsageError, match="changed while"):
+        stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
+    assert objects.find(bucket, digests.sha256, file.bytes) is None
+
+
+def refusal_of(bucket: Bucket) -> GpurunError:
+    def use() -> None:
+        bucket.look()
+        bucket.put("team/gpt/x", b"x")
+
+    with pytest.raises(GpurunError) as told:
+        use()
+    return told.value
+
+
+def test_a_bucket_that_does_not_exist_is_named_with_where_it_was_looked_for(s3: S3Emulator) -> None:
+    error = refusal_of(Bucket(parse_address("s3://nowhere/x"), SystemClock()))
+    assert (error.code, "nowhere" in error.what, s3.environment["AWS_ENDPOINT_URL_S3"] in error.what) == (
+        "stage.no_bucket", True, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:PutObject"])
+def test_a_permission_that_is_missing_is_named(s3: S3Emulator, bucket: Bucket, action: str) -> None:
+    s3.denied.add(action)
+    error = refusal_of(bucket)
+    assert error.code == "stage.denied"
+    assert f"may not {action} on" in error.what
+
+
+def test_a_key_that_s3_does_not_know_and_no_key_at_all_are_told_apart(
+    s3: S3Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
+    assert refusal_of(Bucket(parse_address("s3://shards"), SystemClock())).code == "stage.key"
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert refusal_of(Bucket(parse_address("s3://shards"), SystemClock())).code == "auth.aws"
+
+
+def test_a_bucket_in_another_region_is_used_in_its_own_and_urls_are_signed_for_it(
+    s3: S3Emulator, bucket: Bucket
+) -> None:
+    s3.region = "eu-west-1"
+    bucket.look()
+    bucket.put("team/gpt/x", b"hello")
+    assert bucket.region == "eu-west-1"
+    assert "eu-west-1" in bucket.url_to_get("team/gpt/x", 60).reveal()
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_a_clock_an_hour_off_is_no_obstacle_as_s3s_own_time_is_signed_with(
+    s3: S3Emulator, bucket: Bucket, ahead_s: float
+) -> None:
+    s3.ahead_s = ahead_s
+    bucket.look()
+    bucket.put("team/gpt/x", b"hello")
+    assert bucket.ahead_s == pytest.approx(-ahead_s, abs=5)
+    assert opened(bucket.url_to_get("team/gpt/x", 60).reveal()) == b"hello"
+
+
+def opened(url: str) -> bytes:
+    from gpurun.machine.agent.fetch_url import read_range
+
+    return b"".join(read_range(url, [0, 5]))
+
+
+def test_a_url_never_shows_itself(s3: S3Emulator, bucket: Bucket) -> None:
+    url = bucket.url_to_put("x", 60)
+    assert "Signature" in url.reveal()
+    assert "Signature" not in f"{url} {url!r}"
+
+
+def test_a_bucket_that_does_not_answer_is_lost_not_refused(
+    s3: S3Emulator, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    with pytest.raises(BucketLost):
+        Bucket(parse_address("s3://shards"), SystemClock()).look()
+
+
+@pytest.mark.parametrize("text", ["shards", "s3:/x", "s3://", "s3://UPPER", "s3://a b", "s3://abc/../x", "https://x/y"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        parse_address(text)
+
+
+def test_credentials_are_found_by_the_sdk_alone() -> None:
+    assert "AWS_ACCESS_KEY_ID" not in os.environ
+    with pytest.raises(SetupError, match="no usable credentials"):
+        Bucket(parse_address("s3://shards"), SystemClock()).look()
