@@ -16,8 +16,11 @@ from gpurun.ledger.receipt import Receipt, read_receipt
 from gpurun.ledger.signing import Signature
 from gpurun.lifecycle.runs import Sight, find_run
 from gpurun.view.paint import render
-from gpurun.view.receipt import FileProof, ReceiptView, receipt_markdown, receipt_screen
+from gpurun.view.quantities import format_bytes
+from gpurun.view.receipt import FileProof, PhaseTime, ReceiptView, receipt_markdown, receipt_screen
 
+_PHASES = ("boot", "connect", "upload", "unpack", "training", "collect", "destroy", "other")
+_IN_TRAINING = ("import", "compile", "steps", "eval", "checkpoint", "other")
 _TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "collected", "gone")
 
 
@@ -67,11 +70,13 @@ def view_of(receipt: Receipt) -> ReceiptView:
         trainer_sha256=digests["trainer"],
         data_sha256=digests["data"],
         gpurun_version=told["gpurun"]["version"],
+        sent=_sent(told.get("shipping") or {}),
         instance=_instance(told["instance"]),
         machine=_machine(told),
         timeline=[(name, _wall(told["timeline"][name])) for name in _TIMES],
         training_s=training["seconds"]["train_s"],
         billable_s=told["runtime"]["billable_s"],
+        **_times(told["runtime"]),
         cost_micros=_micros(cost["upper_bound_micros"]),
         cost_label=cost["is"],
         billed_micros=_micros(cost["billed_micros"]),
@@ -86,6 +91,28 @@ def view_of(receipt: Receipt) -> ReceiptView:
         sample=_sample(told["sample"]),
         next_command=_next(told),
     )
+
+
+def _sent(shipping: dict[str, Any]) -> list[str]:
+    """Which bytes went which way; receipts of older versions, and of runs that shipped nothing, do not say."""
+    ways = {
+        "by_ssh_bytes": "over SSH",
+        "to_bucket_bytes": f"to {shipping.get('bucket')} before renting",
+        "from_bucket_bytes": "from there to the machine",
+    }
+    return [f"{format_bytes(shipping[key])} {way}" for key, way in ways.items() if shipping.get(key) is not None]
+
+
+def _times(runtime: dict[str, Any]) -> dict[str, Any]:
+    """Where the paid seconds went, and what the plan had for it; receipts of older versions say less."""
+    plan = runtime.get("planned") or {}
+    limits, spent, inside = plan.get("limits_s", {}), runtime["phases_s"], runtime.get("training") or {}
+    expected, told = plan.get("training_s"), inside.get("seconds") or {}
+    return {
+        "phases": [PhaseTime(name, spent[name], limits.get(name)) for name in _PHASES if name in spent],
+        "expected_train_s": (float(expected[0]), float(expected[1])) if expected else None,
+        "in_training": [PhaseTime(name, told[name]) for name in _IN_TRAINING if name in told],
+    }
 
 
 def _signature(found: Signature) -> Literal["signed", "unsigned", "bad"]:

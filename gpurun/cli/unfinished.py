@@ -18,6 +18,7 @@ SILENT = (
     "resume",
     "attach",
     "stop",
+    "collect",
     "destroy",
     "logs",
     "reap",

@@ -43,7 +43,8 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
     """
     name = sight.folder.name
-    collected = next((r.data for r in reversed(sight.records) if r.event is Event.COLLECT_OBSERVED), {})
+    homecoming = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+    collected = next((r.data for r in reversed(sight.records) if r.event in homecoming), {})
     files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
     steps = sorted({file["step"] for file in files if _is_whole(files, file["step"])})
     if not steps:

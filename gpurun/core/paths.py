@@ -70,6 +70,16 @@ class RunFolder:
         return self.path / "data"
 
     @property
+    def staged(self) -> Path:
+        """What of the run lies in a bucket, and the digests that were found when it was put there."""
+        return self.path / "staged.json"
+
+    @property
+    def push_key(self) -> Path:
+        """The key with which the run's machine signs the list of what it pushes to a bucket."""
+        return self.path / "push.key"
+
+    @property
     def ssh(self) -> Path:
         """The run's own two key pairs, until it is over."""
         return self.path / "ssh"
@@ -114,6 +124,11 @@ class Home:
     def staged_data(self, run: str) -> Path:
         """Where a run's shards lie until the run is opened; what is left of a plan that was declined is cache."""
         return self.cache / "staged" / run
+
+    @property
+    def uploads(self) -> Path:
+        """Uploads to buckets that are under way: what is needed to go on with them after a crash."""
+        return self.cache / "uploads"
 
     @property
     def instances(self) -> Path:

@@ -31,6 +31,8 @@ class Event(StrEnum):
     """The journal's event names (docs/JOURNAL.md); frozen by a test."""
 
     RUN_OPENED = "run.opened"
+    STAGE_INTENDED = "stage.intended"
+    STAGE_OBSERVED = "stage.observed"
     CREATE_INTENDED = "create.intended"
     CREATE_OBSERVED = "create.observed"
     CREATE_REFUSED = "create.refused"
@@ -48,6 +50,8 @@ class Event(StrEnum):
     DESTROY_ASKED = "destroy.asked"
     DEATH_READ = "death.read"
     DEATH_PROVEN = "death.proven"
+    SALVAGE_INTENDED = "salvage.intended"
+    SALVAGE_OBSERVED = "salvage.observed"
     STEP_FAILED = "step.failed"
     INCIDENT = "incident"
     RECEIPT_OBSERVED = "receipt.observed"
@@ -74,6 +78,8 @@ class RunState(Frozen):
     `passed_over` counts the offers that had no capacity: the next attempt is on the next one that was approved.
     `heard_wall` and `heard_mono` are when the last word about the asking came: the request may have left so late.
     `late` is a machine that showed itself only after its absence had been believed, until it is proven gone.
+    `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
+    the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
     """
 
@@ -86,6 +92,8 @@ class RunState(Frozen):
     account: str = ""
     instance: Instance | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
+    stage: str = ""
+    pushed: str = ""
     clock_ahead_s: float = 0.0
     deadline_wall: float | None = None
     create_wall: float | None = None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.paths import RunFolder
+from gpurun.ledger.phases import TrainingSplit
 from gpurun.ledger.untrusted import events_of, lines_of, plain_data, plain_line, plain_text
 
 UNKNOWN = "unknown"
@@ -45,6 +46,7 @@ class Evidence:
     start: dict[str, Any] | None
     figures: dict[str, Any]
     sample: dict[str, Any] | None
+    split: TrainingSplit
 
 
 @dataclass
@@ -59,6 +61,7 @@ class _Told:
     best_val_loss: float | None = None
     sample: dict[str, Any] | None = None
     stop: dict[str, Any] | None = None
+    split: TrainingSplit = field(default_factory=TrainingSplit)
 
 
 def read_evidence(folder: RunFolder) -> Evidence:
@@ -73,6 +76,7 @@ def read_evidence(folder: RunFolder) -> Evidence:
         start={key: plain_data(told.start.get(key)) for key in _START_KEYS} if told.start else None,
         figures=_figures(told),
         sample=_sample(told.sample),
+        split=told.split,
     )
 
 
@@ -107,6 +111,7 @@ def _quote(log: Path) -> tuple[list[str], str]:
 def _listen(events: Iterable[dict[str, Any]]) -> _Told:
     told = _Told()
     for event in events:
+        told.split.take(event)
         match event.get("kind"):
             case "start":
                 told.start = told.start or event

@@ -12,14 +12,6 @@ from gpurun.core.money import Micros, cost_of, times, total
 from gpurun.core.progress import Event, Record
 from gpurun.ledger.untrusted import plain_data
 
-_PHASES = (
-    ("boot", Event.READY_OBSERVED),
-    ("ship", Event.SHIP_OBSERVED),
-    ("train", Event.TRAIN_OBSERVED),
-    ("collect", Event.COLLECT_OBSERVED),
-    ("destroy", Event.DEATH_PROVEN),
-)
-
 
 def last_of(records: Sequence[Record], event: Event) -> Record | None:
     """The last record of an event."""
@@ -32,12 +24,15 @@ def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
     Wall time may be set back, and monotonic time begins anew at a boot: from each record to the next the larger counts.
     """
     between = [record for record in records if start.seq <= record.seq <= end.seq]
-    passed_us = 0
-    for before, after in pairwise(between):
-        ticked_us = _microseconds(after.mono) - _microseconds(before.mono) if before.boot_id == after.boot_id else 0
-        passed_us += max(0, ticked_us, _microseconds(after.wall) - _microseconds(before.wall))
-    widest_us = max(passed_us, _microseconds(end.wall) - _microseconds(start.wall))
+    sum_us = sum(passed_us(before, after) for before, after in pairwise(between))
+    widest_us = max(sum_us, _microseconds(end.wall) - _microseconds(start.wall))
     return -(-widest_us // 1000) / 1000
+
+
+def passed_us(before: Record, after: Record) -> int:
+    """Microseconds from one record to the next: by wall time, or the monotonic one within a boot if that is more."""
+    ticked_us = _microseconds(after.mono) - _microseconds(before.mono) if before.boot_id == after.boot_id else 0
+    return max(0, ticked_us, _microseconds(after.wall) - _microseconds(before.wall))
 
 
 def _microseconds(seconds: float) -> int:
@@ -126,17 +121,6 @@ class Rental:
     def _quoted(self, key: str) -> Micros:
         """A cost beside the rate, as the plan had it; journals of the first version have none."""
         return Micros(int(self.intent.data.get(key, 0)))
-
-    def phases_s(self) -> dict[str, float]:
-        """Seconds of each phase that was reached; each begins where the one before ended."""
-        phases: dict[str, float] = {}
-        since = self.intent
-        for name, event in _PHASES:
-            reached = self.last(event)
-            if reached is not None and reached.seq > since.seq:
-                phases[name] = elapsed_s(self.records, since, reached)
-                since = reached
-        return phases
 
     def proof(self) -> dict[str, Any]:
         """The reads behind the end of this machine."""

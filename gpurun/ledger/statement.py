@@ -7,6 +7,7 @@ rests on: "measured" (this laptop's clock), "provider-reported", "instance-repor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from gpurun.core.money import Micros, left_of, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Event, Record
 from gpurun.ledger.evidence import UNKNOWN, Evidence, read_evidence
+from gpurun.ledger.phases import phases_s, planned
 from gpurun.ledger.rental import Rental, all_bounded, elapsed_s, last_of, rentals_of
 from gpurun.ledger.untrusted import plain_data, plain_line
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
-MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-reported"
+MEASURED, REPORTED, FROM_INSTANCE, PLANNED = "measured", "provider-reported", "instance-reported", "planned"
 
 GPU_SENTENCE = "ran on a GPU, as its log shows"
 SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
@@ -46,7 +48,7 @@ def build_statement(
     """The in-toto Statement of a run. `records` are its `basis_of`, `head` the sha256 of the last one's line."""
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
-    collected = last_of(records, Event.COLLECT_OBSERVED)
+    collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []
     predicate = {
         "v": 1,
@@ -57,11 +59,12 @@ def build_statement(
         "signing": {"keyid": keyid},
         "asked": {key: opened[key] for key in ("mode", "recipe", "form", "provider")},
         "digests": _digests(opened, records, evidence),
+        "shipping": _shipping(records),
         "gpurun": {"version": opened["gpurun_version"]},
         "platform": plain_data(opened.get("platform", UNKNOWN)),
         "instance": _instance(records, rentals),
         "timeline": _timeline(records),
-        "runtime": _runtime(rentals),
+        "runtime": _runtime(folder, rentals, evidence),
         "cost": _cost(opened, rentals),
         "training": _training(records, evidence),
         "checkpoint": _checkpoint(collected, files),
@@ -97,6 +100,19 @@ def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Eviden
         "shipped": shipped.data["manifest_sha256"] if shipped else UNKNOWN,
         "log": evidence.log,
         "events": evidence.events,
+    }
+
+
+def _shipping(records: Sequence[Record]) -> dict[str, Any]:
+    """Which bytes went which way, as sent: over SSH, to the bucket before renting, from the bucket to the machine."""
+    staged, shipped = last_of(records, Event.STAGE_OBSERVED), last_of(records, Event.SHIP_OBSERVED)
+    there, ways = (staged.data if staged else {}), (shipped.data if shipped else {})
+    return {
+        "is": MEASURED,
+        "by_ssh_bytes": ways.get("sent_bytes"),
+        "bucket": plain_data(there.get("url")),
+        "to_bucket_bytes": there.get("sent_bytes"),
+        "from_bucket_bytes": ways.get("pulled_bytes"),
     }
 
 
@@ -139,12 +155,30 @@ def _timeline(records: Sequence[Record]) -> dict[str, str]:
     return {"is": MEASURED, **stamps}
 
 
-def _runtime(rentals: Sequence[Rental]) -> dict[str, Any]:
-    """Seconds, by the widest reading of this laptop's clocks; the phases are those of the last rental."""
-    phases = rentals[-1].phases_s() if rentals else {}
-    ended = all_bounded(rentals)
+def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence) -> dict[str, Any]:
+    """Seconds, by the widest reading of this laptop's clocks, where they went, and what the plan had for it.
+
+    How the training phase divides is the machine's word.
+    """
+    ended, spent = all_bounded(rentals), phases_s(rentals)
+    rented = [rental for rental in rentals if rental.end != "refused"]
     billable_s = round(sum((rental.seconds for rental in rentals), 0.0), 3)
-    return {"is": MEASURED, "billable_s": billable_s if ended else None, "phases_s": phases}
+    return {
+        "is": MEASURED,
+        "billable_s": billable_s if ended else None,
+        "phases_s": spent,
+        "training": {"is": FROM_INSTANCE, "seconds": evidence.split.within(spent.get("training", 0.0))},
+        "planned": {"is": PLANNED, **planned(rented[-1].intent.data, _plan_of(folder))} if rented else None,
+    }
+
+
+def _plan_of(folder: RunFolder) -> dict[str, Any]:
+    """The plan as data; one that is lost or broken says nothing, and its digest in the journal says that it is."""
+    try:
+        plan = json.loads(folder.plan.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
 
 
 def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> dict[str, Any]:

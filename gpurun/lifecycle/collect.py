@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, TrainingFailed
-from gpurun.core.paths import make_private
 from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.at_home import is_here, remembered
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
+from gpurun.machine.fetch import room_bytes
 
 
 def collect(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch every file of the manifest into `artifacts/`; a file counts only once its digest was checked here."""
+    """Fetch every file of the manifest into `artifacts/`; a file counts only once its digest was checked here.
+
+    Of a machine that is gone, what had come home by then is recorded, and what it had finished besides as missing.
+    """
     yield Event.COLLECT_INTENDED, {}
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     limit_s = context.plan.lease.collect_s
+    lost: GpurunError | None = None
     try:
-        manifest = context.patiently(state, limit_s, lambda: far.manifest(_room_bytes(context)))
+        manifest = context.patiently(state, limit_s, lambda: far.manifest(room_bytes(context.folder.artifacts)))
+        with far.many_lanes():
+            here, missing = _bring_all(manifest.files, far, state, context)
     except FarRefusal as refusal:
         raise _refused(refusal) from refusal
-    here: list[ManifestFile] = []
-    missing: dict[str, GpurunError] = {}
-    for place, file in enumerate(manifest.files):
-        try:
-            context.patiently(state, limit_s, partial(_bring, far, file, state, context))
-            here.append(file)
-        except StoreFull:
-            raise  # What has come is kept; the driver tries again while the lease lasts.
-        except FarRefusal as refusal:
-            missing[file.name] = _refused(refusal)
-        except CollectFailed as error:
-            missing[file.name] = error
-        except TrainingFailed as lost:  # It cannot be reached: what is here is recorded, the rest not waited for.
-            missing |= {other.name: lost for other in manifest.files[place:]}
-            break
-    far.close_lanes()
+    except TrainingFailed as error:
+        known = remembered(context.folder)
+        if known is None:
+            raise
+        # It is gone with what was not home yet; what came home before is on record all the same.
+        manifest, lost = known, error
+        here, missing = _sorted_out(known.files, error, context)
     yield (
         Event.COLLECT_OBSERVED,
         {
@@ -51,8 +48,38 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             "seconds": round(context.clock.monotonic() - started, 3),
         },
     )
-    if missing:
-        raise next(iter(missing.values()))
+    if lost is not None or missing:
+        raise lost or next(iter(missing.values()))
+
+
+def _bring_all(
+    files: Sequence[ManifestFile], far: FarSide, state: RunState, context: Context
+) -> tuple[list[ManifestFile], dict[str, GpurunError]]:
+    """Fetch one file after the other: those that are here then, and why each of the others is not."""
+    here: list[ManifestFile] = []
+    missing: dict[str, GpurunError] = {}
+    for place, file in enumerate(files):
+        try:
+            context.patiently(state, context.plan.lease.collect_s, partial(_bring, far, file, state, context))
+            here.append(file)
+        except StoreFull:
+            raise  # What has come is kept; the driver tries again while the lease lasts.
+        except FarRefusal as refusal:
+            missing[file.name] = _refused(refusal)
+        except CollectFailed as error:
+            missing[file.name] = error
+        except TrainingFailed as lost:  # It cannot be reached: what is here is recorded, the rest not waited for.
+            also_here, gone = _sorted_out(files[place:], lost, context)
+            return here + also_here, missing | gone
+    return here, missing
+
+
+def _sorted_out(
+    files: Sequence[ManifestFile], lost: GpurunError, context: Context
+) -> tuple[list[ManifestFile], dict[str, GpurunError]]:
+    """Of a machine that was lost: the files that had come home before, and those that are lost with it."""
+    here = [file for file in files if is_here(context.folder.artifacts, file)]
+    return here, {file.name: lost for file in files if file not in here}
 
 
 def _bring(far: FarSide, file: ManifestFile, state: RunState, context: Context) -> None:
@@ -71,11 +98,3 @@ def _bring(far: FarSide, file: ManifestFile, state: RunState, context: Context) 
 def _refused(refusal: FarRefusal) -> CollectFailed:
     """What the far side would not give, or gave as nonsense, as what it means here: something did not come home."""
     return CollectFailed(refusal.code, refusal.what, hint="What came home before is kept, and the instance destroyed.")
-
-
-def _room_bytes(context: Context) -> int:
-    """What this disk can take, besides what is here already."""
-    artifacts = context.folder.artifacts
-    make_private(artifacts)
-    kept = sum(path.stat().st_size for path in artifacts.rglob("*") if path.is_file())
-    return shutil.disk_usage(artifacts).free + kept

@@ -19,12 +19,13 @@ from gpurun import __version__
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
 from gpurun.core.progress import Event, Phase, RunState
 from gpurun.ledger.journal import Journal
-from gpurun.lifecycle import collect, destroy, provision, run, settle, ship
+from gpurun.lifecycle import collect, destroy, provision, run, salvage, settle, ship, stage
 from gpurun.lifecycle.context import Context, Note, StopWanted
 from gpurun.lifecycle.control import read_wish
 from gpurun.lifecycle.state import Step, exit_code_of, next_step, replay
 
 STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
+    Step.STAGE: stage.stage,
     Step.CREATE: provision.create,
     Step.AWAIT_READY: provision.await_ready,
     Step.SHIP: ship.ship,
@@ -32,6 +33,7 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.WATCH: run.watch,
     Step.COLLECT: collect.collect,
     Step.DESTROY: destroy.destroy,
+    Step.SALVAGE: salvage.salvage,
     Step.SETTLE: settle.settle,
 }
 
@@ -189,4 +191,5 @@ class Driver:
             "provider": plan.offer.provider,
             "cap_micros": plan.cap_micros,
             "worst_micros": plan.most_micros,
+            "stage": plan.choices.stage,
         }

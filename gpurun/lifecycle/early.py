@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from gpurun.core.errors import GpurunError
-from gpurun.core.paths import RunFolder, make_private, write_atomic
+from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.lifecycle.at_home import kept, remember
 from gpurun.machine.answers import Manifest
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
+from gpurun.machine.fetch import room_bytes
 
 AGAIN_S = 60.0
 JOIN_S = 3.0
@@ -72,36 +73,41 @@ class Early:
                 if not self._over.is_set():
                     self.bring(self._far)
                 wait_s = None
+            except Stopped:
+                break
             except GpurunError as error:
                 wait_s = AGAIN_S
-                if not isinstance(error, Stopped):
-                    logging.info("not home yet: %s: %s", error.code, error.what)
+                logging.info("not home yet: %s: %s", error.code, error.what)
+            except OSError as error:
+                wait_s = AGAIN_S
+                logging.warning("not home yet: this machine's disk: %s", error)
+        self._far.close()  # Whoever ended the watch may not have waited for this.
 
     def bring(self, far: FarSide) -> None:
         """Fetch what is finished, the latest checkpoint first; then let go of what the next ones have replaced."""
         artifacts = self._folder.artifacts
-        make_private(artifacts)
-        manifest = far.manifest(shutil.disk_usage(artifacts).free)
+        manifest = far.manifest(room_bytes(artifacts))
+        remember(self._folder, manifest)
         files = sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.step is None, file.name))
-        brought = set(self._brought())
+        brought, here = set(self._brought()), set[str]()
         for file in files:
             self._heed()
             brought.add(file.name)
             self._note(None, brought)
             with suppress(FarRefusal):  # It has been replaced by a newer one since.
                 far.fetch(file.name, file.bytes, file.sha256, artifacts, on_progress=lambda _: self._heed())
-        self._let_go(manifest, brought)
+                here.add(file.name)
+        self._let_go(manifest, brought, here)
 
-    def _let_go(self, manifest: Manifest, brought: set[str]) -> None:
-        """Name the newest checkpoint, and remove the older ones that are in the manifest no more."""
+    def _let_go(self, manifest: Manifest, brought: set[str], here: set[str]) -> None:
+        """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""
         listed = {file.name for file in manifest.files}
-        newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
-        artifacts = self._folder.artifacts
-        if not newest or not all((artifacts / file.name).is_file() for file in newest):
+        newest = {file.name for file in manifest.files if file.step == manifest.latest and file.kind != "sample"}
+        if not newest or not newest <= here:
             return
         self._note(manifest.latest, listed & brought)
-        for name in brought - listed:
-            (artifacts / name).unlink(missing_ok=True)
+        for name in brought - listed - kept(self._folder):
+            (self._folder.artifacts / name).unlink(missing_ok=True)
 
     def _brought(self) -> list[str]:
         """The names of the files that are here by this way, from before a restart too."""

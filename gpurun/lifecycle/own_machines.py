@@ -21,6 +21,7 @@ from gpurun.machine.ssh_keys import fingerprint, make_keys
 from gpurun.planning.budget import candidates, choose, load_of
 from gpurun.planning.catalog import offers_for
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+from gpurun.planning.software import outfitted
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import parse_host
@@ -68,6 +69,7 @@ def box_plan(
     plan = _plan_on(offer, request, run, Mode.PAID, resolved, data)
     settled = Box(target=offer.type_id, identity=str(identity), host_key=host_key, trusted=trusted)
     notes = [f"{_TRUST[trusted]}: {fingerprint(host_key)}.", "To shut the box down is yours; nothing here can."]
+    notes += outfitted(resolved.tables, "ssh", request.choices)[1]
     if not rate:
         notes.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
     return plan.model_copy(update={"box": settled, "notes": tuple(notes)})

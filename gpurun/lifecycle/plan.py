@@ -16,13 +16,16 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
+from gpurun.lifecycle.bucket_plan import with_stage
 from gpurun.lifecycle.own_machines import box_plan, local_plan
 from gpurun.lifecycle.quote import need_of, quote
 from gpurun.lifecycle.renting import rented_plan, shown_plan
 from gpurun.lifecycle.shipment import modules_of, sources_of
+from gpurun.lifecycle.warm import warm_notes
 from gpurun.machine.pack import survey
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.software import HUGGINGFACE_PACKAGES
 from gpurun.providers.registry import require_known
 
 
@@ -40,18 +43,18 @@ def make_plan(
     if mode is Mode.PAID:
         full = _rented_form(request, recipe)
         if request.providers == ("ssh",):
-            return with_bundle(box_plan(request, run, full, home, clock, say))
+            return with_bundle(box_plan(request, run, full, home, clock, say), clock)
         if need_data:
-            return with_bundle(rented_plan(request, run, full, home, clock, say))
-        return shown_plan(request, run, full, home, clock)
+            return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
+        return with_stage(shown_plan(request, run, full, home, clock), None, clock)
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe)
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
-    _need_torch()
+    _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
-    return with_bundle(plan.model_copy(update={"candidates": offered, "notes": notes}))
+    return with_bundle(plan.model_copy(update={"candidates": offered, "notes": notes}), clock)
 
 
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
@@ -122,20 +125,26 @@ def _has_cuda() -> bool:
     return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
 
 
-def _need_torch() -> None:
+def _need_software(here: ResolvedRecipe) -> None:
+    """Refuse what needs a package that is not installed on this machine."""
     if find_spec("torch") is None:
         raise SetupError(
             "torch.missing",
             "Training on this machine needs PyTorch, which is not installed.",
             hint="pip install 'gpurun[local]' (without an NVIDIA GPU, from PyTorch's CPU index; see the README).",
         )
+    missing = [name for name in HUGGINGFACE_PACKAGES if find_spec(name) is None]
+    if here.tables.train.loop == "huggingface" and missing:
+        what = f"{here.name} trains by the Hugging Face Trainer, and {' and '.join(missing)} is not installed here."
+        raise SetupError("huggingface.missing", what, hint="pip install 'gpurun[hf]'")
 
 
-def with_bundle(plan: Plan) -> Plan:
-    """The plan with what it ships: how many files and bytes, and one digest over the trainer's sources."""
+def with_bundle(plan: Plan, clock: Clock) -> Plan:
+    """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
     trainer = bundle_root() / "trainer"
     seen = survey(sources_of(plan, trainer))
     seen.demand_clean()
     modules = {name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()}
     update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest_of(modules)}
-    return plan.model_copy(update=update)
+    update["notes"] = (*plan.notes, *warm_notes(plan, seen.files))
+    return with_stage(plan.model_copy(update=update), seen, clock)

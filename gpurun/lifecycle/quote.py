@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.core.clock import local_time
@@ -11,14 +11,15 @@ from gpurun.core.errors import NoOffer
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.lifecycle.bucket_plan import BUCKET_BITS_PER_S, staged_uplink_bits_per_s
 from gpurun.lifecycle.market import Market
 from gpurun.lifecycle.shards import BUILT_IN
 from gpurun.planning.budget import Load, candidates, choose, load_of
 from gpurun.planning.catalog import counts_of, offers_for, parse_gpu
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+from gpurun.planning.software import images_by_provider, outfitted
 
 # Shards that are not there yet are counted as pulled from a bucket; a home line would be the whole bill.
-BUCKET_BITS_PER_S = 1e9
 BYTES_PER_TOKEN = 2
 VOCABULARIES = {"gpt2": 50257, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
 DEFAULT_TEXT_MB = 32
@@ -121,7 +122,10 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
     """What a paid run would move; shards that do not exist yet are counted from a bucket, and that is said."""
     train, source = full.tables.train, full.tables.data.source
     if data is not None:
-        return load_of(full, data.bytes, vocab_size=data.vocab_size), ()
+        load = load_of(full, data.bytes, vocab_size=data.vocab_size)
+        if request.choices.stage:
+            load = replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(Path(data.folder), data.bytes))
+        return load, ()
     if request.data is not None and Path(request.data).exists():
         files = [path for path in [Path(request.data), *Path(request.data).rglob("*")] if path.is_file()]
         return load_of(full, sum(path.stat().st_size for path in files), vocab_size=_vocabulary(full)), ()
@@ -143,6 +147,7 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, d
     chosen = choose(quoted.candidates, quoted.load, cap=request.max_cost_micros)
     if chosen.lease is None:
         raise RuntimeError(f"{chosen.offer.label} was chosen without a lease")
+    choices, said = outfitted(full.tables, chosen.offer.provider, request.choices)
     return Plan(
         run=run,
         mode=Mode.PAID,
@@ -163,8 +168,9 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, d
         bundle_sha256="",
         ship_files=0,
         ship_bytes=quoted.load.ship_bytes,
-        notes=quoted.notes,
-        choices=request.choices,
+        notes=(*quoted.notes, *said),
+        choices=choices,
+        images=images_by_provider(full.tables, {one.offer.provider for one in quoted.candidates}, request.choices),
         quoted_wall=quoted.read_wall,
     )
 

@@ -17,6 +17,8 @@ from gpurun.machine.local import LocalMachine
 from gpurun.machine.remote import RemoteMachine
 
 LEAST_S = 2.0
+# What a box of one's own keeps of earlier runs' data at most, where the user wants the next run to start warm.
+STORE_BYTES = 50_000_000_000
 
 
 class Reach:
@@ -50,7 +52,9 @@ class Reach:
         )
         deadline_wall = instance.deadline_wall
         ask_wall = deadline_wall - self._plan.lease.destroy_s if deadline_wall is not None else None
-        return FarSide(_WithinLease(machine, ask_wall, self._clock))
+        far = FarSide(_WithinLease(machine, ask_wall, self._clock))
+        far.store_bytes = STORE_BYTES if box and self._plan.choices.warm else 0
+        return far
 
 
 class _WithinLease:

@@ -13,6 +13,7 @@ from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.market import Market, live_offers, ready_providers
 from gpurun.lifecycle.quote import need_of, paid_plan, quote
 from gpurun.lifecycle.shards import BUILT_IN, missing_shards, prepared
+from gpurun.lifecycle.warm import warmed
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.providers.registry import CLOUDS, OVERRIDES
@@ -52,9 +53,10 @@ def rented_plan(
 def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
-    """The shards of a run, prepared or checked here."""
+    """The shards of a run, prepared or checked here; with --warm what earlier runs have compiled lies beside them."""
     places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
-    return prepared(resolved.record, request.data, **places, say=say)
+    data = prepared(resolved.record, request.data, **places, say=say)
+    return warmed(data, request, resolved, home, places["into"])
 
 
 def _named(request: Request) -> list[str]:

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.errors import SetupError
 from gpurun.core.model import digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.lifecycle.early import Early
 from gpurun.lifecycle.local_copy import LocalCopy
+from gpurun.lifecycle.push import Pushing
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.far import FarSide, Poll
 from gpurun.providers.base import SpotNotice
 
@@ -33,12 +36,15 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
     job = _job(state, context)
     stops = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall")}
     yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops}
-    far = context.reach(instance_of(state))
+    far, pushed = context.reach(instance_of(state)), ""
+    try:
+        pushed = context.patiently(state, context.plan.lease.boot_s, Pushing(state, context, far).give)
+    except (SetupError, BucketLost) as error:
+        message = f"the machine pushes no checkpoints to the bucket: {error.what}"
+        yield Event.INCIDENT, {"code": "stage.no_push", "message": message}
     started = context.patiently(state, context.plan.lease.boot_s, lambda: far.start(job))
-    yield (
-        Event.TRAIN_STARTED,
-        {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already},
-    )
+    told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
+    yield Event.TRAIN_STARTED, {**told, **({"pushed": pushed} if pushed else {})}
 
 
 def watch(state: RunState, context: Context) -> Iterator[Note]:
@@ -50,10 +56,10 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
     with Early(far if context.brings_early and is_elsewhere else None, context.folder) as early:
-        yield from _watch(state, context, far, early)
+        yield from _watch(state, context, far, early, Pushing(state, context, far))
 
 
-def _watch(state: RunState, context: Context, far: FarSide, early: Early) -> Iterator[Note]:
+def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
     beat, beat_mono = 0.0, context.clock.monotonic()
     while context.seconds_left(state) > 0:
@@ -68,6 +74,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early) -> Ite
         try:
             poll = _copy(far, context)
             early.look(poll.chunks["events.jsonl"].data)
+            pushing.refresh()
         except MachineLost as lost:
             if context.is_down(instance_of(state)):
                 yield Event.TRAIN_OBSERVED, _lost(f"the instance is gone: {lost.what}")

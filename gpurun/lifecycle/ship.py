@@ -8,7 +8,9 @@ from math import ceil
 from gpurun.core.errors import SetupError
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.pull import pull
 from gpurun.lifecycle.shipment import sources_of
+from gpurun.machine.bucket.order import Pulled
 from gpurun.machine.pack import Pack, survey
 
 
@@ -25,12 +27,17 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
         """One try takes no longer than what is left for all of them."""
         return max(1.0, min(started + limit_s - context.clock.monotonic(), context.seconds_left(state)))
 
-    pack = Pack(seen)  # Tried again, it sends only what the far side has not verified yet.
+    pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
+    yield from pull(state, context, far, pack, pulled)
+    if pulled.missing_bytes:
+        limit_s += context.plan.lease.train_s  # What the bucket did not bring takes longer; training gives way to it.
     arrived = context.patiently(
         state, limit_s, lambda: far.unpack(pack, on_progress=lambda sent: context.heed(state), timeout_s=left_s())
     )
     seconds = round(context.clock.monotonic() - started, 3)
     told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
+    if context.plan.choices.stage:
+        told |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
     yield Event.SHIP_OBSERVED, told
 
 

@@ -17,6 +17,7 @@ TALK_S = 120.0
 class Step(StrEnum):
     """What can be done next."""
 
+    STAGE = "stage"
     CREATE = "create"
     AWAIT_READY = "await_ready"
     SHIP = "ship"
@@ -24,6 +25,7 @@ class Step(StrEnum):
     WATCH = "watch"
     COLLECT = "collect"
     DESTROY = "destroy"
+    SALVAGE = "salvage"
     SETTLE = "settle"
     CLOSE = "close"
 
@@ -44,7 +46,9 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
     failed_in = str((state.failure or {}).get("step", ""))
     match state.phase:
         case Phase.OPENED:
-            return Step.SETTLE if state.failure or state.stop else Step.CREATE
+            if state.failure or state.stop:
+                return Step.SETTLE
+            return Step.STAGE if state.stage == "wanted" else Step.CREATE
         case Phase.CREATING:
             # What is not found after its deadline may have lived until then: it is proven dead, and paid for.
             return Step.DESTROY if lease_over or state.failure else Step.CREATE
@@ -62,7 +66,8 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.COLLECTED | Phase.DESTROYING:
             return Step.DESTROY
         case Phase.GONE:
-            return Step.SETTLE
+            is_given_up = state.stop == "destroy" and state.reason != "lease"  # By somebody who wanted nothing of it.
+            return Step.SALVAGE if state.pushed and not is_given_up else Step.SETTLE
         case Phase.SETTLED:
             return Step.CLOSE
         case Phase.CLOSED:
@@ -145,7 +150,7 @@ def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
     """What did not come home is a failure by this record alone, so that a crash right after it makes no success."""
     missing = record.data.get("missing")
     if not missing:
-        return {"phase": Phase.COLLECTED}
+        return {"phase": Phase.COLLECTED, "pushed": ""}
     failure = {
         "step": str(Step.COLLECT),
         "code": "collect.missing",
@@ -163,6 +168,8 @@ def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
         failed["failure"] = dict(record.data)
     if record.data["step"] == Step.WATCH:
         failed["phase"] = Phase.TRAINED
+    if record.data["step"] == Step.SALVAGE:
+        failed["pushed"] = ""  # It is not tried for ever; `gpurun collect` tries it again.
     return failed
 
 
@@ -181,18 +188,21 @@ def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:
 
 
 _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
+    Event.RUN_OPENED: lambda state, record: {"stage": "wanted" if record.data.get("stage") else ""},
+    Event.STAGE_OBSERVED: lambda state, record: {"stage": "done"},
     Event.CREATE_INTENDED: _create_intended,
     Event.CREATE_OBSERVED: _create_observed,
     Event.CREATE_REFUSED: _create_refused,
     Event.CREATE_UNKNOWN: lambda state, record: _heard(record),
     Event.READY_OBSERVED: _ready_observed,
     Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
-    Event.TRAIN_STARTED: _to(Phase.TRAINING),
+    Event.TRAIN_STARTED: lambda state, record: {"phase": Phase.TRAINING, "pushed": record.data.get("pushed", "")},
     Event.TRAIN_OBSERVED: _train_observed,
     Event.STOP_REQUESTED: _stop_requested,
     Event.COLLECT_OBSERVED: _collect_observed,
     Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
     Event.DEATH_PROVEN: _death_proven,
+    Event.SALVAGE_OBSERVED: lambda state, record: {"pushed": ""},
     Event.STEP_FAILED: _step_failed,
     Event.INCIDENT: _incident,
     Event.RECEIPT_OBSERVED: _to(Phase.SETTLED),

@@ -97,11 +97,12 @@ class Received(_Said):
 
 
 class Shipped(_Said):
-    """What was unpacked and verified over there."""
+    """What was unpacked and verified over there; how long the last of it took, once all was sent, is measured here."""
 
     files: Count
     bytes: Count
     manifest_sha256: Sha256
+    unpack_s: float | None = None
 
 
 class Started(_Said):

@@ -15,6 +15,16 @@ MOST_REPLY_BYTES = 32 << 20
 Take = Callable[[bytes], None]
 
 
+class Sink(Protocol):
+    """Takes what one call of the agent answers, as it comes: its first line is kept, the rest passed on."""
+
+    line: bytearray
+
+    def __call__(self, block: bytes) -> None:
+        """Take what has come next; what this raises ends the call."""
+        ...
+
+
 class MachineLost(GpurunError):
     """The machine did not answer. It may be gone, and what was asked may have been done: ask again."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,11 @@ from gpurun.machine.answers import (
     understood,
     understood_manifest,
 )
-from gpurun.machine.base import FarRefusal, Machine, Reply, Take
+from gpurun.machine.base import FarRefusal, Machine, Reply, Sink, Take
 from gpurun.machine.fetch import Wanted, fetch
 from gpurun.machine.pace import lanes_for
 from gpurun.machine.pack import Codec, Pack
-from gpurun.machine.pull import Incoming, pull
+from gpurun.machine.pull import pull
 from gpurun.machine.send import send
 
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
@@ -68,6 +69,7 @@ class FarSide:
     """The agent on a machine. Every method may be repeated; each raises MachineLost or FarRefusal."""
 
     _lanes: tuple[FarSide, ...] = ()
+    store_bytes: int = 0  # How much of what is shipped a box that is kept may keep for the next run.
 
     def __init__(self, machine: Machine, python: str = "python3") -> None:
         self._machine = machine
@@ -111,6 +113,10 @@ class FarSide:
         """
         self._put("job.json", canonical(dict(job)))
         return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
+
+    def let_push(self, order: bytes) -> None:
+        """Give the agent URLs to push checkpoints by; they are a secret, and replace those before."""
+        self._put("agent/push.json", order)
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
         """The status, and of each wanted file at most so many bytes from an offset on.
@@ -211,6 +217,14 @@ class FarSide:
         """The same far side over a connection of its own, for one more thread."""
         return FarSide(self._machine.lane(), self._python)
 
+    @contextmanager
+    def many_lanes(self) -> Iterator[None]:
+        """A time in which lanes are used: whatever ends it, none stays open."""
+        try:
+            yield
+        finally:
+            self.close_lanes()
+
     def close_lanes(self) -> None:
         """End what `lanes` has made."""
         for lane in self._lanes:
@@ -238,7 +252,7 @@ class FarSide:
         verb: str,
         *options: str,
         stdin: Iterable[bytes] | None = None,
-        sink: Incoming | None = None,
+        sink: Sink | None = None,
         site: bool = False,
         timeout_s: float = _QUICK_S,
     ) -> tuple[bytes, bytes]:
@@ -269,9 +283,7 @@ class FarSide:
         """Run the Python of the machine; FarRefusal `no_python` where it has none."""
         reply = self._machine.call([self._python, *words], stdin=stdin, sink=sink, timeout_s=timeout_s)
         if reply.exit_code in (126, 127):
-            raise FarRefusal(
-                "no_python", f"The machine has no {self._python}: choose an image with Python 3.8 or newer."
-            )
+            raise FarRefusal("no_python", f"The machine has no {self._python} (3.8 or newer is needed).")
         return reply
 
 

@@ -50,15 +50,19 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     Each of the pulls is a lane of its own; all are used at once. What has arrived is kept in `into`/.partial under its
     digest, so a later call fetches only the rest. A wrong digest is fetched again three times. CollectFailed: the
     digest never held, or the file could not be stored; files that were verified before stay as they are.
+    HeldElsewhere, a MachineLost: somebody else is at it.
     """
     parts = check_name(wanted.name)
     target = into.joinpath(*parts)
-    if _holds(target, wanted):
+    if holds(target, wanted):
         return target
     try:
         for folder in (into, target.parent, into / PARTIAL_FOLDER):
             make_private(folder)
         with Partial(into / PARTIAL_FOLDER / wanted.sha256, wanted.size_bytes) as partial:
+            if holds(target, wanted):  # Whoever was waited for has brought it.
+                partial.remove()
+                return target
             _fill(partial, wanted, pulls, free=lambda: shutil.disk_usage(into).free)
             partial.settle(target)
         fsync_folder(target.parent)
@@ -67,8 +71,8 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     return target
 
 
-def _holds(target: Path, wanted: Wanted) -> bool:
-    """Whether the file is here already."""
+def holds(target: Path, wanted: Wanted) -> bool:
+    """Whether the file is at `target` already, by its size and digest."""
     try:
         descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -77,6 +81,13 @@ def _holds(target: Path, wanted: Wanted) -> bool:
         if os.fstat(descriptor).st_size != wanted.size_bytes:
             return False
         return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+
+
+def room_bytes(into: Path) -> int:
+    """What the disk below a folder, which is made, can take there, with what is there already."""
+    make_private(into)
+    kept = sum(path.stat().st_size for path in into.rglob("*") if path.is_file())
+    return shutil.disk_usage(into).free + kept
 
 
 def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callable[[], int]) -> None:

@@ -1,11 +1,13 @@
 """A file that is coming home: what of it has arrived, in any order, and remembered over any number of cuts.
 
 Beside the content lies a list of what was written, each piece with a checksum: after a crash only what is really on the
-disk counts. Whether the whole is right is for its sha256 alone to say.
+disk counts. Whether the whole is right is for its sha256 alone to say. Whoever has it open holds its kernel lock, so
+that nobody else can write to a file whose digest was verified.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import threading
@@ -14,12 +16,24 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.machine.base import MachineLost
+
+WAIT_S = 5.0
+_LOOK_S = 0.05
 _BLOCK_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 
 
+class HeldElsewhere(MachineLost):
+    """Somebody else is bringing that file home; it may be here soon, so ask again."""
+
+
 class Partial:
-    """The content at `path`, of which `size_bytes` are wanted. Any number of threads may write at once."""
+    """The content at `path`, of which `size_bytes` are wanted. Any number of threads may write at once.
+
+    HeldElsewhere when somebody else has it open for longer than WAIT_S.
+    """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
@@ -29,7 +43,7 @@ class Partial:
         self._content, self._list = -1, -1
 
     def __enter__(self) -> Partial:
-        self._content = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._content = _opened_alone(self._path)
         try:
             self._list = os.open(self._list_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         except OSError:
@@ -94,6 +108,11 @@ class Partial:
         with suppress(FileNotFoundError):
             os.unlink(self._list_path)
 
+    def remove(self) -> None:
+        """Leave nothing of it: what it was to become is here."""
+        for path in (self._list_path, self._path):
+            path.unlink(missing_ok=True)
+
     def _on_disk(self) -> list[tuple[int, int]]:
         """What the list says and the content confirms."""
         found = []
@@ -108,6 +127,23 @@ class Partial:
         if os.fstat(self._content).st_size > self._size_bytes:
             os.ftruncate(self._content, self._size_bytes)
         return _merged(found)
+
+
+def _opened_alone(path: Path) -> int:
+    """The file of that name, made if need be, under its kernel lock; closing it frees it."""
+    for _ in ticks(SystemClock(), _LOOK_S, WAIT_S):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            with suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Who held it may have given it its name meanwhile: it is finished then, and must not be written to.
+                if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
+                    alone, descriptor = descriptor, -1
+                    return alone
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+    raise HeldElsewhere(f"{path.name[:12]}… is being brought home by somebody else just now.")
 
 
 class Taker:

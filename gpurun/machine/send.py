@@ -36,7 +36,9 @@ _LINE = re.compile(rb"([0-9a-f]+) ([0-9a-f]+)")
 
 
 class Asks(Protocol):
-    """A far side, as far as this needs it."""
+    """A far side, as far as this needs it. `store_bytes`: how much a box that is kept may keep for the next run."""
+
+    store_bytes: int
 
     def ask(
         self,
@@ -97,18 +99,20 @@ def send(
         demand_unchanged(file)
     manifest = pack.manifest()
     content = canonical(parts.digests) + b"\n" + manifest
-    line, _ = far.ask("settle", "--layout", parts.layout_sha256, "--sha256", hashlib.sha256(content).hexdigest(),
-                      stdin=[content], timeout_s=max(QUICK_S, end_mono - clock.monotonic()))  # fmt: skip
+    all_there_mono = clock.monotonic()
+    options = ("--layout", parts.layout_sha256, "--sha256", hashlib.sha256(content).hexdigest())
+    line, _ = far.ask("settle", *options, "--store", str(far.store_bytes), stdin=[content],
+                      timeout_s=max(QUICK_S, end_mono - clock.monotonic()))  # fmt: skip
     shipped = understood(Shipped, line)
     if shipped.manifest_sha256 != pack.manifest_sha256:
         raise FarRefusal("nonsense", "The instance says that it has taken in another pack than the one sent.")
-    return shipped
+    return shipped.model_copy(update={"unpack_s": round(clock.monotonic() - all_there_mono, 3)})
 
 
 def begin(far: Asks, parts: Parts, held: str) -> tuple[Begun, list[tuple[bytes, bytes]]]:
     """Say what is to come; the answer, and its lines in two words each: parts verified, or files held."""
-    line, content = far.ask("begin", "--held", held, "--sha256", parts.layout_sha256, stdin=[parts.layout], site=True,
-                            timeout_s=QUICK_S * 10)  # fmt: skip
+    options = ("--held", held, "--sha256", parts.layout_sha256, "--store", str(far.store_bytes))
+    line, content = far.ask("begin", *options, stdin=[parts.layout], site=True, timeout_s=QUICK_S * 10)
     begun = understood(Begun, line)
     if begun.bytes != len(content) or begun.sha256 != hashlib.sha256(content).hexdigest():
         raise FarRefusal("nonsense", "The instance's list of what it has did not arrive whole.")

@@ -13,7 +13,7 @@ from gpurun.view.tables import Column, fields, table
 
 if TYPE_CHECKING:
     from gpurun.core.model import Offer
-    from gpurun.core.plan import Candidate, Plan
+    from gpurun.core.plan import Candidate, Plan, StagePlan
 
 OFFER_COLUMNS = (
     Column(""),
@@ -37,7 +37,9 @@ def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
 
 def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[Line]:
     """The whole screen. With the wall time, the latest end is shown as it would be if the answer came at once."""
-    lines = [line(), *fields([("Recipe", _recipe(plan)), ("Ship", _ship(plan))], style)]
+    lines = [line(), *fields([("Recipe", _recipe(plan)), ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
+    if plan.stage is not None:
+        lines += fields([("Stage", _stage(plan.stage, plan.offer))], style)
     if plan.mode.value != "paid" or not plan.candidates:
         lines += fields([("Machine", _machine(plan))], style)
     if plan.candidates:
@@ -71,7 +73,7 @@ def _offer_row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
         Span(offer.label, look),
         Span(offer.place, look),
         Span(_bare(offer.rate_micros_per_hour), look),
-        Span(format_duration(estimate.train_s[1]) if estimate.train_s else "—", look),
+        Span("—" if estimate.likely_s is None else format_duration(estimate.likely_s), look),
         Span(_bare(candidate.expected_micros), look),
         Span(_bare(candidate.worst_micros) if candidate.finishes else "—", look),
         Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
@@ -97,11 +99,17 @@ def _recipe(plan: Plan) -> list[Cell]:
     steps, batch = train.get("steps"), train.get("batch_tokens")
     if isinstance(steps, int) and isinstance(batch, int):
         parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
-    if plan.estimate.train_s is not None:
-        low, high = plan.estimate.train_s
-        shown = format_duration(high)
-        parts.append(f"est. {shown}" if format_duration(low) == shown else f"est. {format_duration(low)} to {shown}")
     return parts
+
+
+def _time(plan: Plan) -> list[Cell]:
+    """How long training is expected to take, between what limits, and what that rests on."""
+    guess = plan.estimate
+    if guess.train_s is None or guess.likely_s is None:
+        return [f"unknown: {guess.basis}"]
+    low, high = (format_duration(seconds) for seconds in guess.train_s)
+    between = [] if low == high else [f"between {low} and {high}"]
+    return [f"est. {format_duration(guess.likely_s)}", *between, Span(guess.basis, "dim")]
 
 
 def _ship(plan: Plan) -> list[Cell]:
@@ -115,6 +123,17 @@ def _ship(plan: Plan) -> list[Cell]:
         f"data {short_hash(data.sha256)}",
         f"trainer {short_hash(plan.bundle_sha256)}",
     ]
+
+
+def _stage(stage: StagePlan, offer: Offer) -> list[Cell]:
+    """What is in the bucket already, what goes there before anything is paid for, and what that saves."""
+    if not stage.files:
+        return [stage.url, "what is large enough goes there before anything is rented"]
+    there = f"{stage.there_files} of {stage.files} files are there ({format_bytes(stage.there_bytes)})"
+    left = f"{format_bytes(stage.bytes - stage.there_bytes)} to upload before renting"
+    todo = f"{left}, about {format_duration(stage.upload_s)}" if stage.upload_s else "nothing to upload"
+    worth = format_usd(cost_of(offer.rate_micros_per_hour, stage.saves_s, 1))
+    return [stage.url, there, todo, Span(f"saves {format_duration(stage.saves_s)} of the rental, {worth}", "good")]
 
 
 def _machine(plan: Plan) -> list[Cell]:
@@ -149,9 +168,10 @@ def _trust(plan: Plan) -> list[Cell]:
     key = (
         f"host key: {plan.box.trusted}" if plan.box else "host key made here, there before boot, the only one accepted"
     )
-    guard = plan.choices.guard and plan.offer.provider == "lambda"
-    secrets: Cell = Span("secrets on the machine: the guard key, until the run ends", "warn") if guard else ""
-    return [key, secrets or "secrets shipped: none"]
+    guard = ["the guard key, until the run ends"] if plan.choices.guard and plan.offer.provider == "lambda" else []
+    urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
+    secrets = " and ".join(guard + urls)
+    return [key, Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"]
 
 
 def _lease(plan: Plan, now: float | None) -> list[Cell]:

@@ -29,12 +29,22 @@ class FileProof:
 
 
 @dataclass(frozen=True)
+class PhaseTime:
+    """How long a phase took, and what the plan allowed it at most, where it had a limit of its own."""
+
+    name: str
+    seconds: float
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True)
 class ReceiptView:
     """Everything that stands on a receipt.
 
     `cost_label` says what the cost rests on: measured, provider-reported or billed. `verdict` is "gpu" or "smoke", and
-    `sentence` what that means. `machine` are the facts of the platform, one a part; `log_lines` and `sample` are the
-    trainer's words and are made harmless here.
+    `sentence` what that means. `phases` are by this laptop's clock and add up to `billable_s`; `in_training` divides
+    the training phase by the machine's word. `machine` are the facts of the platform, one a part; `log_lines` and
+    `sample` are the trainer's words and are made harmless here.
     """
 
     run: str
@@ -49,11 +59,15 @@ class ReceiptView:
     trainer_sha256: str = ""
     data_sha256: str = ""
     gpurun_version: str = ""
+    sent: Sequence[str] = ()
     instance: str = ""
     machine: Sequence[str] = ()
     timeline: Sequence[tuple[str, float | None]] = ()
     training_s: float | None = None
     billable_s: float | None = None
+    phases: Sequence[PhaseTime] = ()
+    expected_train_s: tuple[float, float] | None = None
+    in_training: Sequence[PhaseTime] = ()
     cost_micros: Micros | None = None
     cost_label: str = "measured"
     billed_micros: Micros | None = None
@@ -113,10 +127,13 @@ def _pairs(view: ReceiptView, now: float) -> list[tuple[str, list[Cell]]]:
     return [
         ("Recipe", [view.recipe, _hashed("sha256", view.recipe_sha256)]),
         ("Shipped", [_hashed("trainer", view.trainer_sha256), _hashed("data", view.data_sha256), by]),
+        ("Sent", list(view.sent)),
         ("Instance", [view.instance]),
         ("Machine", list(view.machine)),
         ("Timeline", [f"{_plain(step)} {_when(wall, now)}" for step, wall in view.timeline]),
         ("Runtime", _runtime(view)),
+        ("Paid time", _phases(view)),
+        ("In training", _in_training(view)),
         ("Cost", _cost(view)),
         ("Result", [Span(view.result, "title")] if view.result else []),
         ("Checkpoints", [f"{file.name} {short_hash(file.sha256)}" for file in view.checkpoints]),
@@ -145,6 +162,25 @@ def _runtime(view: ReceiptView) -> list[Cell]:
     train = unknown if view.training_s is None else f"{format_duration(view.training_s)} training"
     billed = "billable unknown" if view.billable_s is None else f"{format_duration(view.billable_s)} billable"
     return [train, billed]
+
+
+def _phases(view: ReceiptView) -> list[Cell]:
+    """Where the paid seconds went, each phase beside what the plan allowed it; nothing is left out but zeros."""
+    cells: list[Cell] = []
+    for phase in view.phases:
+        limit = "" if phase.limit_s is None else f" of {format_duration(phase.limit_s)}"
+        late = phase.limit_s is not None and phase.seconds > phase.limit_s
+        if int(phase.seconds) or limit:
+            cells.append(Span(f"{phase.name} {format_duration(phase.seconds)}{limit}", "warn" if late else ""))
+    if view.expected_train_s is not None and cells:
+        low, high = view.expected_train_s
+        cells.append(f"training expected {format_duration(low)} to {format_duration(high)}")
+    return cells
+
+
+def _in_training(view: ReceiptView) -> list[Cell]:
+    told: list[Cell] = [f"{one.name} {format_duration(one.seconds)}" for one in view.in_training if int(one.seconds)]
+    return [*told, "by the machine's word"] if told else []
 
 
 def _cost(view: ReceiptView) -> list[Cell]:

@@ -32,9 +32,12 @@ BEGINS = {
     "train.intended": "run",
     "collect.intended": "collect",
     "destroy.intended": "destroy",
+    "salvage.intended": "collect",
     "receipt.observed": "receipt",
 }
 GOES_ON = {
+    "stage.intended": "plan",
+    "stage.observed": "plan",
     "create.observed": "provision",
     "create.refused": "provision",
     "create.unknown": "provision",
@@ -48,6 +51,7 @@ ENDS = {
     "ship.observed": "ship",
     "train.observed": "run",
     "collect.observed": "collect",
+    "salvage.observed": "collect",
     "death.proven": "destroy",
     "run.closed": "receipt",
 }
@@ -100,6 +104,17 @@ def _shipped(data: Mapping[str, Any]) -> str:
     return f"shipped{amount}" + ("" if files is None else f" in {files} files") + ", digests verified"
 
 
+def _staging(data: Mapping[str, Any]) -> str:
+    size = number(data, "bytes")
+    amount = "" if size is None else f"{format_bytes(size)} "
+    return f"putting {amount}into {_text(data, 'url', 'the bucket')} before anything is rented"
+
+
+def _staged(data: Mapping[str, Any]) -> str:
+    there, sent = number(data, "there_bytes") or 0, number(data, "sent_bytes") or 0
+    return f"in {_text(data, 'url', 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
+
+
 def _collected(data: Mapping[str, Any]) -> str:
     files, missing = data.get("files"), data.get("missing")
     count = f" {len(files)} files" if isinstance(files, list | tuple) else ""
@@ -109,6 +124,8 @@ def _collected(data: Mapping[str, Any]) -> str:
 
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
+    "stage.intended": _staging,
+    "stage.observed": _staged,
     "create.intended": lambda d: f"asking {_text(d, 'provider', 'the provider')} for a machine",
     "create.observed": lambda d: f"the machine exists: {_instance(d)}",
     "create.refused": lambda d: f"no machine was made: {_text(d, 'message', _text(d, 'reason', 'refused'))}",
@@ -126,6 +143,8 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
     "death.proven": _teardown,
+    "salvage.intended": lambda d: "bringing home what the machine has put into the bucket",
+    "salvage.observed": _collected,
     "step.failed": lambda d: f"{_step(d)} failed: {_text(d, 'message', _text(d, 'code'))}",
     "incident": lambda d: _text(d, "message", _text(d, "code", "an incident")),
     "receipt.observed": lambda d: f"receipt #{_text(d, 'seq', UNKNOWN)} {short_hash(_text(d, 'sha256'))}",

@@ -11,7 +11,7 @@ from gpurun.core.plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.core.progress import Event, Record
 from gpurun.view.audits import AuditRow, AuditSummary
 from gpurun.view.listings import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
-from gpurun.view.receipt import FileProof, ReceiptView
+from gpurun.view.receipt import FileProof, PhaseTime, ReceiptView
 from gpurun.view.screen import Screen
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -52,7 +52,7 @@ ESTIMATE = Estimate(
     micro_batch=32,
     tokens_per_s=(2e5, 2.4e5),
     train_s=(11_000.0, 11_520.0),
-    basis="x",
+    basis="prior: 1 x 312 TFLOP/s at 45%-60% MFU, 6N+12LCT FLOPs a token",
 )
 
 
@@ -280,6 +280,17 @@ RECEIPT = ReceiptView(
     ),
     training_s=11_252.0,
     billable_s=11_940.0,
+    phases=(
+        PhaseTime("boot", 105.0, 300.0),
+        PhaseTime("upload", 340.0, 420.0),
+        PhaseTime("unpack", 22.0),
+        PhaseTime("training", 11_300.0, 13_320.0),
+        PhaseTime("collect", 130.0, 120.0),
+        PhaseTime("destroy", 43.0, 120.0),
+        PhaseTime("other", 0.0),
+    ),
+    expected_train_s=(9_000.0, 12_600.0),
+    in_training=(PhaseTime("import", 21.0), PhaseTime("compile", 94.0), PhaseTime("steps", 10_950.0)),
     cost_micros=usd("8.38"),
     cost_label="measured: billable time at $2.49/h, rounded up",
     cap_micros=usd(12),

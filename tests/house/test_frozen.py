@@ -11,9 +11,10 @@ EXIT_CODES = {
     "INTERRUPTED": 130, "TERMINATED": 143,
 }  # fmt: skip
 EVENTS = """
-    run.opened create.intended create.observed create.refused create.unknown ready.observed ship.intended ship.observed
-    train.intended train.started train.observed stop.requested collect.intended collect.observed destroy.intended
-    destroy.asked death.read death.proven step.failed incident receipt.observed run.closed journal.repaired
+    run.opened stage.intended stage.observed create.intended create.observed create.refused create.unknown
+    ready.observed ship.intended ship.observed train.intended train.started train.observed stop.requested
+    collect.intended collect.observed destroy.intended destroy.asked death.read death.proven salvage.intended
+    salvage.observed step.failed incident receipt.observed run.closed journal.repaired
 """
 
 

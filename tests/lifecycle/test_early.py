@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from gpurun.core.paths import RunFolder
+from gpurun.lifecycle import early as early_room
 from gpurun.lifecycle.early import Early
-from gpurun.machine.base import MachineLost
+from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.local import LocalMachine
 
@@ -31,7 +32,7 @@ class Instance:
         self.far.install_agent()
         self.far.manifest(0)  # It makes the folders.
 
-    def save(self, *steps: int) -> list[str]:
+    def save(self, *steps: int, best: int | None = None) -> list[str]:
         """The checkpoints that are kept now, as the trainer leaves them."""
         files: list[dict[str, Any]] = []
         (self.out / "checkpoints").mkdir(exist_ok=True)
@@ -41,7 +42,8 @@ class Instance:
                 (self.out / name).write_bytes(content)
                 digest = hashlib.sha256(content).hexdigest()
                 files.append({"name": name, "bytes": len(content), "sha256": digest, "kind": kind, "step": step})
-        manifest = {"v": 1, "latest": max(steps), "best": None, "files": files}
+        told = {"step": best, "val_loss": 2.5} if best is not None else None
+        manifest = {"v": 1, "latest": max(steps), "best": told, "files": files}
         (self.out / "MANIFEST.json").write_text(json.dumps(manifest))
         return [str(file["name"]) for file in files]
 
@@ -145,3 +147,62 @@ def test_the_end_of_the_watch_does_not_wait_for_what_is_under_way(
         early.look(TOLD)
         assert begun.wait(10)
     assert newest(folder) is None
+
+
+def test_a_checkpoint_whose_files_were_not_all_brought_is_not_called_the_newest(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.save(10)
+    (folder.artifacts / "checkpoints").mkdir(parents=True)
+    (folder.artifacts / "checkpoints" / "000010.state").write_bytes(b"of an older content under the same name")
+    fetch = instance.far.fetch
+
+    def refuses(name: str, *rest: Any, **more: Any) -> Path:
+        if name.endswith("state"):
+            raise FarRefusal("no_such_file", "it has been replaced")
+        return fetch(name, *rest, **more)
+
+    monkeypatch.setattr(instance.far, "fetch", refuses)
+    Early(instance.far, folder).bring(instance.far)
+    assert newest(folder) is None
+
+
+def test_a_disk_that_refuses_is_told_and_tried_again(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(early_room, "AGAIN_S", 0.05)
+    real, refusals = early_room.room_bytes, iter([OSError(28, "No space left on device")] * 2)
+
+    def full(path: Path) -> int:
+        for refusal in refusals:
+            raise refusal
+        return real(path)
+
+    monkeypatch.setattr(early_room, "room_bytes", full)
+    instance.save(10)
+    with Early(instance.far, folder) as early:
+        early.look(TOLD)
+        until(lambda: newest(folder) == 10)
+    assert "No space left" in caplog.text
+
+
+def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_room, "JOIN_S", 0.05)
+    instance.save(10)
+    begun, go_on, closed = threading.Event(), threading.Event(), list[str]()
+
+    def deaf(*_: Any, **__: Any) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(FarSide, "fetch", deaf)
+    monkeypatch.setattr(FarSide, "close", lambda self: closed.append(threading.current_thread().name))
+    with Early(instance.far, folder) as early:
+        early.look(TOLD)
+        assert begun.wait(10)
+    before = len(closed)
+    go_on.set()
+    until(lambda: len(closed) > before)
+    assert closed[-1] != threading.main_thread().name

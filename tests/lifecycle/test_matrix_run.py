@@ -12,9 +12,11 @@ from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
+from gpurun.lifecycle.at_home import remember
+from gpurun.machine.answers import Manifest
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import Poll
-from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 HALF = "checkpoints/000020.model.safetensors"
@@ -148,6 +150,53 @@ def test_a_laptop_disk_that_stays_full_keeps_the_machine_no_longer_than_its_leas
     assert ended(world)
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        StoreFull("collect.disk_full", "There is no room.", hint="Free some space."),
+        FarRefusal("no_such_file", "it is gone"),
+        ValueError("a bug"),
+    ],
+)
+def test_whatever_breaks_a_collect_off_no_connection_stays_open(world: World, ending: Exception) -> None:
+    opened: list[SimpleNamespace] = []
+
+    def broken_off(*_: object, **__: object) -> Path:
+        lane = SimpleNamespace(closed=0)
+        lane.close = lambda: setattr(lane, "closed", lane.closed + 1)
+        opened.append(lane)
+        world.far._lanes = (*world.far._lanes, lane)
+        raise ending
+
+    world.far.fetch = broken_off  # type: ignore[method-assign,assignment]
+    assert isinstance(world.drive(), ExitCode)
+    assert opened
+    assert {lane.closed for lane in opened} == {1}
+
+
+def test_of_a_machine_that_vanished_what_came_home_early_is_on_record_and_the_rest_is_named(world: World) -> None:
+    told: list[Manifest] = []
+
+    def vanish() -> None:
+        if world.far.polls == 3:
+            told.append(world.far.manifest(1 << 40))
+            manifest, first = told[0], told[0].files[0]
+            remember(world.folder, manifest)  # As the early fetching does it.
+            path = world.folder.artifacts / first.name
+            path.parent.mkdir(parents=True)
+            path.write_bytes(WEIGHTS[0][1])
+            world.cloud.boxes[0].died_s = world.cloud.now
+
+    world.far.during = vanish
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    (collected,) = world.all_of(Event.COLLECT_OBSERVED)
+    names = [file.name for file in told[0].files]
+    assert [file["name"] for file in collected["files"]] == names[:1]
+    assert collected["missing"] == names[1:]
+    assert receipt_of(world)["checkpoint"]["files"][0]["name"] == names[0]
+    assert kept(world)
+
+
 def test_a_file_whose_digest_never_holds_is_named_as_missing_and_the_rest_is_at_home(world: World) -> None:
     fetch = world.far.fetch
 
@@ -168,7 +217,7 @@ def test_a_file_whose_digest_never_holds_is_named_as_missing_and_the_rest_is_at_
 
 def test_a_far_side_is_told_how_much_fits_here(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """2^60 bytes are refused with the manifest, not when the disk is full."""
-    monkeypatch.setattr("gpurun.lifecycle.collect.shutil.disk_usage", lambda _: SimpleNamespace(free=12_345))
+    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", lambda _: SimpleNamespace(free=12_345))
     asked: list[int] = []
     manifest = world.far.manifest
     world.far.manifest = lambda most: asked.append(most) or manifest(most)  # type: ignore

@@ -77,9 +77,19 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("return said is InstanceState.STOPPED", "return said is not InstanceState.RUNNING"),
     ),
     "gpurun/lifecycle/collect.py": (
-        ("far.manifest(_room_bytes(context))", "far.manifest(1 << 62)"),
+        ("far.manifest(room_bytes(context.folder.artifacts))", "far.manifest(1 << 62)"),
+        ("with far.many_lanes():", "if True:"),
         ("if context.seconds_left(state) <= 0:", "if False:"),
         ("missing[file.name] = error", "here.append(file)"),
+    ),
+    "gpurun/lifecycle/early.py": (
+        ("if not newest or not newest <= here:", "if not newest:"),
+        (" - kept(self._folder)", ""),
+    ),
+    "gpurun/lifecycle/warm.py": (
+        ("receipt.signature is not Signature.OK", "False"),
+        ('return origin == "local"\n', "return True\n"),
+        ("_host_of(folder, told) == request.host", "True"),
     ),
     "gpurun/lifecycle/settle.py": (
         ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
@@ -112,6 +122,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/machine/partial.py": (
         ("os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT"),
         ("os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT | os.O_APPEND"),
+        ("if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):", "if True:"),
     ),
     "gpurun/machine/fetch.py": (
         ("os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY"),

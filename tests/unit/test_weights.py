@@ -27,6 +27,8 @@ if prompt == "refuse":
     sys.exit(print("refused: the character \\u202e is not in the vocabulary", file=sys.stderr) or 2)
 if prompt == "break":
     raise MemoryError("no room")
+if prompt == "ein Hund":
+    sys.exit(print(json.dumps({"prompt": prompt, "text": "a dog", "beams": 4, "unknown": []})))
 told = {"prompt": prompt, "text": "\\x1b]0;evil\\x07 and more\\nlines", "argv": asked}
 print(json.dumps(told | {"environment": sorted(os.environ), "cwd": os.getcwd()}))
 """
@@ -68,6 +70,10 @@ def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_har
     assert "RUNPOD_API_KEY" not in result.data["environment"]
     assert Path(result.data["cwd"]).name == "bundle", "a trainer in the person's folder is not run"
     assert result.text == "--help and more\nlines"
+
+
+def test_a_translation_stands_below_its_source(session: Session, folder: RunFolder) -> None:
+    assert sample_run(session, "fox", "ein Hund", checkpoint="best", beams=4).text == "ein Hund\na dog"
 
 
 @pytest.mark.parametrize("name", ["last", "best", "120", "000120", WEIGHTS])

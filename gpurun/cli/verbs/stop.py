@@ -1,4 +1,4 @@
-"""`gpurun stop`, `gpurun destroy` and `gpurun resume`: what a person does to a run that is under way."""
+"""`gpurun stop`, `destroy`, `resume` and `collect`: what a person does to a run that is under way."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs."""
     verb(app, "stop", examples=["gpurun stop fox-41", "gpurun stop @last --now"])(stop)
     verb(app, "resume", examples=["gpurun resume fox-41", "gpurun resume @last --json"])(resume)
+    verb(app, "collect", examples=["gpurun collect fox-41", "gpurun collect @last --only best"])(collect)
     verb(app, "destroy", examples=["gpurun destroy fox-41", "gpurun destroy @last --yes"])(destroy)
 
 
@@ -41,6 +42,17 @@ def resume(session: Session, run: RunArgument) -> Result:
         return Result(data={"run": sight.folder.name, "state": sight.state.phase}, text=text)
     drive(session, sight)
     return follow(session, sight.folder)
+
+
+def collect(
+    session: Session,
+    run: RunArgument,
+    only: Annotated[str, typer.Option("--only", metavar="WHAT", help="last, best, or all that is finished.")] = "all",
+) -> Result:
+    """Bring finished checkpoints home now, while training goes on; of a run that is over, say what came home."""
+    from gpurun.cli.collecting import collect_run
+
+    return collect_run(session, run, only=only)
 
 
 def destroy(

@@ -20,12 +20,12 @@ from gpurun.ledger.audit.rentals import (
     MILESTONES,
     instance_of,
     named,
-    phases_of,
     proof_of,
     rental_facts,
     seconds_between,
     split_rentals,
 )
+from gpurun.ledger.audit.seconds import phases_of, planned_of, training_of
 from gpurun.ledger.audit.words import Words, hear
 from gpurun.ledger.untrusted import plain_data, plain_line
 
@@ -40,7 +40,7 @@ _SAYS = {
 def expected_statement(folder: RunFolder, records: Sequence[Json], head: str, seq: int, prev: str, keyid: Any) -> Json:
     """The statement that follows from a run folder, the basis of its journal and its place in the chain."""
     opened, words = records[0]["data"], hear(folder)
-    collected = named(records, "collect.observed")
+    collected = named(records, "salvage.observed") or named(records, "collect.observed")
     files = [] if not collected else [_file(one) for one in collected[-1]["data"]["files"]]
     shipped = named(records, "ship.observed")
     predicate = {
@@ -62,13 +62,14 @@ def expected_statement(folder: RunFolder, records: Sequence[Json], head: str, se
             "log": _sized(folder.log),
             "events": _sized(folder.events),
         },
+        "shipping": _shipping(named(records, "stage.observed"), shipped),
         "gpurun": {"version": opened["gpurun_version"]},
         "platform": plain_data(opened["platform"]) if "platform" in opened else "unknown",
         "verdict": _verdict(records, words),
         "incidents": list(_incidents(records)),
         "sample": words.sample,
         "checkpoint": _checkpoint(collected, files),
-        **_machine_part(records, opened),
+        **_machine_part(folder, records, words),
         "training": _training(records, words),
     }
     subjects = [one for one in files if one["kind"] in ("weights", "optimizer", "state")]
@@ -80,15 +81,16 @@ def expected_statement(folder: RunFolder, records: Sequence[Json], head: str, se
     }
 
 
-def _machine_part(records: Sequence[Json], opened: Json) -> Json:
+def _machine_part(folder: RunFolder, records: Sequence[Json], words: Words) -> Json:
     """Everything that follows from the rentals: machine, times, money and its end."""
-    rentals = split_rentals(records)
+    opened, rentals = records[0]["data"], split_rentals(records)
     facts = [rental_facts(rental) for rental in rentals]
     late = any(record["data"].get("code") == "create.late" for record in named(records, "incident"))
     live = late or any(one["end"] == "not_proven" for one in facts)
     spent, cap = None if live else total(*(one["micros"] for one in facts)), opened["cap_micros"]
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))
+    phases = phases_of(rentals, facts)
     hidden = {"billable_s": None, "micros": None}
     stamps = {name: named(records, event) for name, event in MILESTONES.items()}
     times_seen = {
@@ -100,7 +102,9 @@ def _machine_part(records: Sequence[Json], opened: Json) -> Json:
         "runtime": {
             "is": "measured",
             "billable_s": None if live else float(billable),
-            "phases_s": phases_of(rentals[-1]) if rentals else {},
+            "phases_s": phases,
+            "training": {"is": "instance-reported", "seconds": training_of(words.told, phases.get("training", 0.0))},
+            "planned": planned_of(folder, rentals, facts),
         },
         "cost": {
             "upper_bound_micros": spent,
@@ -154,6 +158,13 @@ def _verdict(records: Sequence[Json], words: Words) -> Json:
 
 def _file(file: Json) -> Json:
     return {key: plain_data(file[key]) if key in file else None for key in ("kind", "step", "name", "bytes", "sha256")}
+
+
+def _shipping(staged: Sequence[Json], shipped: Sequence[Json]) -> Json:
+    bucket = staged[-1]["data"] if staged else {"url": None, "sent_bytes": None}
+    ways = shipped[-1]["data"] if shipped else {}
+    way = {"to_bucket_bytes": bucket["sent_bytes"], "from_bucket_bytes": ways.get("pulled_bytes")}
+    return {"is": "measured", "bucket": plain_data(bucket["url"]), "by_ssh_bytes": ways.get("sent_bytes"), **way}
 
 
 def _checkpoint(collected: Sequence[Json], files: list[Json]) -> Json:

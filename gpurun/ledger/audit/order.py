@@ -30,6 +30,13 @@ _NEEDS: dict[str, str] = {
     Event.DEATH_READ: Event.DESTROY_ASKED,
     Event.DEATH_PROVEN: Event.DEATH_READ,
 }
+# What is done beside the machine: before one is asked for, or after its end.
+_BESIDE: dict[str, str] = {
+    Event.STAGE_INTENDED: Event.RUN_OPENED,
+    Event.STAGE_OBSERVED: Event.STAGE_INTENDED,
+    Event.SALVAGE_INTENDED: Event.DEATH_PROVEN,
+    Event.SALVAGE_OBSERVED: Event.SALVAGE_INTENDED,
+}
 _ANY_TIME = {Event.STOP_REQUESTED, Event.STEP_FAILED, Event.INCIDENT, Event.JOURNAL_REPAIRED}
 # How many reads, over how many seconds, each kind of end needs (docs/RECEIPTS.md).
 _PROOF: dict[str, tuple[int, float]] = {
@@ -77,6 +84,9 @@ def order_problems(records: Sequence[Json]) -> Iterator[str]:
         elif event in _NEEDS:
             yield from (f"{at} {problem}" for problem in _rental_problems(record, rental))
             rental.append(record)
+        elif event in _BESIDE:
+            if not any(before["event"] == _BESIDE[event] for before in records[:place]):
+                yield f"{at} there was no {_BESIDE[event]} before it"
         elif event in (Event.RECEIPT_OBSERVED, Event.RUN_CLOSED):
             yield from (f"{at} {problem}" for problem in _end_problems(records, place))
         elif place and event not in _ANY_TIME and event != Event.RUN_OPENED:

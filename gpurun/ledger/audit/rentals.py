@@ -20,7 +20,6 @@ MILESTONES = {
     "collected": "collect.observed",
     "gone": "death.proven",
 }
-_PHASE_ENDS = {"boot": "ready", "ship": "shipped", "train": "train_end", "collect": "collected", "destroy": "gone"}
 
 
 def named(records: Sequence[Json], event: str) -> list[Json]:
@@ -28,14 +27,16 @@ def named(records: Sequence[Json], event: str) -> list[Json]:
     return [record for record in records if record["event"] == event]
 
 
+def passed(a: Json, b: Json) -> Decimal:
+    """Seconds from one line to the next: by the clock that went further, the monotonic one within a boot."""
+    ticked = Decimal(str(b["mono"])) - Decimal(str(a["mono"])) if a["boot_id"] == b["boot_id"] else Decimal(0)
+    return max(Decimal(0), ticked, Decimal(str(b["wall"])) - Decimal(str(a["wall"])))
+
+
 def seconds_between(records: Sequence[Json], first: int, last: int) -> Decimal:
-    """Seconds from line to line: between two lines the clock that went further, the monotonic one within a boot."""
+    """Seconds from line to line, over those between, rounded up to a millisecond."""
     stretch = [record for record in records if first <= record["seq"] <= last]
-    steps, nothing = Decimal(0), Decimal(0)
-    for i in range(1, len(stretch)):
-        a, b = stretch[i - 1], stretch[i]
-        ticked = Decimal(str(b["mono"])) - Decimal(str(a["mono"])) if a["boot_id"] == b["boot_id"] else nothing
-        steps += max(nothing, ticked, Decimal(str(b["wall"])) - Decimal(str(a["wall"])))
+    steps = sum((passed(stretch[i - 1], stretch[i]) for i in range(1, len(stretch))), Decimal(0))
     ends = {record["seq"]: Decimal(str(record["wall"])) for record in records}
     most = max(steps, ends[last] - ends[first])
     return most.quantize(Decimal("0.001"), rounding=ROUND_CEILING)
@@ -82,17 +83,6 @@ def rental_facts(rental: Sequence[Json]) -> Json:
 def measured_micros(records: Sequence[Json]) -> Micros:
     """What a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far."""
     return total(*(rental_facts(rental)["micros"] for rental in split_rentals(records)))
-
-
-def phases_of(rental: Sequence[Json]) -> Json:
-    """Seconds of each phase that the rental reached, one after the other."""
-    last_seen = {name: named(rental, MILESTONES[end]) for name, end in _PHASE_ENDS.items()}
-    phases, since = {}, rental[0]["seq"]
-    for name, seen in last_seen.items():
-        if seen and seen[-1]["seq"] > since:
-            phases[name] = float(seconds_between(rental, since, seen[-1]["seq"]))
-            since = seen[-1]["seq"]
-    return phases
 
 
 def instance_of(rentals: Sequence[Sequence[Json]]) -> Json | None:

@@ -205,7 +205,7 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
 
 def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -> None:
     """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
-    collected = named(records, "collect.observed")
+    collected = named(records, "salvage.observed") or named(records, "collect.observed")
     files = collected[-1]["data"]["files"] if collected else []
     held = 0
     for file in files:

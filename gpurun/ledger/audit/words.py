@@ -15,13 +15,14 @@ _START = ("device", "cuda_name", "torch", "python", "world_size", "parameters", 
 
 @dataclass(frozen=True)
 class Words:
-    """What log and events say; the fields are those of the receipt."""
+    """What log and events say; the fields are those of the receipt, and `told` has the events themselves."""
 
     lines: list[str]
     device: str
     start: Json | None
     figures: Json
     sample: Json | None
+    told: list[Json]
 
 
 def hear(folder: RunFolder) -> Words:
@@ -48,6 +49,7 @@ def hear(folder: RunFolder) -> Words:
         start={key: plain_data(starts[0].get(key)) for key in _START} if starts else None,
         figures=_figures(told),
         sample=_sample([event for event in told if event["kind"] == "sample"]),
+        told=told,
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 VERBS = {
     "hello": "hello",
     "begin": "incoming",
+    "pull": "pull",
     "receive": "receive",
     "settle": "settle",
     "start": "start",

@@ -31,10 +31,7 @@ def inflater(codec: str) -> Callable[[bytes, int], bytes]:
         return bytes(module.ZstdDecompressor().decompress(data, max_output_size=size + 1))
 
     def by_program(data: bytes, size: int) -> bytes:
-        import subprocess
-
-        done = subprocess.run(["zstd", "-dcq"], input=data, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        return done.stdout[: size + 1]
+        return program_output(["zstd", "-dcq"], data, size + 1)
 
     inflate = gzipped if codec == "gzip" else by_module if module else by_program
     if inflate is by_program and shutil.which("zstd") is None:
@@ -48,6 +45,29 @@ def inflater(codec: str) -> Callable[[bytes, int], bytes]:
             raise Refusal("cut_stream", "a part is damaged: %s" % error) from None
 
     return checked
+
+
+def program_output(command: List[str], data: bytes, most: int) -> bytes:
+    """What a program makes of the data, and no more than so many bytes of it: a part may be made to burst a memory."""
+    import subprocess
+    import threading
+
+    def feed() -> None:
+        try:
+            child.stdin.write(data)  # type: ignore[union-attr]
+            child.stdin.close()  # type: ignore[union-attr]
+        except OSError:
+            return  # it has ended, or is ended here
+
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    thread = threading.Thread(target=feed, daemon=True)
+    thread.start()
+    with child.stdout as stdout:  # type: ignore[union-attr]
+        out: bytes = stdout.read(most)
+    child.kill()
+    thread.join()
+    child.wait()
+    return out
 
 
 def zstd_module() -> Any:

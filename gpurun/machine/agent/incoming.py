@@ -18,6 +18,7 @@ from gpurun.machine.agent.clocks import boot_id
 from gpurun.machine.agent.decompress import codecs
 from gpurun.machine.agent.files import at, locked, read
 from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.store import take_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ MOST_LIST_BYTES = 32 << 20
 MOST_PART_BYTES = 8 << 20
 WAIT_S = 60
 FOLDER = ".incoming"
+PULLED = ".pulled"
 
 
 def begin(root: str, options: Json) -> Answer:
@@ -40,7 +42,10 @@ def begin(root: str, options: Json) -> Answer:
     content = listed(options)
     layout = checked_layout(json.loads(content))
     held = locked(root, "unpack.lock", WAIT_S)
-    kind, lines = "held", held_lines(root, {size for _, size in layout["files"]}) if options["held"] == "ask" else []
+    sizes = {size for _, size in layout["files"]} if options["held"] == "ask" else set()
+    if int(options.get("store", 0)):
+        take_out(root, sizes, at(root, PULLED))
+    kind, lines = "held", held_lines(root, sizes) if sizes else []
     if not lines:
         kind, folder = "verified", at(root, FOLDER, options["sha256"])
         verified = Incoming(folder).verified if os.path.exists(at(folder, "layout.json")) else {}
@@ -102,8 +107,11 @@ def check_room(root: str, needed: int) -> None:
 
 
 def held_files(root: str) -> Dict[str, Tuple[str, int]]:
-    """By digest: the path and size of every file of the pack that was shipped here before, as far as it is there."""
+    """By digest: the path and size of every file that an earlier pack or a bucket has brought, if it is there."""
     found = {}
+    for name in os.listdir(at(root, PULLED)) if os.path.isdir(at(root, PULLED)) else ():
+        if re.fullmatch(r"[0-9a-f]{64}", name):
+            found[name] = (at(root, PULLED, name), os.path.getsize(at(root, PULLED, name)))
     for entry in (read(root, "agent", "pack.json") or {"files": []})["files"]:
         path = at(root, entry["name"])
         if os.path.isfile(path) and os.path.getsize(path) == entry["bytes"]:
@@ -114,7 +122,11 @@ def held_files(root: str) -> Dict[str, Tuple[str, int]]:
 def held_lines(root: str, sizes: Set[int]) -> List[str]:
     """Digest and size of what is here, as it was, and as large as something that is to come."""
     found = [(sha256, *held) for sha256, held in sorted(held_files(root).items()) if held[1] in sizes]
-    return ["%s %d\n" % (sha256, size) for sha256, path, size in found if digest_of(path) == sha256]
+    # What was pulled since this boot was verified part by part, as what comes over SSH is; the rest is read again.
+    pulled = [at(root, PULLED, sha256) for sha256, _, _ in found]
+    fresh = {path for path in pulled if verified_parts(path + ".parts")}
+    good = [one for one in found if one[1] in fresh or digest_of(one[1]) == one[0]]
+    return ["%s %d\n" % (sha256, size) for sha256, _, size in good]
 
 
 def digest_of(path: str) -> str:
@@ -124,6 +136,19 @@ def digest_of(path: str) -> str:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def verified_parts(path: str) -> Dict[int, str]:
+    """The digest of each part that a list says is here; none after a reboot, as nothing was synced to the disk."""
+    try:
+        with open(path) as log:
+            lines = log.readlines()
+    except FileNotFoundError:
+        return {}
+    if not lines or lines[0] != "boot %s\n" % boot_id():
+        return {}
+    found = (re.fullmatch(r"(\d{1,9}) ([0-9a-f]{64})\n", line) for line in lines[1:])
+    return {int(line[1]): line[2] for line in found if line}
 
 
 class Incoming:
@@ -152,12 +177,7 @@ class Incoming:
     @property
     def verified(self) -> Dict[int, str]:
         """The digest of each part that is here; none after a reboot, as nothing was synced to the disk."""
-        with open(at(self.folder, "verified")) as log:
-            lines = log.readlines()
-        if not lines or lines[0] != "boot %s\n" % boot_id():
-            return {}
-        found = (re.fullmatch(r"(\d{1,9}) ([0-9a-f]{64})\n", line) for line in lines[1:])
-        return {int(line[1]): line[2] for line in found if line}
+        return verified_parts(at(self.folder, "verified"))
 
     def path(self, name: str) -> str:
         """Where a file is put together."""

@@ -39,7 +39,14 @@ def keep(root: str, _: Json) -> Answer:
             from gpurun.machine.agent.notice import listen
 
             listen(root, keeper.job["notice_url"])
+        pusher = None
+        if os.path.exists(at(root, "agent", "push.json")):
+            from gpurun.machine.agent.push import begin
+
+            pusher = begin(root)
         keeper.keep()
+        if pusher is not None:
+            pusher.finish()
     except OSError as error:
         raise Refusal("start_failed", "the trainer could not be started: %s" % error) from None
     return {}, b""

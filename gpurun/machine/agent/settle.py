@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 
 from gpurun.machine.agent.files import at, locked, read, sync_filesystem, sync_folder, write
-from gpurun.machine.agent.incoming import FOLDER, WAIT_S, Incoming, check_name, held_files, listed
+from gpurun.machine.agent.incoming import FOLDER, PULLED, WAIT_S, Incoming, check_name, held_files, listed
 from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.store import keep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +35,11 @@ def settle(root: str, options: Json) -> Answer:
         gather(root, incoming, entries)
         put_in_place(root, incoming.folder, entries)
         write(at(root, "agent", "shipped.json"), shipped)
-    shutil.rmtree(at(root, FOLDER), ignore_errors=True)
+    if int(options.get("store", 0)):
+        with suppress(OSError):  # A disk without links keeps nothing; what was shipped is in place all the same.
+            keep(root, entries, int(options["store"]))
+    for folder in (FOLDER, PULLED):
+        shutil.rmtree(at(root, folder), ignore_errors=True)
     os.close(held)
     return shipped, b""
 

@@ -1,4 +1,4 @@
-"""The way to AWS: the only room that touches boto3, and the only one that decides what is asked twice.
+"""The way to AWS: the only room of the providers that touches boto3, and the only one that decides what is asked twice.
 
 The SDK's own repeating is off. It would repeat a launch for which there is no capacity, and a launch whose answer was
 lost; and it would sleep where nobody counts.

@@ -117,7 +117,7 @@ def test_the_python_in_a_folder_of_its_own_is_found(
         assert (told["python"], told["devices"]) == (str(found), [device])
 
 
-def test_a_machine_without_python_says_what_to_choose() -> None:
+def test_a_machine_without_python_says_what_it_lacks() -> None:
     class Bare:
         def call(self, argv: list[str], **_: object) -> Reply:
             return Reply(127, b"", b"sh: 1: exec: python3: not found\n")
@@ -127,7 +127,7 @@ def test_a_machine_without_python_says_what_to_choose() -> None:
 
     far = FarSide(Bare())
     for ask in (far.install_agent, far.hello):
-        with pytest.raises(FarRefusal, match="choose an image with Python 3") as refused:
+        with pytest.raises(FarRefusal, match=r"no python3 \(3\.8 or newer is needed\)") as refused:
             ask()
         assert refused.value.reason == "no_python"
 

@@ -1,5 +1,5 @@
 """A trainer without torch that keeps the real one's formats: it starts in milliseconds, so that a run can be repeated
-hundreds of times. Each step takes `TINY_STEP_S`; it saves every ten steps, resumes, and saves and stops on SIGTERM."""
+hundreds of times. Each step takes `train.step_s`; it saves every ten steps, resumes, and saves and stops on SIGTERM."""
 
 import argparse
 import hashlib
@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-STEP_S = float(os.environ.get("TINY_STEP_S", "0.002"))
 wanted_stop = False
 
 
@@ -59,10 +58,11 @@ def main() -> int:
     tell("start", done, device="cpu", cuda_name=None, torch="none", python=sys.version.split()[0], world_size=1,
          parameters=1000, tokens_per_step=10, micro_batch=1, accumulation=1, precision="fp32",
          steps=recipe["train"]["steps"], resumed_from=done or None, train_tokens=1000, val_tokens=100)  # fmt: skip
+    step_s = recipe["train"].get("step_s", 0.002)
     for step in range(done + 1, recipe["train"]["steps"] + 1):
-        time.sleep(STEP_S)
+        time.sleep(step_s)
         loss = 3.0 - step / 100
-        tell("step", step, loss=loss, lr=1e-3, grad_norm=1.0, step_s=STEP_S, tokens_per_s=10 / STEP_S,
+        tell("step", step, loss=loss, lr=1e-3, grad_norm=1.0, step_s=step_s, tokens_per_s=10 / step_s,
              tokens=step * 10, mfu=None, memory_peak_bytes=None)  # fmt: skip
         print(f"step {step:04d} | loss {loss:.4f} | lr 1.00e-03 | elapsed {time.time() - began:.1f} s", flush=True)
         if recipe["train"].get("fail_at") == step:

@@ -1,0 +1,174 @@
+"""What is at home of a run and what only its machine has; while it trains, what was asked for is brought home first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpurun.cli.control import find
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
+from gpurun.core.model import canonical
+from gpurun.core.progress import Event, Phase
+from gpurun.lifecycle.at_home import is_here
+from gpurun.lifecycle.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
+from gpurun.lifecycle.context import instance_of
+from gpurun.lifecycle.reach import Reach
+from gpurun.lifecycle.runs import Sight
+from gpurun.lifecycle.salvage import bring_pushed
+from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.view.quantities import format_bytes
+
+# The machine is there and may have finished files; before it has nothing, and afterwards it is being ended.
+_ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
+_BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
+_TELL_S = 5.0
+_MOST_NAMED = 6
+
+
+def collect_run(session: Session, run: str, *, only: str) -> Result:
+    """Bring home what was asked for, if the machine lives; say what is here and what is not."""
+    wanted = _checked(only)
+    sight = find(session, run)
+    name, phase = sight.folder.name, sight.state.phase
+    if phase in _BEFORE:
+        hint = f"gpurun attach {name} shows how far it is."
+        raise UsageError("checkpoint.none", f"{name} has not begun to train: nothing is finished yet.", hint=hint)
+    if phase not in _ALIVE:
+        return _of_the_past(session, sight, wanted)
+    far = Reach(sight.folder, sight.plan, session.clock)(instance_of(sight.state))
+    try:
+        brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session))
+    except CollectFailed as error:
+        if error.code != UNREACHABLE or not _place_of(sight):
+            raise
+        session.say(f"{error.what} What it has pushed to the bucket is taken instead.")
+        return _from_bucket(session, sight, wanted)
+    finally:
+        far.close()
+    return _brought(sight, wanted, brought)
+
+
+def _checked(only: str) -> Only:
+    """The choice as it was typed."""
+    for known in ONLY:
+        if only == known:
+            return known
+    hint = "Say last (the newest), best (the lowest validation loss) or all."
+    raise UsageError("usage.only", f"--only {only!r} is not one of {', '.join(ONLY)}.", hint=hint)
+
+
+def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
+    """Says how far a large file is, now and then."""
+    last_mono = session.clock.monotonic()
+
+    def tell(file: ManifestFile, have_bytes: int) -> None:
+        nonlocal last_mono
+        if session.clock.monotonic() - last_mono >= _TELL_S:
+            last_mono = session.clock.monotonic()
+            session.say(f"{file.name}: {format_bytes(have_bytes)} of {format_bytes(file.bytes)}")
+
+    return tell
+
+
+def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
+    """What is here now, and what would be lost with the machine."""
+    name = sight.folder.name
+    lines = [_here(sight, brought.manifest, brought.here)]
+    if brought.left:
+        lines.append(f"Only on the machine: {_named(brought.left)}.")
+        lines.append(
+            f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the training's end does."
+        )
+    else:
+        lines.append("Nothing that is finished is only on the machine.")
+    lines.append("Training goes on." if sight.state.phase is Phase.TRAINING else "The run goes on.")
+    return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
+
+
+def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
+    """Of a run whose machine is gone or going: what is in the bucket and did not come home yet is brought now."""
+    events = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+    collected = next((one.data for one in reversed(sight.records) if one.event in events), None)
+    if _place_of(sight) and (collected is None or collected["missing"]):
+        return _from_bucket(session, sight, only)
+    return _at_home(sight, only, collected)
+
+
+def _place_of(sight: Sight) -> str:
+    """Where in the bucket the run's machine has pushed to; "" where there is none."""
+    started = (one.data for one in reversed(sight.records) if one.event is Event.TRAIN_STARTED)
+    return str(next(started, {}).get("pushed") or "") if sight.plan.choices.stage else ""
+
+
+def _from_bucket(session: Session, sight: Sight, only: Only) -> Result:
+    """Bring what was asked for from the bucket; the first file that does not come is the error."""
+    name, artifacts = sight.folder.name, sight.folder.artifacts
+    found = bring_pushed(
+        sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
+        choose=lambda manifest: chosen(manifest, only, name), tell=_telling(session),
+    )  # fmt: skip
+    if not found.manifest.files:
+        hint = f"What came home before: {artifacts}."
+        raise UsageError("checkpoint.none", f"{name} has put nothing into the bucket.", hint=hint)
+    if found.missing:
+        raise next(iter(found.missing.values()))
+    left = [file for file in found.manifest.files if file not in found.here and not is_here(artifacts, file)]
+    lines = [_here(sight, found.manifest, found.here), "It came by the bucket, where the machine had put it."]
+    lines += [f"Only in the bucket: {_named(left)}."] if left else []
+    return Result(data=_data(sight, only, found.manifest, found.here, left), text="\n".join(lines))
+
+
+def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> Result:
+    """Of a run whose machine is gone or going: what came home, checked again, and what was lost."""
+    name, artifacts = sight.folder.name, sight.folder.artifacts
+    if collected is None:
+        hint = f"Why: gpurun receipt {name}. What lies in {artifacts} was not all checked."
+        raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
+    told = {key: collected[key] for key in ("latest", "best", "files")}
+    manifest = Manifest.model_validate_json(canonical(told))
+    files = chosen(manifest, only, name, is_over=True)
+    for file in files:
+        if not is_here(artifacts, file):
+            what = f"{file.name} of {name} is not here any more as it came home."
+            hint = f"gpurun audit {name} says what else is not as it was."
+            raise VerificationFailed("checkpoint.missing", what, hint=hint)
+    lost = [str(one) for one in collected["missing"]]
+    lines = [_here(sight, manifest, files), "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."]
+    if lost:
+        lines.append(f"Lost with it: {', '.join(lost[:_MOST_NAMED])}{' and more' if lost[_MOST_NAMED:] else ''}.")
+    return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost}, text="\n".join(lines))
+
+
+def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:
+    """One line of what is at home."""
+    marks = {manifest.latest: "the newest"}
+    if manifest.best:
+        marks[manifest.best.step] = f"the best, val loss {manifest.best.val_loss:.4f}"
+        if manifest.best.step == manifest.latest:
+            marks[manifest.latest] = f"the newest and the best, val loss {manifest.best.val_loss:.4f}"
+    steps = sorted({file.step for file in files if file.kind == "weights" and file.step is not None})
+    told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
+    size = f"{len(files)} files, {format_bytes(sum(file.bytes for file in files))}"
+    return f"At home, digests verified: {told or 'no checkpoint'}; {size}, in {sight.folder.artifacts}"
+
+
+def _named(files: Sequence[ManifestFile]) -> str:
+    """Files by name, the first of them, and how large all are."""
+    names = ", ".join(file.name for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
+    return f"{len(files)} files, {format_bytes(sum(file.bytes for file in files))} ({names})"
+
+
+def _data(
+    sight: Sight, only: Only, manifest: Manifest, here: Sequence[ManifestFile], left: Sequence[ManifestFile]
+) -> dict[str, Any]:
+    return {
+        "run": sight.folder.name,
+        "only": only,
+        "folder": str(sight.folder.artifacts),
+        "latest": manifest.latest,
+        "best": manifest.best.model_dump(mode="json") if manifest.best else None,
+        "here": [file.model_dump(mode="json") for file in here],
+        "not_here": [file.model_dump(mode="json") for file in left],
+    }

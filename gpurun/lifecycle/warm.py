@@ -1,0 +1,151 @@
+"""The compile caches of one's own earlier runs, sent along so that the next rental compiles less: only when asked for.
+
+A compile cache is code that the next machine runs. It is taken from runs of this home alone, whose signed receipt in
+the chain has the file's digest, and goes from a rented machine only to rented ones: never to this laptop, nor to a box
+of one's own. Whether it fits exactly (torch, CUDA, card, model) the trainer decides by its name; here it only may.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpurun.core.errors import GpurunError
+from gpurun.core.paths import Home, RunFolder, make_private, write_atomic
+from gpurun.core.plan import DataSummary, Plan, Request
+from gpurun.ledger.chain import Chain, read_chain
+from gpurun.ledger.receipt import read_receipt
+from gpurun.ledger.signing import Signature
+from gpurun.lifecycle.quote import need_of
+from gpurun.machine.pack import PackedFile
+from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.view.quantities import format_bytes
+
+FOLDER = "compile-cache"
+MOST_FILES = 4
+MOST_BYTES = 64 << 20
+_NAME = re.compile(r"compile-cache/[0-9a-f]{16}\.bin")
+
+
+def warmed(data: DataSummary, request: Request, resolved: ResolvedRecipe, home: Home, into: Path) -> DataSummary:
+    """The data with the caches that may fit beside it in `into`, if that was wanted; they count as what is shipped."""
+    if not request.choices.warm or not resolved.tables.train.compile:
+        return data
+    left_bytes, taken = MOST_BYTES, 0
+    for name, content in _caches(request, resolved, data.vocab_size, home):
+        if taken < MOST_FILES and len(content) <= left_bytes and not (into / name).exists():
+            make_private((into / name).parent)
+            write_atomic(into / name, content)
+            left_bytes, taken = left_bytes - len(content), taken + 1
+    return data.model_copy(update={"bytes": data.bytes + MOST_BYTES - left_bytes})
+
+
+def warm_notes(plan: Plan, files: Sequence[PackedFile]) -> list[str]:
+    """What the plan says of it."""
+    if not plan.choices.warm:
+        return []
+    kept = "Shards stay on the box in ~/.gpurun/store for the next --warm run, 50 GB at most; remove it when you like."
+    return ([kept] if plan.box else []) + [_compile_note(plan, files)]
+
+
+def _compile_note(plan: Plan, files: Sequence[PackedFile]) -> str:
+    if not plan.resolved["train"].get("compile"):
+        return "With --warm no compile cache goes along: this recipe does not compile."
+    caches = [file for file in files if file.name.startswith(f"data/{FOLDER}/")]
+    if not caches:
+        return "No compile cache at home fits this; the run brings one home for the next."
+    size = format_bytes(sum(file.bytes for file in caches))
+    return f"The compile cache of your earlier runs goes along ({len(caches)} files, {size}): the machine runs it."
+
+
+def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: Home) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every cache that may fit, of the newest run first; each is what its receipt says."""
+    chain, wanted = read_chain(home.ledger), resolved.record
+    for name in reversed(home.run_names()):
+        folder = home.run(name)
+        told = _receipt_of(folder, home, chain)
+        files = [one for one in told["checkpoint"]["files"] if one["kind"] == "compile_cache"] if told else []
+        if not told or not files or not _may_go(folder, told, request):
+            continue
+        plan = _plan_of(folder, told)
+        if plan is None or not _is_on_such_a_card(told, request, resolved):
+            continue
+        is_same_model = plan.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
+        if is_same_model and plan.resolved["train"]["precision"] == wanted["train"]["precision"]:
+            yield from _verified(folder, files)
+
+
+def _receipt_of(folder: RunFolder, home: Home, chain: Chain) -> dict[str, Any] | None:
+    """What a run's receipt states, if it is in the chain and signed by this home's key."""
+    link = chain.of(folder.name)
+    try:
+        receipt = read_receipt(home, folder) if link else None
+    except GpurunError:
+        return None
+    if link is None or receipt is None or receipt.signature is not Signature.OK:
+        return None
+    return receipt.predicate if receipt.sha256 == link.receipt_sha256 else None
+
+
+def _plan_of(folder: RunFolder, told: dict[str, Any]) -> Plan | None:
+    """The plan that the receipt was about."""
+    try:
+        content = folder.plan.read_bytes()
+        is_it = hashlib.sha256(content).hexdigest() == told["digests"]["plan"]
+        return Plan.from_json(content) if is_it else None
+    except (OSError, ValidationError):
+        return None
+
+
+def _may_go(folder: RunFolder, told: dict[str, Any], request: Request) -> bool:
+    """Whether what that run's machine made may run on the machine that is asked for now."""
+    origin = str(told["asked"]["provider"])
+    if request.dry_run or request.providers == ("local",):
+        return origin == "local"
+    if request.providers == ("ssh",):
+        return origin == "local" or (origin == "ssh" and _host_of(folder, told) == request.host)
+    return True
+
+
+def _host_of(folder: RunFolder, told: dict[str, Any]) -> str | None:
+    """The box that a run was on."""
+    try:
+        content = folder.request.read_bytes()
+        is_it = hashlib.sha256(content).hexdigest() == told["digests"]["request"]
+        return Request.from_json(content).host if is_it else None
+    except (OSError, ValidationError):
+        return None
+
+
+def _is_on_such_a_card(told: dict[str, Any], request: Request, resolved: ResolvedRecipe) -> bool:
+    """Whether that run's trainer said that it had a card as is asked for now."""
+    if request.dry_run or request.providers == ("local",):
+        return True
+    need, start = need_of(request, resolved), told["training"]["start"]["event"] or {}
+    if not need.count:
+        return start.get("device") == "cpu"
+    return _letters(need.name) in _letters(str(start.get("cuda_name")))
+
+
+def _letters(name: str) -> str:
+    """A card's name as all agree on it: `RTX4090` is in `NVIDIA GeForce RTX 4090`."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _verified(folder: RunFolder, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+    """The caches of a run that are still what came home then."""
+    for file in files:
+        name = str(file["name"])
+        if not _NAME.fullmatch(name) or not file["bytes"] <= MOST_BYTES:
+            continue
+        try:
+            content = (folder.artifacts / name).read_bytes()
+        except OSError:
+            continue
+        if hashlib.sha256(content).hexdigest() == file["sha256"]:
+            yield name, content

@@ -1,0 +1,310 @@
+"""`gpurun collect`: finished checkpoints come home while training goes on, and the run does not notice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gpurun.cli import collecting
+from gpurun.cli.app import app
+from gpurun.cli.collecting import collect_run
+from gpurun.cli.session import Session
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
+from gpurun.core.exclusive import exclusive
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import Choices, Plan
+from gpurun.core.progress import Event
+from gpurun.lifecycle import collect_now
+from gpurun.lifecycle.at_home import keep, kept
+from gpurun.lifecycle.collect_now import PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
+from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.early import Early
+from gpurun.lifecycle.salvage import Salvaged
+from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.partial import HeldElsewhere
+from tests.lifecycle.test_early import Instance, at_home, until
+from tests.lifecycle.tiny_runs import events_of, make_run, start
+from tests.unit.ledger_samples import WEIGHTS
+from tests.unit.report_samples import finished_run, opened_run
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    return Instance(tmp_path / "instance")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def nobody(file: ManifestFile, have_bytes: int) -> None:
+    """Hears nothing."""
+
+
+def bring(instance: Instance, folder: RunFolder, only: Only) -> Brought:
+    return bring_now(instance.far, folder, only, VirtualClock(), nobody)
+
+
+@pytest.mark.slow
+def test_the_newest_comes_home_while_training_goes_on_and_training_goes_on(own: Home) -> None:
+    folder, session = make_run(own, steps=500, step_s=0.1), Session(home=own, quiet=True)
+    child = start(own)
+    try:
+
+        def brought() -> Any:
+            try:
+                return collect_run(session, "fox-41", only="last")
+            except UsageError:  # Nothing is finished yet.
+                return None
+
+        until(lambda: (folder.journal.exists() and brought()) or child.poll() is not None)
+        told = collect_run(session, "fox-41", only="all")
+        assert told.data["here"][0]["step"] == told.data["latest"]
+        assert {file["name"] for file in told.data["here"]} <= at_home(folder)
+        assert told.data["not_here"] == []
+        assert "Training goes on." in told.text
+        before = folder.events.stat().st_size
+        until(lambda: folder.events.stat().st_size > before)
+        assert "collect.intended" not in events_of(folder), "the supervisor has not heard of it"
+    finally:
+        wish(folder, "now", by="user", reason="the test is over")
+        child.communicate(timeout=60)
+    assert child.returncode is not None
+    assert "collect.observed" in events_of(folder), "and its own collect goes on as ever"
+
+
+def test_only_what_was_asked_for_comes_home_and_the_rest_is_told_as_only_there(
+    instance: Instance, folder: RunFolder
+) -> None:
+    names = instance.save(10, 20, 30, best=20)
+    assert {file.step for file in bring(instance, folder, "best").here} == {20}
+    assert at_home(folder) == set(names[2:4])
+    brought = bring(instance, folder, "last")
+    assert at_home(folder) == set(names[2:])
+    assert {file.name for file in brought.left} == set(names[:2]), "what is here by another way is not lost"
+    assert bring(instance, folder, "all").left == ()
+    assert at_home(folder) == set(names)
+
+
+@pytest.mark.parametrize(("only", "word"), [("best", "evaluated"), ("last", "no checkpoint"), ("all", "no file")])
+def test_what_is_not_finished_yet_cannot_be_brought(
+    instance: Instance, folder: RunFolder, only: Only, word: str
+) -> None:
+    if only == "best":
+        instance.save(10)
+    with pytest.raises(UsageError, match=word) as refused:
+        bring(instance, folder, only)
+    assert refused.value.code == "checkpoint.none"
+
+
+def test_what_a_person_has_asked_for_is_not_replaced_by_the_next_checkpoint(
+    instance: Instance, folder: RunFolder
+) -> None:
+    first = instance.save(10)
+    Early(instance.far, folder).bring(instance.far)
+    bring(instance, folder, "last")
+    second = instance.save(20)
+    Early(instance.far, folder).bring(instance.far)
+    third = instance.save(30)
+    Early(instance.far, folder).bring(instance.far)
+    assert at_home(folder) == {*first, *third}
+    assert not set(second) & at_home(folder)
+
+
+def test_two_who_ask_at_once_lose_neither_wish(folder: RunFolder) -> None:
+    keep(folder, ["one"])
+    second = threading.Thread(target=keep, args=(folder, ["two"]))
+    with exclusive(folder.path / ".kept.lock"):
+        second.start()
+        second.join(0.2)
+        assert kept(folder) == {"one"}, "it waits"
+    second.join()
+    assert kept(folder) == {"one", "two"}
+
+
+def test_a_file_that_the_supervisor_is_bringing_is_waited_for(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.save(10)
+    fetch, held = instance.far.fetch, iter([HeldElsewhere("somebody")] * 100)
+
+    def busy(*told: Any, **more: Any) -> Path:
+        for lost in held:
+            raise lost
+        return fetch(*told, **more)
+
+    monkeypatch.setattr(instance.far, "fetch", busy)
+    assert len(bring(instance, folder, "last").here) == 2, "for longer than a dead line would be"
+
+
+def test_a_machine_that_does_not_answer_is_given_up_in_a_minute_and_says_so(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock()
+
+    def lost(_: int) -> None:
+        raise MachineLost("no route")
+
+    monkeypatch.setattr(instance.far, "manifest", lost)
+    with pytest.raises(CollectFailed, match="no route") as refused:
+        bring_now(instance.far, folder, "all", clock, nobody)
+    assert refused.value.code == "collect.unreachable"
+    assert PATIENCE_S <= clock.monotonic() <= PATIENCE_S + 5
+
+
+def test_a_file_that_was_replaced_meanwhile_is_told_as_that(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.save(10)
+
+    def gone(*_: Any, **__: Any) -> Path:
+        raise FarRefusal("no_such_file", "it is not in the manifest")
+
+    monkeypatch.setattr(instance.far, "fetch", gone)
+    with pytest.raises(CollectFailed) as refused:
+        bring(instance, folder, "all")
+    assert refused.value.hint.startswith("Ask again")
+
+
+def test_a_disk_that_takes_nothing_more_is_told_as_that(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    instance.save(10)
+    monkeypatch.setattr(collect_now, "remember", full)
+    with pytest.raises(CollectFailed, match="No space left") as refused:
+        bring(instance, folder, "all")
+    assert refused.value.code == "collect.cannot_store"
+
+
+def test_what_was_replaced_while_it_was_asked_for_is_not_insisted_on(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.save(10)
+    fetch = instance.far.fetch
+
+    def overtaken(*told: Any, **more: Any) -> Path:
+        monkeypatch.setattr(instance.far, "fetch", fetch)
+        instance.save(20)
+        raise FarRefusal("no_such_file", "it is not in the manifest")
+
+    monkeypatch.setattr(instance.far, "fetch", overtaken)
+    assert {file.step for file in bring(instance, folder, "last").here} == {20}
+
+
+# A run that is over
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(home=Home(tmp_path / "home").prepare(), quiet=True)
+
+
+def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None:
+    folder = finished_run(session.home, "fox-41")
+    told = collect_run(session, "fox-41", only="best")
+    assert "step 120 (the newest and the best" in told.text
+    nothing = Manifest()
+    with pytest.raises(UsageError, match=r"finished no checkpoint\."):
+        collect_now.chosen(nothing, "last", "fox-41", is_over=True)
+    assert [file["name"] for file in told.data["here"]] == [WEIGHTS, "checkpoints/000120.state.json"]
+    (folder.artifacts / WEIGHTS).write_bytes(b"changed since")
+    with pytest.raises(VerificationFailed) as refused:
+        collect_run(session, "fox-41", only="last")
+    assert refused.value.code == "checkpoint.missing"
+
+
+def test_of_a_run_that_is_over_it_names_what_was_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, lost = opened_run(session.home, "fox-41"), "checkpoints/000110.model.safetensors"
+    append = run.journal.append
+
+    def with_losses(event: Event, data: dict[str, Any]) -> Any:
+        return append(event, {**data, "missing": [lost]} if event is Event.COLLECT_OBSERVED else data)
+
+    monkeypatch.setattr(run.journal, "append", with_losses)
+    run.until_gone().settle()
+    told = collect_run(session, "fox-41", only="all")
+    assert f"Lost with it: {lost}." in told.text
+    assert told.data["lost"] == [lost]
+
+
+STAGE = "s3://bucket/prefix"
+
+
+def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, missing: list[str]) -> RunFolder:
+    """A run whose machine has pushed to a bucket; the bucket is what the test says it is."""
+    run = opened_run(session.home, "fox-41")
+    plan = Plan.from_json(run.folder.plan.read_bytes())
+    run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())
+    append, more = run.journal.append, {"train.started": {"pushed": "fox-41/gr"}, "collect.observed": {}}
+    more["collect.observed"] = {"missing": missing}
+    monkeypatch.setattr(run.journal, "append", lambda event, data: append(event, {**data, **more.get(str(event), {})}))
+    run.write(run.opened(), run.intended(), run.created())
+    run.play(*(getattr(run, part)() for part in parts))
+
+    def from_bucket(folder: RunFolder, url: str, place: str, _: object, *, choose: Any, tell: Any) -> Salvaged:
+        assert (folder.name, url, place) == ("fox-41", STAGE, "fox-41/gr")
+        manifest = Manifest.model_validate_json(json.dumps({"latest": 120, "files": run.manifest()}))
+        return Salvaged(manifest, tuple(choose(manifest)), {}, (), 1)
+
+    monkeypatch.setattr(collecting, "bring_pushed", from_bucket)
+    return run.folder
+
+
+def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed_run(session, monkeypatch, "through_training", "death", missing=[WEIGHTS])
+    told = collect_run(session, "fox-41", only="last")
+    assert [file["name"] for file in told.data["here"]][:1] == [WEIGHTS]
+    assert "by the bucket" in told.text
+
+
+def test_of_a_machine_that_cannot_be_reached_what_it_pushed_comes_from_the_bucket(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pushed_run(session, monkeypatch, "through_training", missing=[])
+    lines = folder.journal.read_bytes().splitlines(keepends=True)
+    folder.journal.write_bytes(b"".join(line for line in lines if b'"collect.' not in line))
+    monkeypatch.setattr(collecting, "Reach", lambda *_: lambda __: SimpleNamespace(close=lambda: None))
+
+    def unreachable(*_: object) -> Brought:
+        raise CollectFailed(UNREACHABLE, "The machine cannot be reached: no route", hint="Ask again.")
+
+    monkeypatch.setattr(collecting, "bring_now", unreachable)
+    assert "by the bucket" in collect_run(session, "fox-41", only="all").text
+
+
+def test_a_run_whose_files_were_never_collected_says_so(session: Session) -> None:
+    run = opened_run(session.home, "fox-41")
+    run.write(run.opened(), run.intended(), run.created())
+    run.play(run.death())
+    with pytest.raises(UsageError, match="never collected"):
+        collect_run(session, "fox-41", only="all")
+
+
+def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session) -> None:
+    with pytest.raises(UsageError, match="last, best, all") as refused:
+        collect_run(session, "nobody", only="lst")
+    assert refused.value.hint
+    words = ["collect", "fox-41", "--only", "newest", "--json", "--home", str(session.home.root)]
+    done = CliRunner().invoke(app, words)
+    assert json.loads(done.stdout.splitlines()[-1])["errors"][0]["code"] == "usage.only"
+
+
+def test_a_run_that_has_no_machine_yet_has_nothing_to_bring(session: Session) -> None:
+    make_run(session.home)
+    with pytest.raises(UsageError, match="not begun to train"):
+        collect_run(session, "fox-41", only="all")

@@ -1,0 +1,190 @@
+"""What an earlier run compiled goes along when it was asked for, may fit, and is what the receipt says; else not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.model import Address, GpuNeed, Instance, InstanceState
+from gpurun.core.paths import Home
+from gpurun.core.plan import Box, Choices, Request
+from gpurun.ledger.signing import PRIVATE_NAME
+from gpurun.lifecycle.reach import STORE_BYTES, Reach
+from gpurun.lifecycle.warm import MOST_BYTES, warm_notes, warmed
+from gpurun.machine.pack import survey
+from gpurun.machine.ssh_keys import make_keys
+from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from tests.unit.ledger_samples import CloudRun, Note
+from tests.unit.report_samples import plan_of
+
+KEY = "compile-cache/0123456789abcdef.bin"
+CACHE = b"compiled" * 1000
+H100 = GpuNeed(count=1, name="H100")
+RECIPE = resolve(load_recipe("gpt2-124m"), "full", ("train.compile=true",), 1)
+
+
+class CompiledRun(CloudRun):
+    """A run that brought home what was compiled on its machine."""
+
+    cache, provider = CACHE, "runpod"
+
+    def opened(self) -> Note:
+        event, told = super().opened()
+        return event, {**told, "provider": self.provider}
+
+    def trainer_files(self) -> None:
+        super().trainer_files()
+        (self.folder.artifacts / KEY).parent.mkdir()
+        (self.folder.artifacts / KEY).write_bytes(self.cache)
+
+    def manifest(self) -> list[dict[str, Any]]:
+        named = {"name": KEY, "bytes": len(self.cache), "sha256": hashlib.sha256(self.cache).hexdigest()}
+        return [*super().manifest(), {**named, "kind": "compile_cache", "step": 120}]
+
+
+def run_before(
+    home: Home, name: str = "fox-41", *, cache: bytes = CACHE, provider: str = "runpod", host: str = ""
+) -> CloudRun:
+    kind = type("Run", (CompiledRun,), {"cache": cache, "provider": provider})
+    run: CloudRun = kind(home, name)
+    plan = plan_of(name)
+    resolved = {**plan.resolved, "model": RECIPE.record["model"], "train": RECIPE.record["train"]}
+    run.folder.plan.write_text(plan.model_copy(update={"resolved": resolved}).to_json())
+    run.folder.request.write_text(Request(recipe="gpt2-124m", host=host).to_json())
+    return run.until_gone().settle()
+
+
+def request(**more: Any) -> Request:
+    return Request(recipe="gpt2-124m", **{"gpu": H100, "choices": Choices(warm=True), **more})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def sent_along(home: Home, wanted: Request | None = None, recipe: ResolvedRecipe = RECIPE) -> dict[str, bytes]:
+    """What lies beside the shards then; the plan's bytes count it."""
+    into, data = home.staged_data("owl-07"), plan_of("owl-07").data
+    into.mkdir(parents=True)
+    found = warmed(data, wanted or request(), recipe, home, into)
+    names = {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*.bin")}
+    assert found.bytes == data.bytes + sum(map(len, names.values()))
+    return names
+
+
+def test_the_cache_of_a_run_of_the_same_model_on_such_a_card_goes_along(home: Home) -> None:
+    run_before(home)
+    assert sent_along(home) == {KEY: CACHE}
+    plan = plan_of("owl-07").model_copy(update={"choices": Choices(warm=True)})
+    plan = plan.model_copy(update={"resolved": RECIPE.record})
+    seen = survey({"data": home.staged_data("owl-07")})
+    seen.demand_clean()
+    assert "goes along (1 files, 8 kB)" in warm_notes(plan, seen.files)[0]
+    assert "brings one home" in warm_notes(plan, ())[0]
+
+
+def test_of_two_with_one_name_the_newest_goes(home: Home) -> None:
+    run_before(home, "elk-33", cache=b"older")
+    run_before(home, "fox-41")
+    assert sent_along(home) == {KEY: CACHE}
+
+
+def test_it_is_only_done_when_it_was_asked_for(home: Home) -> None:
+    run_before(home)
+    assert sent_along(home, request(choices=Choices())) == {}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        request(gpu=GpuNeed(count=1, name="A100")),
+        request(providers=("local",)),
+        request(dry_run=True),
+        request(providers=("ssh",), host="me@lab"),
+    ],
+    ids=["another card", "this laptop", "a rehearsal here", "a box of one's own"],
+)
+def test_what_a_rented_machine_compiled_goes_to_rented_ones_with_such_a_card_alone(home: Home, what: Request) -> None:
+    run_before(home)
+    assert sent_along(home, what) == {}
+
+
+def test_another_model_or_one_that_is_not_compiled_gets_nothing(home: Home) -> None:
+    run_before(home)
+    other = resolve(load_recipe("gpt2-124m"), "full", ("train.compile=true", "model.layers=6"), 1)
+    plain = resolve(load_recipe("gpt2-124m"), "full", ("train.compile=false",), 1)
+    assert sent_along(home, recipe=other) == {}
+    home.staged_data("owl-07").rmdir()
+    assert sent_along(home, recipe=plain) == {}
+
+
+def test_a_cache_that_is_not_the_one_that_the_receipt_names_never_goes(home: Home) -> None:
+    run = run_before(home)
+    (run.folder.artifacts / KEY).write_bytes(b"evil" * 2000)
+    assert sent_along(home) == {}
+
+
+def test_what_a_box_of_ones_own_compiled_goes_to_that_box_and_to_rented_machines(home: Home) -> None:
+    run = run_before(home, provider="ssh", host="me@lab")
+    for what, goes in (
+        (request(providers=("ssh",), host="me@lab"), True),
+        (request(providers=("ssh",), host="me@elsewhere"), False),
+        (request(), True),
+        (request(providers=("local",)), False),
+    ):
+        assert bool(sent_along(home, what)) is goes
+        shutil.rmtree(home.staged_data("owl-07"))
+    run.folder.request.write_text(Request(recipe="gpt2-124m", host="me@elsewhere").to_json())
+    assert sent_along(home, request(providers=("ssh",), host="me@elsewhere")) == {}, "another request than it was"
+
+
+def test_a_plan_that_is_not_the_one_of_the_receipt_vouches_for_nothing(home: Home) -> None:
+    run = run_before(home)
+    plan = run.folder.plan.read_text()
+    run.folder.plan.write_text(plan + " ")
+    assert sent_along(home) == {}
+
+
+@pytest.mark.parametrize("how", ["changed", "not in the chain"])
+def test_a_receipt_that_is_not_the_one_in_the_chain_vouches_for_nothing(home: Home, how: str) -> None:
+    run = run_before(home)
+    if how == "changed":
+        run.folder.receipt.write_text(json.dumps(json.loads(run.folder.receipt.read_bytes())))
+    else:
+        home.ledger.write_bytes(b"")
+    assert sent_along(home) == {}
+
+
+def test_an_unsigned_receipt_vouches_for_nothing(home: Home) -> None:
+    CloudRun(home, "elk-33").until_gone().settle()
+    (home.keys / PRIVATE_NAME).unlink()
+    run_before(home)
+    assert sent_along(home) == {}
+
+
+def test_what_is_larger_than_a_cache_may_be_stays_here(home: Home) -> None:
+    run_before(home, cache=bytes(MOST_BYTES + 1))
+    assert sent_along(home) == {}
+
+
+def test_only_a_box_of_ones_own_keeps_shards_and_only_when_that_was_wanted(home: Home) -> None:
+    keys = make_keys(home.root / "ssh-keys")
+    box = Box(target="me@lab:22", identity="/nowhere", host_key=keys.host_public, trusted="given")
+    address = Address(kind="ssh", host="127.0.0.1", port=22, user="me")
+    told = {**CloudRun(home, "elk-33").instance(), "address": address, "state": InstanceState.RUNNING}
+    instance = Instance.model_validate(told)
+    for warm, own, kept in ((True, box, STORE_BYTES), (False, box, 0), (True, None, 0)):
+        plan = plan_of("owl-07").model_copy(update={"choices": Choices(warm=warm), "box": own})
+        folder = home.run("owl-07")
+        folder.ssh.mkdir(parents=True, exist_ok=True)
+        (folder.ssh / "host.pub").write_text(keys.host_public)
+        assert Reach(folder, plan, VirtualClock())(instance).store_bytes == kept
+    notes = warm_notes(plan.model_copy(update={"box": box, "resolved": RECIPE.record}), ())
+    assert "~/.gpurun/store" in notes[0]

@@ -1,0 +1,94 @@
+"""A file on its way home belongs to whoever is at it: what was verified is never written to again."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpurun.machine import partial
+from gpurun.machine.base import MachineLost, Take
+from gpurun.machine.fetch import Wanted, fetch
+from gpurun.machine.partial import Partial
+
+CONTENT = b"what was announced" * 1000
+WANTED = Wanted("weights", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+
+
+def test_a_file_that_somebody_is_at_is_not_opened_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "WAIT_S", 0.2)
+    with Partial(tmp_path / "one", 5), pytest.raises(MachineLost, match="somebody else"):
+        Partial(tmp_path / "one", 5).__enter__()
+    with Partial(tmp_path / "one", 5) as mine:
+        assert mine.have_bytes == 0, "its end frees it"
+
+
+def test_who_waited_for_a_file_cannot_alter_it_after_its_digest_was_verified(tmp_path: Path) -> None:
+    late_is_in = threading.Event()
+    failed: list[MachineLost] = []
+
+    def write_late() -> None:
+        try:
+            with Partial(tmp_path / "part", 5) as late:
+                late_is_in.set()
+                late.write(0, b"EVIL!")
+        except MachineLost as lost:
+            failed.append(lost)
+
+    with Partial(tmp_path / "part", 5) as first:
+        first.write(0, b"right")
+        thread = threading.Thread(target=write_late)
+        thread.start()
+        assert not late_is_in.wait(0.2), "one writer at a time"
+        assert first.is_whole(hashlib.sha256(b"right").hexdigest())
+        first.settle(tmp_path / "target")
+    thread.join()
+    assert not failed
+    assert (tmp_path / "target").read_bytes() == b"right"
+    assert (tmp_path / "part").read_bytes() == b"EVIL!", "it got a file of its own"
+
+
+def test_a_file_that_gets_its_name_between_opening_and_locking_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "part").write_bytes(b"right")
+    flock, settles = fcntl.flock, iter([True])
+
+    def late(descriptor: int, how: int) -> None:
+        if next(settles, False):
+            (tmp_path / "part").rename(tmp_path / "target")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(partial.fcntl, "flock", late)
+    with Partial(tmp_path / "part", 5) as mine:
+        mine.write(0, b"EVIL!")
+    assert (tmp_path / "target").read_bytes() == b"right"
+
+
+def test_what_another_has_brought_meanwhile_is_not_fetched_again(tmp_path: Path) -> None:
+    begun, go_on, asked = threading.Event(), threading.Event(), list[int]()
+
+    def slow(offset: int, most: int, take: Take) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        take(CONTENT[offset : offset + most])
+
+    def counted(offset: int, most: int, take: Take) -> None:
+        asked.append(offset)
+        take(CONTENT[offset : offset + most])
+
+    first = threading.Thread(target=fetch, args=(WANTED, tmp_path, slow))
+    second = threading.Thread(target=fetch, args=(WANTED, tmp_path, counted))
+    first.start()
+    assert begun.wait(10)
+    second.start()
+    second.join(0.2)
+    go_on.set()
+    for thread in (first, second):
+        thread.join(10)
+    assert (tmp_path / "weights").read_bytes() == CONTENT
+    assert asked == []
+    assert not any((tmp_path / ".partial").iterdir())

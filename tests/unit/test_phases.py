@@ -1,0 +1,175 @@
+"""Where the paid seconds went: all of them, each once, and never on the machine's word alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event
+from gpurun.ledger.audit import audit
+from gpurun.ledger.audit.seconds import training_of
+from gpurun.ledger.phases import TrainingSplit
+from gpurun.ledger.receipt import read_receipt, write_receipt
+from tests.unit.ledger_samples import CloudRun
+
+START = {"kind": "start", "step": 0, "elapsed_s": 12.0}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def runtime(run: CloudRun) -> dict[str, Any]:
+    """The receipt's account of the time, once the audit has found the same."""
+    run.settle()
+    assert {row.problems for row in audit(run.home).rows} == {()}
+    told: dict[str, Any] = read_receipt(run.home, run.folder).predicate["runtime"]
+    if told["billable_s"] is not None:
+        assert round(sum(told["phases_s"].values()), 3) == told["billable_s"]
+    return told
+
+
+def changed(run: CloudRun, event: Event, **more: Any) -> CloudRun:
+    """A run from beginning to end in which one record says more."""
+    append = run.journal.append
+
+    def saying_more(what: Event, data: dict[str, Any]) -> Any:
+        return append(what, data | more if what is event else data)
+
+    run.journal.append = saying_more  # type: ignore[method-assign,assignment]
+    return run.until_gone()
+
+
+def with_events(run: CloudRun, *events: dict[str, Any]) -> CloudRun:
+    run.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return run
+
+
+def test_every_paid_second_is_in_one_phase(home: Home) -> None:
+    told = runtime(CloudRun(home).until_gone())
+    phases = {"boot": 111.0, "upload": 200.0, "training": 3002.0, "collect": 25.0, "destroy": 33.0, "other": 0.0}
+    assert told["phases_s"] == phases
+
+
+def test_connecting_and_unpacking_are_the_last_parts_of_what_they_end(home: Home) -> None:
+    assert runtime(changed(CloudRun(home), Event.SHIP_OBSERVED, unpack_s=15.5))["phases_s"]["unpack"] == 15.5
+    other = runtime(changed(CloudRun(home, "owl-07"), Event.READY_OBSERVED, connect_s=8.0))["phases_s"]
+    assert (other["boot"], other["connect"]) == (103.0, 8.0)
+    more_than_all = runtime(changed(CloudRun(home, "elk-33"), Event.SHIP_OBSERVED, unpack_s=9999.0))["phases_s"]
+    assert (more_than_all["upload"], more_than_all["unpack"]) == (0.0, 200.0)
+
+
+def test_a_machine_that_was_given_up_counts_with_the_one_that_followed(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    run.clock.sleep(300)
+    run.play(run.death())
+    run.token += "-again"
+    run.write(run.intended(2)).clock.sleep(3)
+    run.write(run.created()).play(run.through_training(), run.death())
+    told = runtime(run)["phases_s"]
+    assert (told["boot"], told["destroy"]) == (300.0 + 111.0, 33.0 + 33.0)
+
+
+def test_a_create_that_was_refused_has_no_paid_seconds(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended()).clock.sleep(50)
+    run.write((Event.CREATE_REFUSED, {"token": run.token, "reason": "no_capacity", "message": "none"}))
+    assert runtime(run) | {"is": ""} == {
+        "is": "", "billable_s": 0.0, "phases_s": {"other": 0.0}, "planned": None,
+        "training": {"is": "instance-reported", "seconds": None},
+    }  # fmt: skip
+
+
+def test_while_a_machine_may_live_the_seconds_so_far_are_told_and_no_total(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    run.play(run.through_training())
+    write_receipt(run.home, run.folder)
+    assert not [one for row in audit(run.home).rows for one in row.problems if "does not follow from the run" in one]
+    told = read_receipt(run.home, run.folder).predicate["runtime"]
+    assert (told["billable_s"], told["phases_s"]["training"]) == (None, 3002.0)
+
+
+def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
+    run = CloudRun(home)
+    plan = run.plan()
+    offer = run.intended()[1]["offer"]
+    plan["candidates"] = [{"offer": {}, "estimate": None}, {"offer": offer, "estimate": {"train_s": [1000.0, 3100.0]}}]
+    plan["candidates"] = [one | {"worst_micros": 0} for one in plan["candidates"]]
+    run.folder.plan.write_text(json.dumps(plan))
+    told = runtime(run.until_gone())["planned"]
+    limits = {"boot": 300, "upload": 600, "training": 3600, "collect": 300, "destroy": 300}
+    assert told == {"is": "planned", "limits_s": limits, "training_s": [1000.0, 3100.0]}
+
+
+# Inside training: the machine's word
+
+
+def test_the_training_phase_divides_as_the_trainer_tells(home: Home) -> None:
+    steps = [{"kind": "step", "step": s, "step_s": 10.0, "elapsed_s": 100.0 + 10 * s} for s in (1, 100, 200)]
+    eval_and_save = [{"kind": "eval", "eval_s": 30.0}, {"kind": "checkpoint", "stall_s": 2.5, "save_s": 50.0}]
+    told = runtime(with_events(CloudRun(home), START, *steps, *eval_and_save).until_gone())["training"]
+    assert told["is"] == "instance-reported"
+    assert told["seconds"] == {
+        "import": 12.0, "compile": 88.0, "steps": 2000.0, "eval": 30.0, "checkpoint": 2.5,
+        "other": 3002.0 - 12 - 88 - 2000 - 30 - 2.5,
+    }  # fmt: skip
+
+
+def test_a_trainer_that_was_started_twice_imports_and_compiles_twice() -> None:
+    split = TrainingSplit()
+    for step in (0, 50):
+        split.take(START | {"step": step})
+        split.take({"kind": "step", "step": step + 1, "step_s": 61.0, "elapsed_s": 73.0})
+        split.take({"kind": "step", "step": step + 11, "step_s": 1.0, "elapsed_s": 83.0})
+    told = split.within(1000.0)
+    assert told is not None
+    assert (told["import"], told["compile"], told["steps"]) == (24.0, 120.0, 22.0)
+
+
+def test_words_that_claim_more_than_there_was_are_not_kept(home: Home) -> None:
+    told = runtime(with_events(CloudRun(home), START, {"kind": "eval", "eval_s": 1e9}).until_gone())
+    assert told["training"]["seconds"] is None
+    assert told["phases_s"]["training"] == 3002.0, "the total is this laptop's"
+
+
+def test_a_speed_that_is_told_too_slow_takes_no_more_than_there_was() -> None:
+    split = TrainingSplit()
+    for event in (START, *({"kind": "step", "step": s, "step_s": 10.0, "elapsed_s": 22.0} for s in (1, 500))):
+        split.take(event)
+    assert split.within(100.0) == {
+        "import": 12.0, "compile": 0.0, "steps": 88.0, "eval": 0.0, "checkpoint": 0.0, "other": 0.0,
+    }  # fmt: skip
+
+
+FIGURES = st.one_of(
+    st.sampled_from([0, 1, -1, 1e300, 1e11, 1 << 52, 1 << 70, True, None, "12", [], 0.1, 1e-7]), st.floats(0, 1e4)
+)
+EVENTS = st.fixed_dictionaries(
+    {"kind": st.sampled_from(["start", "step", "step", "eval", "checkpoint"])},
+    optional=dict.fromkeys(("elapsed_s", "step_s", "eval_s", "stall_s"), FIGURES)
+    | {"step": st.one_of(FIGURES, st.integers(0, 100))},
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(events=st.lists(EVENTS, max_size=12), training_s=st.sampled_from([0.0, 0.001, 50.0, 1234.567, 1e6]))
+def test_whatever_the_trainer_tells_the_audit_divides_it_the_same(
+    events: list[dict[str, Any]], training_s: float
+) -> None:
+    split = TrainingSplit()
+    for event in events:
+        split.take(event)
+    told = split.within(training_s)
+    assert told == training_of(events, training_s)
+    if told is not None:
+        assert round(sum(told.values()), 3) == training_s
+        assert min(told.values()) >= 0
