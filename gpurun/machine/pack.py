@@ -245,12 +245,10 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
     try:
         descriptor = os.open(file.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            same = _stamp(os.fstat(descriptor)) == file.seen
-            while same and len(content) < size:
-                block = os.pread(descriptor, size - len(content), offset + len(content))
+            while block := os.pread(descriptor, size - len(content), offset + len(content)):
                 content += block
-                same = bool(block)
-            if not same or _stamp(os.fstat(descriptor)) != file.seen:
+            # After the reading, which tells a change before it as well.
+            if len(content) != size or _stamp(os.fstat(descriptor)) != file.seen:
                 raise _changed(file.source)
         finally:
             os.close(descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import random
 import shutil
 import struct
@@ -172,12 +173,16 @@ def test_a_stream_that_is_cut_anywhere_leaves_nothing_half_there(box: Box) -> No
     assert wire.settle() == ""
 
 
+def told(name: str, size_bytes: int) -> dict[str, Any]:
+    return {"name": name, "bytes": size_bytes, "sha256": "0" * 64}
+
+
 LYING: dict[str, tuple[dict[str, Any], str]] = {
     "a part too few": ({"parts": []}, "wrong_digest"),
     "another part": ({"parts": ["0" * 64] * 4}, "wrong_digest"),
     "a file too few": ({"files": []}, "wrong_digest"),
-    "another size": ({"files": [{"name": "data/x.bin", "bytes": 1, "sha256": "0" * 64}]}, "wrong_digest"),
-    "a file that never came": ({"files": [{"name": "data/y", "bytes": 5, "sha256": "0" * 64}]}, "wrong_digest"),
+    "another size": ({"files": [told("bundle/a.py", 8), told("data/x.bin", 1)]}, "wrong_digest"),
+    "a file that never came": ({"files": [told("data/y", 5)]}, "wrong_digest"),
     "no list": ({"files": 1}, "usage"),
 }
 
@@ -195,6 +200,28 @@ def test_a_pack_that_is_not_as_its_manifest_says_is_refused_and_the_one_before_s
     changes, code = LYING[case]
     assert wire.settle(**changes) == code
     assert shipped_tree(box) == kept
+
+
+def test_a_file_that_was_cut_after_it_came_is_not_put_in_place(box: Box) -> None:
+    """Somebody else works on that machine, or its disk gave way."""
+    wire = Wire(box, GOOD)
+    wire.begin()
+    wire.receive(wire.stream)
+    os.truncate(box.folder / ".incoming" / wire.id / "files/data/x.bin", 3000)
+    assert wire.settle() == "wrong_digest"
+    assert shipped_tree(box) == {}
+
+
+def test_a_link_in_the_way_is_not_written_through(box: Box, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"not ours")
+    wire = Wire(box, GOOD)
+    wire.begin()
+    place = box.folder / ".incoming" / wire.id / "files/data/x.bin"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(outside)
+    assert wire.receive(wire.stream) == "os_error"
+    assert outside.read_bytes() == b"not ours"
 
 
 def test_a_list_that_is_cut_is_not_taken_for_the_whole(box: Box) -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
-from gpurun.machine.pack import Pack, survey
+from gpurun.machine.pack import Pack, content_at, survey
 
 ROOT = Path(__file__).parents[3]
 
@@ -162,6 +162,16 @@ def test_a_file_that_changes_between_survey_and_packing_is_refused_by_name(tmp_p
         list(pack.stream())
     assert refused.value.code == "pack.changed"
     assert pack.manifest_sha256 is None
+
+
+def test_what_was_read_while_another_file_stood_in_its_place_is_not_packed(tmp_path: Path) -> None:
+    """The one that was surveyed is back at the end, so only the reading itself can have seen the other."""
+    folder = write(tmp_path, {"x.bin": b"1234", "other": b"4321"})
+    (file,) = survey({"data/x.bin": folder / "x.bin"}).files
+    (folder / "x.bin").rename(folder / "kept")
+    (folder / "other").rename(folder / "x.bin")
+    with pytest.raises(UsageError, match="changed while"):
+        content_at(file, 0, 4)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:

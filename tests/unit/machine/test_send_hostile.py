@@ -1,0 +1,55 @@
+"""What a machine says of a pack that it was sent is believed only as far as it fits what was sent."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+from conftest import Box
+
+from gpurun.machine.base import FarRefusal
+from gpurun.machine.far import FarSide
+from gpurun.machine.pack import Pack, survey
+
+FILES = {"bundle/a.py": b"print(1)", "data/x.bin": random.Random(3).randbytes(3500)}
+Lie = Callable[[bytes, bytes], tuple[bytes, bytes]]
+
+
+class Lying(FarSide):
+    """A far side whose machine gives other answers than its agent does."""
+
+    def __init__(self, box: Box, **lies: Lie) -> None:
+        super().__init__(box.machine, python=box.far._python)
+        self._lies = lies
+
+    def ask(  # type: ignore[override]
+        self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
+    ) -> tuple[bytes, bytes]:
+        """One call, and the lie about it."""
+        line, content = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
+        return self._lies.get(verb, lambda *told: told)(line, content)
+
+
+def another_pack(line: bytes, content: bytes) -> tuple[bytes, bytes]:
+    return json.dumps({**json.loads(line), "manifest_sha256": "0" * 64}).encode(), content
+
+
+def another_part(line: bytes, content: bytes) -> tuple[bytes, bytes]:
+    """As long as what was told, and as well formed, but not it."""
+    index, _, digest = content.partition(b" ")
+    return line, index + b" " + bytes(reversed(digest.rstrip())) + b"\n" if content else content
+
+
+def test_a_machine_that_took_in_another_pack_is_not_trained_on(box: Box) -> None:
+    with pytest.raises(FarRefusal, match="another pack"):
+        Lying(box, settle=another_pack).unpack(Pack(survey(FILES)))
+
+
+def test_a_list_of_what_is_there_that_was_altered_on_its_way_is_not_believed(box: Box) -> None:
+    box.alter_agent("check_parts(incoming, json.loads(digests))", "raise Refusal('wrong_digest', 'a bad day')")
+    with pytest.raises(FarRefusal, match="a bad day"):
+        box.far.unpack(Pack(survey(FILES)))
+    with pytest.raises(FarRefusal, match="did not arrive whole"):
+        Lying(box, begin=another_part).unpack(Pack(survey(FILES)))
