@@ -28,6 +28,7 @@ ATTEMPTS = 3
 # How much longer than its settling time a provider that answers now and then is asked.
 LOOK_S = 300.0
 LATE_S = 60.0
+_OTHER_IMAGE = "It is being destroyed. Choose an image with Python 3.8 or newer: --image."
 
 
 def create(state: RunState, context: Context) -> Iterator[Note]:
@@ -80,7 +81,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     check_made(born, context.plan)
     started = context.clock.monotonic()
     limit_s = min(context.plan.lease.boot_s, context.seconds_left(state))
-    last = "it never answered"
+    last, up_mono = "it never answered", None
     for _ in ticks(context.clock, context.provider.traits.poll_s, limit_s):
         context.heed(state)
         try:
@@ -94,6 +95,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 yield Event.CREATE_OBSERVED, _observed(state.token, instance, adopted=False)
                 return
             if _is_up(instance, state.token) and not extras:
+                up_mono = up_mono or context.clock.monotonic()
                 far = context.reach(instance)
                 far.install_agent()
                 armed = _arm(far, instance, context)
@@ -103,8 +105,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
             last = f"{len(extras)} more bear its token" if extras else f"the provider says {instance.state}"
         except FarRefusal as refusal:
             if refusal.reason == "no_python":
-                hint = "It is being destroyed. Choose an image with Python 3: --image."
-                raise SetupError("box.no_python", refusal.what, hint=hint) from refusal
+                raise SetupError("box.no_python", refusal.what, hint=_OTHER_IMAGE) from refusal
             if refusal.reason not in PASSING:
                 raise
             last = refusal.what
@@ -116,9 +117,9 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
             f"The instance {born.id} was not ready within {limit_s:.0f} s: {last}.",
             hint="It is being destroyed. Try again, or another region or provider.",
         )
-    seconds = round(context.clock.monotonic() - started, 3)
-    seen = instance.model_dump(mode="json")
-    ready = {"id": born.id, "instance": seen, "facts": facts.as_json(), "seconds": seconds}
+    now_mono = context.clock.monotonic()
+    took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono, 3)}
+    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
     yield Event.READY_OBSERVED, ready | ({"armed": armed} if armed else {})
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
