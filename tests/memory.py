@@ -1,4 +1,4 @@
-"""How much memory this process has held at most, for tests and measurements that run in a process of their own."""
+"""How much memory this process has held at most, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def own_peak_bytes() -> int:
         assert found is not None, "this Linux does not tell the peak"
         return int(found[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_own_peak() -> None:
+    """Let the peak begin anew from what is held now, so that what went before hides nothing (Linux only)."""
+    if sys.platform == "linux":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

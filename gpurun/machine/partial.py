@@ -60,13 +60,11 @@ class Partial:
     @property
     def have_bytes(self) -> int:
         """How much has arrived."""
-        with self._lock:
-            return sum(end - start for start, end in self._have)
+        return sum(end - start for start, end in self._have)
 
     def gaps(self) -> list[tuple[int, int]]:
         """What has not arrived: each gap's start and end, in order."""
-        with self._lock:
-            edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
+        edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
         return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
     def write(self, offset: int, piece: bytes) -> None:
@@ -76,7 +74,7 @@ class Partial:
             written = os.pwrite(self._content, view, at)
             view, at = view[written:], at + written
         os.write(self._list, b"%d %d %d\n" % (offset, len(piece), zlib.crc32(piece)))
-        with self._lock:
+        with self._lock:  # Readers need none: the list is never altered, only replaced.
             self._have = _merged([*self._have, (offset, offset + len(piece))])
 
     def discard(self) -> None:

@@ -13,7 +13,6 @@ import os
 import pickle
 import pty
 import re
-import resource
 import subprocess
 import sys
 import tarfile
@@ -33,6 +32,7 @@ from gpurun.machine.base import FarRefusal, Reply, Take
 from gpurun.machine.far import FarSide, Poll
 from tests.lifecycle.scripted_cloud import ScriptedFar, World
 from tests.lifecycle.test_faults import ended
+from tests.memory import forget_own_peak, own_peak_bytes
 from tests.security.test_view_hostile import HOSTILE
 
 SHA = "0" * 64
@@ -461,7 +461,8 @@ def test_a_line_of_nested_brackets_among_the_events_is_no_bug_of_gpurun(tmp_path
 
 def test_a_manifest_of_a_hundred_thousand_empty_entries_is_refused_at_the_first() -> None:
     """Errors that are gathered for each entry once took gigabytes of memory for megabytes of manifest."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    forget_own_peak()
+    before_bytes = own_peak_bytes()
     with pytest.raises(FarRefusal):
         understood_manifest(b'{"v": 1, "files": [' + b"{}," * 99_999 + b"{}]}", 1 << 40)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+    assert own_peak_bytes() - before_bytes < 100 << 20

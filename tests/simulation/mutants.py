@@ -43,6 +43,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py"),
     "gpurun/": _SYNCS,
     "gpurun/cli/": (*_SYNCS, f"{_UNIT}test_cli.py"),
+    "gpurun/cli/weights.py": (f"{_UNIT}test_weights.py",),
     "gpurun/ledger/": (
         *_SYNCS, f"{_UNIT}test_journal.py", f"{_UNIT}test_journal_lock.py", f"{_UNIT}test_signing.py",
         f"{_UNIT}test_receipt.py", f"{_SAFE}test_ledger_tamper.py", f"{_UNIT}test_audit.py",
@@ -68,6 +69,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/machine/fetch.py": (*_SYNCS, f"{_FAR}test_machine_far.py", f"{_SAFE}test_far_hostile.py"),
     "gpurun/machine/pack.py": (f"{_FAR}test_pack.py", f"{_FAR}test_agent_parts.py"),
+    "gpurun/machine/send.py": (f"{_FAR}test_send_hostile.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_pack.py"),
     "gpurun/machine/ssh_keys.py": (*_SYNCS, f"{_FAR}test_ssh_keys.py", f"{_SAFE}test_locks.py"),
     "gpurun/machine/remote/": (*_SYNCS, f"{_FAR}test_remote.py", f"{_SAFE}test_ssh_hostile.py"),
     "gpurun/machine/agent/": (*_SYNCS, f"{_SAFE}test_locks.py", *_AGENT),

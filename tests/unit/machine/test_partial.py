@@ -92,3 +92,30 @@ def test_what_another_has_brought_meanwhile_is_not_fetched_again(tmp_path: Path)
     assert (tmp_path / "weights").read_bytes() == CONTENT
     assert asked == []
     assert not any((tmp_path / ".partial").iterdir())
+
+
+def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = partial._merged
+    with Partial(tmp_path / "part", 10) as mine:
+        other = threading.Thread(target=mine.write, args=(5, b"right"))
+
+        def slowly(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+            if not other.ident:  # The first to come here is overtaken, unless the other has to wait for it.
+                other.start()
+                other.join(0.2)
+            return merged(extents)
+
+        monkeypatch.setattr(partial, "_merged", slowly)
+        mine.write(0, b"right")
+        other.join()
+        assert mine.have_bytes == 10
+
+
+def test_the_list_of_what_arrived_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"not ours")
+    (tmp_path / "part.parts").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="symbolic links"):
+        Partial(tmp_path / "part", 5).__enter__()
+    assert (tmp_path / "outside").read_bytes() == b"not ours"
