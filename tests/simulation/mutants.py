@@ -34,7 +34,8 @@ _SYNCS = (f"{_SIM}test_syncs.py", f"{_SAFE}test_syncs_far_and_near.py")
 _CLOUD = (
     f"{_LIFE}test_faults.py", f"{_LIFE}test_matrix_provision.py", f"{_LIFE}test_matrix_run.py",
     f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_offers_in_turn.py",
-    f"{_LIFE}test_money_review.py", f"{_SIM}test_found.py", f"{_SIM}test_crash_sweep.py", f"{_SIM}test_scenarios.py",
+    f"{_LIFE}test_money_review.py", f"{_LIFE}test_other_account.py",
+    f"{_SIM}test_found.py", f"{_SIM}test_crash_sweep.py", f"{_SIM}test_scenarios.py",
 )  # fmt: skip
 _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_agent_keeper.py",
           f"{_FAR}test_agent_guard.py", f"{_FAR}test_agent_farewell.py")  # fmt: skip
@@ -63,6 +64,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/warm.py": (f"{_LIFE}test_warm.py",),
     "gpurun/lifecycle/shards.py": (f"{_UNIT}test_shards.py",),
     "gpurun/lifecycle/reap.py": (f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_money_review.py", *_CLOUD),
+    **dict.fromkeys(
+        ("gpurun/lifecycle/bucket_plan.py", "gpurun/lifecycle/pull.py", "gpurun/lifecycle/salvage.py"),
+        (f"{_LIFE}test_bucket_plan.py", f"{_LIFE}test_stage.py", f"{_LIFE}test_salvage.py"),
+    ),
+    **dict.fromkeys(
+        ("gpurun/machine/bucket/", "gpurun/machine/agent/pull.py", "gpurun/machine/agent/push.py"),
+        (f"{_SAFE}test_locks.py", f"{_UNIT}bucket", f"{_LIFE}test_stage.py", f"{_LIFE}test_salvage.py"),
+    ),
     "gpurun/machine/": (f"{_FAR}test_machine_far.py", f"{_SAFE}test_far_hostile.py", f"{_FAR}test_agent_parts.py"),
     "gpurun/machine/partial.py": (
         f"{_FAR}test_partial.py", *_SYNCS, f"{_FAR}test_machine_far.py", f"{_SAFE}test_far_hostile.py",

@@ -37,7 +37,6 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" and _spread_s(readings) >= traits.death_spread_s", ""),
         ('readings, asking.asked_s = [], float("-inf")', "pass"),
         ("if reading.gone and elapsed < hidden_s and not asking.was_seen:", "if False:"),
-        (" and not asking.was_seen:", ":"),
         ("elapsed - asking.asked_s >= ASK_AGAIN_S", "asking.attempt == 0"),
         ("if not asking.is_seeing:", "if False:"),
         ("self.is_seeing = self.is_seeing or self.was_seen", "pass"),
