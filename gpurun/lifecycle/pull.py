@@ -32,7 +32,7 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
         came.missing_bytes = sum(file.bytes for file in files)
         yield _told("stage.no_zstd", "the machine has no zstd, with which what is staged is packed", files)
         return
-    bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
+    bucket = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True)
     try:
         bucket.look()
         order = partial(have_pulled, far, bucket, files, came, on_progress=partial(context.heed, state))

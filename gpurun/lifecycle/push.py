@@ -30,7 +30,7 @@ class Pushing:
     def __init__(self, state: RunState, context: Context, far: FarSide) -> None:
         self._state, self._context, self._far = state, context, far
         self._url = context.plan.choices.stage
-        self._bucket = Bucket(parse_address(self._url), context.clock) if self._url else None
+        self._bucket = Bucket(parse_address(self._url), context.clock, is_paid=True) if self._url else None
         self._next_mono = float("-inf")
 
     @property

@@ -14,6 +14,7 @@ from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.push import key_of
+from gpurun.lifecycle.settle import clear_all
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.base import MachineLost
 from gpurun.machine.bucket.address import parse_address
@@ -42,6 +43,7 @@ class Salvaged:
 
 def salvage(state: RunState, context: Context) -> Iterator[Note]:
     """Fetch what is in the bucket and not here. The machine is gone and paid for: what fails is noted, not raised."""
+    yield from clear_all(state, context)  # A volume that was left would be billed as long as this takes.
     yield Event.SALVAGE_INTENDED, {"folder": state.pushed}
     started, found = context.clock.monotonic(), Salvaged(Manifest(), (), {}, (), 0)
     try:

@@ -29,6 +29,14 @@ EMPTY_LISTS = 3  # One list may be an old one.
 
 def settle(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes."""
+    yield from clear_all(state, context)
+    forget_client_key(context.folder.ssh)
+    written = write_receipt(context.home, context.folder)
+    yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
+
+
+def clear_all(state: RunState, context: Context) -> Iterator[Note]:
+    """Take away what any asking of the run has left; MayBeBilling while something of it is billed."""
     for asked in _asked(context):
         try:
             provider = context.provider_named(asked.provider)
@@ -43,9 +51,6 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
             yield from once(_told(left), context)
             if left.billed:
                 raise _still_billed(left, provider)
-    forget_client_key(context.folder.ssh)
-    written = write_receipt(context.home, context.folder)
-    yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
 
 
 def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:

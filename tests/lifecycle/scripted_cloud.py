@@ -243,9 +243,10 @@ class World:
         self.plan = plan.model_copy(update=told)
         self.folder.plan.write_text(self.plan.to_json())
 
-    def drive(self) -> ExitCode | str:
-        """Drive the run as a supervisor does: its exit code, the code of the error it ends with, or "killed"."""
-        context = Context(
+    @property
+    def context(self) -> Context:
+        """What a supervisor works with."""
+        return Context(
             home=self.home,
             folder=self.folder,
             plan=Plan.from_json(self.folder.plan.read_bytes()),
@@ -254,8 +255,11 @@ class World:
             reach=lambda instance: self.far,
             trainer=TINY / "trainer",
         )
+
+    def drive(self) -> ExitCode | str:
+        """Drive the run as a supervisor does: its exit code, the code of the error it ends with, or "killed"."""
         try:
-            return Driver(context, Journal.open(self.folder.journal, self.clock)).drive()
+            return Driver(self.context, Journal.open(self.folder.journal, self.clock)).drive()
         except GpurunError as error:
             if self.state.may_be_billing and error.exit_code is not ExitCode.MAY_BE_BILLING:
                 raise AssertionError("9 outranks all others") from error

@@ -12,8 +12,11 @@ from gpurun.core.model import Instance, InstanceState, Order
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.ledger.lock import RunLock
+from gpurun.lifecycle import salvage
 from gpurun.lifecycle.destroy import Reading, _proves
 from gpurun.lifecycle.reap import Orphan, sweep, sweep_leftovers
+from gpurun.lifecycle.salvage import Salvaged
+from gpurun.machine.answers import Manifest
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
 
@@ -167,6 +170,25 @@ def test_what_a_living_machine_needs_is_left_to_it_even_where_all_is_to_be_remov
     strays = sweep_leftovers([world.cloud], Home(tmp_path / "elsewhere"), world.clock, remove_all=True, look_only=False)
     assert [stray.fate for stray in strays] == ["kept"]
     assert not [verb for _, verb, _ in world.cloud.history if verb == "remove"]
+
+
+def test_what_is_billed_beside_the_machine_goes_before_anything_comes_from_a_bucket(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten gigabytes over a home line take an hour, and the volume would be billed for it."""
+    beside(world, billed=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cloud, "remove", lambda leftover: None)
+        assert world.drive() == "destroy.leftover"
+    left: list[int] = []
+
+    def bring(*_: object, **__: object) -> Salvaged:
+        left.append(len(world.cloud.leftovers(None)))
+        return Salvaged(Manifest(), (), {}, (), 0)
+
+    monkeypatch.setattr(salvage, "bring_pushed", bring)
+    list(salvage.salvage(world.state.model_copy(update={"pushed": "runs/fox-41"}), world.context))
+    assert left == [0]
 
 
 @pytest.mark.parametrize("billed", [True, False])

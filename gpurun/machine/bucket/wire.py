@@ -25,7 +25,8 @@ from gpurun.machine.bucket.trouble import SKEWED, BucketLost, refusal, skewed
 MOST_SIGNED_S = 7 * 24 * 3600
 """No presigned URL lives longer (SigV4), and none longer than the credentials that signed it."""
 FALLBACK_REGION = "us-east-1"
-CONNECT_S, READ_S = 5, 60
+# Seconds to connect, seconds without an answer, tries: while nothing is paid for, and while a machine is.
+PATIENT, BRISK = (5, 60, 4), (3, 5, 2)
 SKEW_S = 60.0
 _BLOCK_BYTES = 1 << 20
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
@@ -40,13 +41,17 @@ class Head:
 
 
 class Bucket:
-    """One bucket. Any number of threads may use it. Each method raises SetupError or BucketLost."""
+    """One bucket. Any number of threads may use it. Each method raises SetupError or BucketLost.
 
-    def __init__(self, address: Address, clock: Clock) -> None:
+    `is_paid`: a machine waits for the answer and is billed, so it is given up soon.
+    """
+
+    def __init__(self, address: Address, clock: Clock, *, is_paid: bool = False) -> None:
         self.address = address
         self.ahead_s = 0.0
         """How far this machine's clock is ahead of S3's, where that is more than a minute."""
         self._clock = clock
+        self._waits = BRISK if is_paid else PATIENT
         self._made: Any = None
         self._session: Any = None
         self._region: str | None = None
@@ -231,10 +236,11 @@ class Bucket:
                 from botocore.config import Config  # type: ignore[import-untyped]
 
                 # Checksums only where S3 wants them: not everything that speaks like S3 knows the new ones.
+                connect_s, read_s, tries = self._waits
                 config = Config(
-                    connect_timeout=CONNECT_S,
-                    read_timeout=READ_S,
-                    retries={"mode": "standard", "total_max_attempts": 4},
+                    connect_timeout=connect_s,
+                    read_timeout=read_s,
+                    retries={"mode": "standard", "total_max_attempts": tries},
                     signature_version="s3v4",
                     max_pool_connections=16,
                     request_checksum_calculation="when_required",
