@@ -7,9 +7,12 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.emulators.s3 import S3Emulator
 
 # Anything that could reach, or be billed by, a real cloud; `GPURUN_*` would change what a test means.
 _KEYS = ("RUNPOD_", "LAMBDA_", "AWS_", "GPURUN_", "HF_TOKEN")
@@ -85,3 +88,14 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
     monkeypatch.setattr(socket.socket, "sendto", guarded_sendto)
     monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
+    """A bucket on this machine, to which the AWS SDK goes by itself."""
+    from tests.emulators.s3 import S3Emulator
+
+    with S3Emulator() as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator

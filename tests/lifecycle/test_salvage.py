@@ -19,9 +19,9 @@ from gpurun.lifecycle.state import next_step
 from gpurun.providers.local import LocalProvider
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
-from tests.lifecycle.test_stage import incidents, number_of, points, s3, staged_run, told
+from tests.lifecycle.test_stage import incidents, number_of, points, staged_run, told
 
-__all__ = ["points", "s3"]  # fixtures
+__all__ = ["points"]  # a fixture
 
 STEPS = 60
 

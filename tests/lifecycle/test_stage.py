@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
 
 SIZE = 3 << 20
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
-    with S3Emulator() as emulator:
-        for name, value in emulator.environment.items():
-            monkeypatch.setenv(name, value)
-        yield emulator
 
 
 def staged_run(home: Home, name: str = "fox-41", **train: Any) -> RunFolder:

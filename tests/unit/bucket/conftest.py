@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.pack import PackedFile, survey
 from tests.emulators.s3 import S3Emulator
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
-    with S3Emulator() as emulator:
-        for name, value in emulator.environment.items():
-            monkeypatch.setenv(name, value)
-        yield emulator
 
 
 @pytest.fixture
