@@ -19,6 +19,7 @@ from gpurun.core.paths import Home
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle import plan as planning
 from gpurun.lifecycle.runs import look
+from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.providers.local import LocalProvider
 from tests.lifecycle.test_train_here import gpurun
 from tests.lifecycle.tiny_runs import drive, events_of, make_run, start
@@ -79,7 +80,7 @@ def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(
 def test_a_dry_run_without_torch_says_which_extra(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "find_spec", lambda name: None)
     with pytest.raises(SetupError) as raised:
-        planning._need_torch()
+        planning._need_software(resolve(load_recipe("mini-gpt"), "rehearsal"))
     assert raised.value.code == "torch.missing"
     assert "gpurun[local]" in raised.value.hint
 
