@@ -19,7 +19,7 @@ from gpurun.core.paths import Home
 from gpurun.ledger.lock import RunLock
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.control import read_wish, wish
-from gpurun.machine.agent import farewell, guard, incoming, settle, start, state
+from gpurun.machine.agent import farewell, guard, incoming, pull, settle, start, state
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.providers.aws import wire
@@ -85,6 +85,7 @@ def test_a_supervisor_does_nothing_to_a_run_that_another_one_drives(
 JOB = {"job": "job.json"}
 VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
     "begin": ("unpack.lock", lambda root: incoming.begin(root, {"held": "ask", "sha256": "0" * 64})),
+    "pull": ("unpack.lock", lambda root: pull.pull(root, {"sha256": "0" * 64})),
     "settle": ("unpack.lock", lambda root: settle.settle(root, {"layout": "0" * 64, "sha256": "0" * 64})),
     "start": ("unpack.lock", lambda root: start.start(root, JOB)),
     "shorten": ("lease.lock", lambda root: state.bring_forward(root, 1.0, 2.0)),
@@ -97,8 +98,10 @@ VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
 def test_a_verb_of_the_agent_is_refused_while_another_call_holds_its_lock(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, limit in ((incoming, "WAIT_S"), (settle, "WAIT_S"), (start, "START_WAIT_S"), (guard, "WAIT_S")):
-        monkeypatch.setattr(module, limit, 0.1)
+    for module in (incoming, pull, settle, guard):
+        monkeypatch.setattr(module, "WAIT_S", 0.1)
+    monkeypatch.setattr(start, "START_WAIT_S", 0.1)
+    monkeypatch.setattr(pull, "listed", lambda _: b'{"files": []}')
     monkeypatch.setattr(incoming, "listed", lambda _: b'{"files": [], "part_bytes": 1}')
     monkeypatch.setattr(settle, "listed", lambda _: b'[]\n{"files": []}')
     monkeypatch.setattr(state, "locked", lambda root, name, wait_s: guard.locked(root, name, 0.1))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.pull import Wanted
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.bucket import objects, order
 from gpurun.machine.bucket.order import Pulled, have_pulled
@@ -233,3 +235,11 @@ def _asked(file: StagedFile) -> dict[str, object]:
 def _ask(far: FarSide, file: dict[str, object]) -> None:
     content = json.dumps({"v": 1, "files": [file]}).encode()
     far.ask("pull", "--sha256", hashlib.sha256(content).hexdigest(), stdin=[content], site=True)
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 63, "0" * 65, "../" * 21 + "x", "G" * 64])
+def test_what_is_no_digest_names_no_file_over_there(digest: str, tmp_path: Path) -> None:
+    told = {"sha256": digest, "parts": [], "bytes": 0, "part_bytes": 1, "url": "", "codec": "zstd"}
+    with pytest.raises(Refusal, match="no digest"):
+        Wanted(str(tmp_path), told, {})
+    assert list(tmp_path.iterdir()) == []
