@@ -10,21 +10,21 @@ import re
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.model import Offer
 from gpurun.machine.answers import Facts
+from gpurun.planning.software import LEAST_TORCH
 
-LEAST_TORCH = (2, 8)
 # A card's own figure is some percent under the one it is sold by.
 LEAST_MEMORY = 0.9
-_BETTER_IMAGE = "Choose an image with torch 2.8 or newer and numpy: --image; on a box of your own, install them."
+_BETTER_IMAGE = "Choose an image with torch {} or newer and numpy: --image; on a box of your own, install them."
 _ANOTHER = "Try again, or with another --region or --provider; of a box of your own, say what it has with --gpu."
 
 
-def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool) -> tuple[str, ...]:
+def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, least_torch: str = LEAST_TORCH) -> tuple[str, ...]:
     """Warnings about a machine that will do.
 
     Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
     With `accept_cpu` a machine without a CUDA device will do.
     """
-    warnings = _check_python(facts)
+    warnings = _check_python(facts, least_torch)
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
@@ -37,19 +37,19 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool) -> tuple[str, ...
     return warnings
 
 
-def _check_python(facts: Facts) -> tuple[str, ...]:
+def _check_python(facts: Facts, least_torch: str) -> tuple[str, ...]:
     """Whether some Python there has a torch that is new enough, and numpy."""
-    torch = facts.torch
+    torch, better = facts.torch, _BETTER_IMAGE.format(least_torch)
     if not torch.found:
-        raise SetupError("box.no_torch", "No Python on the instance imports torch.", hint=_BETTER_IMAGE)
+        raise SetupError("box.no_torch", "No Python on the instance imports torch.", hint=better)
     if torch.numpy is None:
-        raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=_BETTER_IMAGE)
+        raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=better)
     version = re.match(r"(\d+)\.(\d+)", torch.version or "")
     if version is None:
-        return (f"torch there calls itself {torch.version!r}: whether that is 2.8 or newer is unknown",)
-    if (int(version[1]), int(version[2])) < LEAST_TORCH:
-        what = f"The instance has torch {torch.version}; the trainer needs 2.8 or newer."
-        raise SetupError("box.old_torch", what, hint=_BETTER_IMAGE)
+        return (f"torch there calls itself {torch.version!r}: whether that is {least_torch} or newer is unknown",)
+    if (int(version[1]), int(version[2])) < tuple(map(int, least_torch.split("."))):
+        what = f"The instance has torch {torch.version}; the trainer needs {least_torch} or newer for this recipe."
+        raise SetupError("box.old_torch", what, hint=better)
     return ()
 
 

@@ -17,10 +17,12 @@ from gpurun.lifecycle.box import check_box
 from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
 from gpurun.lifecycle.duplicates import duplicates, incident, living, once
 from gpurun.lifecycle.market import clock_warning
+from gpurun.machine.answers import Facts
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.budget import beside_rate, disk_gb_on
+from gpurun.planning.software import least_torch_of
 from gpurun.providers.base import HandsOver, NoCapacity, Rejected, Unknown
 from gpurun.providers.refusals import RejectedFor
 
@@ -121,9 +123,16 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono, 3)}
     ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
     yield Event.READY_OBSERVED, ready | ({"armed": armed} if armed else {})
+    yield from _judged(facts, context)
+
+
+def _judged(facts: Facts, context: Context) -> Iterator[Note]:
+    """What should be known about the machine; an error where it will not do, before anything is sent there."""
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
-    for warning in check_box(facts, context.plan.offer, accept_cpu=context.plan.choices.accept_cpu):
+    plan = context.plan
+    least_torch = least_torch_of(plan.resolved)
+    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gpurun.core.plan import Choices
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.tables import RecipeTables
 
-__all__ = ["HUGGINGFACE_PACKAGES", "images_by_provider", "outfitted"]
+__all__ = ["HUGGINGFACE_PACKAGES", "images_by_provider", "least_torch_of", "outfitted"]
 
+LEAST_TORCH = "2.8"
+"""The first torch that the trainer runs on."""
 MUON_TORCH = "2.9"
 """The first torch that has Muon."""
 HUGGINGFACE_PACKAGES = ("accelerate", "transformers")
@@ -42,6 +45,11 @@ def outfitted(recipe: RecipeTables, provider: str, choices: Choices) -> tuple[Ch
     return choices, tuple(said)
 
 
+def least_torch_of(resolved: Mapping[str, Any]) -> str:
+    """The first torch that can train the tables of a plan."""
+    return MUON_TORCH if resolved.get("optim", {}).get("kind") == "muon" else LEAST_TORCH
+
+
 def images_by_provider(recipe: RecipeTables, providers: Iterable[str], choices: Choices) -> dict[str, str] | None:
     """The image of each provider that needs another than its usual one for this recipe; None where there is none."""
     found = {name: outfitted(recipe, name, choices)[0].image for name in providers}
@@ -62,7 +70,7 @@ def _with_muon(provider: str, choices: Choices) -> tuple[Choices, str]:
     need, terms = f'optim.kind "muon" needs torch {MUON_TORCH} or newer', terms_of(provider)
     if choices.image or choices.setup or not terms.image_torch:
         whose = f"the image {choices.image}" if choices.image else "the machine"
-        return choices, f"{need}; what {whose} has is seen there, and training refuses at once where it is older."
+        return choices, f"{need}; what {whose} has is seen there, before anything is sent."
     if _version(terms.image_torch) >= _version(MUON_TORCH):
         return choices, f"{need}; {provider}'s image has {terms.image_torch}."
     newer = choices.model_copy(update={"image": terms.newer_image})

@@ -61,7 +61,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
         ("check_price(context.plan, context.provider, context.clock)", "pass"),
         ("if context.clock.wall() > order.deadline_wall - order.lease_s + LATE_S:", "if False:"),
-        ("check_box(facts, context.plan.offer, accept_cpu=context.plan.choices.accept_cpu)", "()"),
+        ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch)", "()"),
         (" and instance.token == token", ""),
     ),
     "gpurun/lifecycle/bargain.py": (

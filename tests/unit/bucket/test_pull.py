@@ -7,14 +7,14 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.pull import Wanted
-from gpurun.machine.base import FarRefusal
+from gpurun.machine.base import FarRefusal, Sink
 from gpurun.machine.bucket import objects, order
 from gpurun.machine.bucket.order import Pulled, have_pulled
 from gpurun.machine.bucket.staged import StagedFile, staged_file
@@ -243,3 +243,20 @@ def test_what_is_no_digest_names_no_file_over_there(digest: str, tmp_path: Path)
     with pytest.raises(Refusal, match="no digest"):
         Wanted(str(tmp_path), told, {})
     assert list(tmp_path.iterdir()) == []
+
+
+class Claiming:
+    """A machine that speaks of files which it was not asked for."""
+
+    def ask(
+        self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float
+    ) -> tuple[bytes, bytes]:
+        failed = [{"sha256": "e" * 64, "code": "altered", "message": "I say so"}]
+        sink(b'{"files": 1}\n' + json.dumps({"bytes": 0, "pulled": ["f" * 64], "failed": failed}).encode() + b"\n")
+        return b"", b""
+
+
+def test_what_a_machine_says_of_files_that_it_was_not_asked_for_counts_for_nothing(shipping: Shipping) -> None:
+    shipping.far = Claiming()  # type: ignore[assignment]
+    came = shipping.pull()
+    assert (came.files, came.failed) == (set(), {})

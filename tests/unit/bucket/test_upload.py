@@ -103,6 +103,15 @@ def test_an_object_that_was_replaced_is_not_taken_for_the_file_and_sent_again(
     assert objects.find(bucket, index.sha256, file.bytes) is not None
 
 
+def test_the_index_of_another_file_is_not_taken_for_this_ones(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+    """Whoever writes in the bucket could put one shard in the place of another, whole and with its index."""
+    files = [shard(tmp_path / "data", f"{seed}.bin", 1 << 20, seed) for seed in (1, 2)]
+    ours, other = (put(bucket, file, tmp_path / "notes") for file in files)
+    for key in (objects.index_key, objects.data_key):
+        bucket.put(key(bucket, ours.sha256), bucket.get(key(bucket, other.sha256), 4 << 20) or b"")
+    assert objects.find(bucket, ours.sha256, files[0].bytes) is None
+
+
 @pytest.mark.parametrize("index", [b"", b"[]", b'{"v": 1, "sent": [-1]}', b"x" * (2 << 20)])
 def test_an_index_that_makes_no_sense_is_none(s3: S3Emulator, bucket: Bucket, index: bytes) -> None:
     bucket.put(objects.index_key(bucket, "0" * 64), index)
