@@ -87,8 +87,8 @@ class Bucket:
         answer = self._call("list_objects_v2", "", Prefix=self.address.key(), MaxKeys=1)
         region = _headers(answer).get("x-amz-bucket-region", "")
         if region and region != self._client().meta.region_name:
-            with self._lock:
-                self._region, self._made = region, None  # What is presigned must be for the bucket's own region.
+            self._region = region  # What is presigned must be for the bucket's own region.
+            self._made = None
 
     def get(self, key: str, most_bytes: int) -> bytes | None:
         """A small object whole; None when it is not there, or larger than that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import random
 import time
@@ -194,6 +195,21 @@ def test_a_list_that_the_machine_has_not_signed_is_not_believed(trainer: Trainer
     _forged(trainer, lambda head: head["manifest"].update(latest=99))
     with pytest.raises(CollectFailed, match="not the machine's own"):
         trainer.pushed()
+
+
+@pytest.mark.parametrize("change", [{"run": "another-1"}, {"places": {}}], ids=["of another run", "without its places"])
+def test_a_list_that_is_signed_and_still_makes_no_sense_is_not_believed(
+    trainer: Trainer, bucket: Bucket, change: dict[str, Any]
+) -> None:
+    """The machine that has the key is not to be trusted either."""
+    trainer.save(10)
+    trainer.pusher.push()
+    told = (bucket.get(slots.head_key(PLACE), 1 << 20) or b"").partition(b"\n")[2]
+    body = json.dumps({**json.loads(told), **change}).encode()
+    bucket.put(slots.head_key(PLACE), hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body)
+    with pytest.raises(CollectFailed) as refused:
+        trainer.pushed()
+    assert refused.value.code == "collect.bad_manifest"
 
 
 def test_a_slot_that_was_altered_gives_no_file_its_name(s3: S3Emulator, trainer: Trainer, tmp_path: Path) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import boto3
 import pytest
 import zstandard
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.errors import GpurunError, SetupError, UsageError, VerificationFailed
+from gpurun.core.exclusive import exclusive
 from gpurun.machine.bucket import objects
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.upload import digests_of, stage_file
-from gpurun.machine.bucket.wire import Bucket
+from gpurun.machine.bucket.wire import Bucket, Head
 from gpurun.machine.pack import PackedFile
 from tests.emulators.s3 import S3Emulator
 from tests.unit.bucket.conftest import shard
@@ -66,17 +71,59 @@ def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bu
     assert not list((tmp_path / "notes").glob("*.pieces"))
 
 
-def test_an_upload_whose_end_was_not_heard_is_not_sent_again(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "replaced since"])
+def test_an_upload_whose_end_was_not_heard_is_not_sent_again_if_it_is_whole(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path, is_whole: bool
+) -> None:
     file = shard(tmp_path / "data", "big.bin", 18 << 20)
     digests = digests_of(file, lambda: None)
     s3.deny_writing_of(".json")
     with pytest.raises(SetupError):
         stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
     s3.deny_writing_of("")
+    if not is_whole:
+        bucket.put(objects.data_key(bucket, digests.sha256), b"something else")
     sent = s3.uploaded_bytes()
     stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
-    assert s3.uploaded_bytes() - sent < 10_000
+    assert (s3.uploaded_bytes() - sent < 10_000) is is_whole
     assert objects.find(bucket, digests.sha256, file.bytes) is not None
+
+
+def test_two_runs_with_the_same_shards_send_them_once(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+    file = shard(tmp_path / "data", "a.bin", 1 << 20)
+    digests, notes = digests_of(file, lambda: None), tmp_path / "notes"
+    notes.mkdir(mode=0o700)
+    with ThreadPoolExecutor() as pool:
+        with exclusive(notes / f"{digests.sha256}.lock"):
+            second = pool.submit(stage_file, bucket, file, digests, notes, lambda _: None)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+            assert s3.uploaded_bytes() == 0
+        assert second.result(timeout=20).sha256 == digests.sha256
+
+
+def test_what_was_read_otherwise_than_before_is_not_called_staged(bucket: Bucket, tmp_path: Path) -> None:
+    file = shard(tmp_path / "data", "a.bin", 1 << 20)
+    digests = digests_of(file, lambda: None)
+    with pytest.raises(VerificationFailed, match="changed while"):
+        stage_file(bucket, file, replace(digests, parts=("0" * 64,)), tmp_path / "notes", lambda _: None)
+    assert objects.find(bucket, digests.sha256, file.bytes) is None
+
+
+def test_an_object_that_s3_has_not_kept_whole_is_not_called_staged(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, head = shard(tmp_path / "data", "a.bin", 1 << 20), bucket.head
+
+    def less(key: str) -> Head | None:
+        found = head(key)
+        return found and Head(found.bytes - 1, found.etag)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "head", less)
+        with pytest.raises(BucketLost, match="not kept all"):
+            put(bucket, file, tmp_path / "notes")
+    assert bucket.get(objects.index_key(bucket, digests_of(file, lambda: None).sha256), 1 << 20) is None
 
 
 def test_notes_of_an_upload_that_s3_has_forgotten_are_worth_nothing(
@@ -213,3 +260,25 @@ def test_credentials_are_found_by_the_sdk_alone() -> None:
     assert "AWS_ACCESS_KEY_ID" not in os.environ
     with pytest.raises(SetupError, match="no usable credentials"):
         Bucket(parse_address("s3://shards"), SystemClock()).look()
+
+
+def test_two_threads_that_ask_first_at_once_make_one_client(
+    s3: S3Emulator, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making one is not safe for threads."""
+    made: list[object] = []
+    session = boto3.session.Session()
+    client, other = session.client, threading.Thread(target=bucket.look)
+
+    def slowly(*words: object, **more: object) -> object:
+        made.append(words)
+        if not other.ident:  # The first to come here is overtaken, unless the other has to wait for it.
+            other.start()
+            other.join(0.3)
+        return client(*words, **more)
+
+    monkeypatch.setattr(session, "client", slowly)
+    monkeypatch.setattr(bucket, "_session", session)
+    bucket.look()
+    other.join()
+    assert len(made) == 1
