@@ -46,6 +46,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
             "seconds": round(context.clock.monotonic() - started, 3),
+            **({"remembered": True} if lost is not None else {}),
         },
     )
     if lost is not None or missing:

@@ -64,12 +64,13 @@ def _at_home(found: Salvaged, folder: RunFolder) -> dict[str, object]:
     files = {str(one["name"]): one for one in before["files"]}
     files |= {one.name: one.model_dump(mode="json") for one in found.here}
     missing = {*before["missing"], *found.missing, *found.left_out} - files.keys()
-    best = found.manifest.best
+    steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
+    bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
     return {
         "files": [files[name] for name in sorted(files)],
         "missing": sorted(missing),
-        "latest": before["latest"] if before["latest"] is not None else found.manifest.latest,
-        "best": before["best"] or (best.model_dump(mode="json") if best else None),
+        "latest": max(steps, default=None),  # Which of the two lists is the newer one depends on what was lost when.
+        "best": min((one for one in bests if one), key=lambda one: float(one["val_loss"]), default=None),
     }
 
 

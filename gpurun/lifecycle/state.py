@@ -150,7 +150,8 @@ def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
     """What did not come home is a failure by this record alone, so that a crash right after it makes no success."""
     missing = record.data.get("missing")
     if not missing:
-        return {"phase": Phase.COLLECTED, "pushed": ""}
+        # What a machine that is lost had finished last is only remembered: the bucket may have newer checkpoints.
+        return {"phase": Phase.COLLECTED} | ({} if record.data.get("remembered") else {"pushed": ""})
     failure = {
         "step": str(Step.COLLECT),
         "code": "collect.missing",

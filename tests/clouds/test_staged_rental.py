@@ -70,10 +70,11 @@ def test_a_laptop_that_was_closed_while_the_machine_was_taken_away_finds_its_che
     started = user.trains(*STAGE, "--set", "train.steps=100000", "--detach", name="bee-3")
     assert started.returncode == 8, started.stderr
     pushed = ""
-    for _ in ticks(SystemClock(), 0.2, 90):
+    for _ in ticks(SystemClock(), 0.2, 180):
         pushed = pushed or place(user, s3, "bee-3")
         if pushed:
             break
+    assert pushed, user.said("bee-3")
     kill_supervisors(user.home)
     assert supervisors(user.home) == []
     world = user.cloud.emulator.world

@@ -13,6 +13,7 @@ from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.at_home import remember
+from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Manifest
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import Poll
@@ -223,3 +224,13 @@ def test_a_far_side_is_told_how_much_fits_here(world: World, monkeypatch: pytest
     world.far.manifest = lambda most: asked.append(most) or manifest(most)  # type: ignore
     assert isinstance(world.drive(), ExitCode)
     assert asked[0] == 12_345
+
+
+def test_what_is_only_remembered_of_a_lost_machine_keeps_nobody_from_asking_the_bucket(world: World) -> None:
+    """The laptop was closed for hours: what it remembers is at home, and the bucket has newer checkpoints."""
+    assert world.drive() is ExitCode.DONE
+    (record,) = [one for one in world.records if one.event is Event.COLLECT_OBSERVED]
+    pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})
+    old = record.model_copy(update={"data": {**record.data, "remembered": True}})
+    assert "pushed" not in _EFFECTS[Event.COLLECT_OBSERVED](pushed, old)
+    assert _EFFECTS[Event.COLLECT_OBSERVED](pushed, record)["pushed"] == ""
