@@ -91,7 +91,8 @@ def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
     """Of a run whose machine is gone or going: what is in the bucket and did not come home yet is brought now."""
     events = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
     collected = next((one.data for one in reversed(sight.records) if one.event in events), None)
-    if _place_of(sight) and (collected is None or collected["missing"]):
+    # What is only remembered of a lost machine may be old; the bucket may have newer checkpoints.
+    if _place_of(sight) and (collected is None or collected["missing"] or collected.get("remembered")):
         return _from_bucket(session, sight, only)
     return _at_home(sight, only, collected)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from gpurun.core.clock import Clock, ticks
-from gpurun.core.errors import CollectFailed, GpurunError
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError
 from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
@@ -16,15 +16,13 @@ from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.push import key_of
 from gpurun.lifecycle.settle import clear_all
 from gpurun.machine.answers import Manifest, ManifestFile
-from gpurun.machine.base import MachineLost
 from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.patience import patiently
 from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
-from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.fetch import Wanted, room_bytes
 
-T = TypeVar("T")
-AGAIN_S, PATIENCE_S = 5.0, 60.0
+PATIENCE_S = 60.0
 
 # Which files of a manifest are wanted.
 Choose = Callable[[Manifest], Sequence[ManifestFile]]
@@ -91,16 +89,16 @@ def bring_pushed(
     bucket = Bucket(parse_address(url), clock)
     key = key_of(folder.push_key)
     most_bytes = room_bytes(folder.artifacts)
-    _patiently(clock, bucket.look)
+    patiently(clock, PATIENCE_S, bucket.look)
     read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=most_bytes)
-    pushed = _patiently(clock, read)
+    pushed = patiently(clock, PATIENCE_S, read)
     if pushed is None:
         return Salvaged(Manifest(), (), {}, (), 0)
     here: list[ManifestFile] = []
     missing: dict[str, GpurunError] = {}
     for file in choose(pushed.manifest):
         try:
-            _patiently(clock, partial(_bring, bucket, place, pushed, file, folder, tell))
+            patiently(clock, PATIENCE_S, partial(_bring, bucket, place, pushed, file, folder, tell))
             here.append(file)
         except GpurunError as error:
             missing[file.name] = error
@@ -117,14 +115,3 @@ def _bring(
 ) -> None:
     on_progress = partial(tell, file) if tell is not None else None
     fetch_pushed(bucket, place, pushed, Wanted(file.name, file.bytes, file.sha256, on_progress), folder.artifacts)
-
-
-def _patiently(clock: Clock, attempt: Callable[[], T]) -> T:
-    """Do what may be repeated until the bucket answers, for a minute."""
-    lost: GpurunError = CollectFailed("collect.bucket", "The bucket was not asked.", hint="Ask again.")
-    for _ in ticks(clock, AGAIN_S, PATIENCE_S):
-        try:
-            return attempt()
-        except (BucketLost, MachineLost) as error:
-            lost = error
-    raise lost

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from gpurun.core.clock import ticks
 from gpurun.core.model import canonical
 from gpurun.core.paths import write_atomic
 from gpurun.core.progress import Event, RunState
@@ -18,15 +17,15 @@ from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import find, is_worth_staging
+from gpurun.machine.bucket.patience import patiently
 from gpurun.machine.bucket.staged import Staged, StagedFile, staged_file
-from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.upload import Digests, digests_of, stage_file
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.pack import PackedFile, survey
 
 T = TypeVar("T")
 READ_AT_ONCE = 4
-AGAIN_S, PATIENCE_S = 5.0, 900.0
+PATIENCE_S = 900.0
 
 
 def stage(state: RunState, context: Context) -> Iterator[Note]:
@@ -66,16 +65,8 @@ def _mark(context: Context) -> bytes:
 
 
 def _patiently(state: RunState, context: Context, attempt: Callable[[], T]) -> T:
-    """Do what may be repeated until the bucket answers; the last BucketLost is raised after a quarter of an hour."""
-    lost: BucketLost | None = None
-    for _ in ticks(context.clock, AGAIN_S, PATIENCE_S):
-        context.heed(state)
-        try:
-            return attempt()
-        except BucketLost as error:
-            lost = error
-    assert lost is not None
-    raise lost
+    """Nothing is paid for yet: a bucket is waited for as long as a person would, and a wish to stop is heeded."""
+    return patiently(context.clock, PATIENCE_S, attempt, heed=partial(context.heed, state))
 
 
 class _Staging:

@@ -243,13 +243,12 @@ def test_of_a_run_that_is_over_it_names_what_was_lost(session: Session, monkeypa
 STAGE = "s3://bucket/prefix"
 
 
-def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, missing: list[str]) -> RunFolder:
+def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, **collected: Any) -> RunFolder:
     """A run whose machine has pushed to a bucket; the bucket is what the test says it is."""
     run = opened_run(session.home, "fox-41")
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())
-    append, more = run.journal.append, {"train.started": {"pushed": "fox-41/gr"}, "collect.observed": {}}
-    more["collect.observed"] = {"missing": missing}
+    append, more = run.journal.append, {"train.started": {"pushed": "fox-41/gr"}, "collect.observed": collected}
     monkeypatch.setattr(run.journal, "append", lambda event, data: append(event, {**data, **more.get(str(event), {})}))
     run.write(run.opened(), run.intended(), run.created())
     run.play(*(getattr(run, part)() for part in parts))
@@ -263,10 +262,12 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, m
     return run.folder
 
 
+@pytest.mark.parametrize("collected", [{"missing": [WEIGHTS]}, {"missing": [], "remembered": True}])
 def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch, collected: dict[str, Any]
 ) -> None:
-    pushed_run(session, monkeypatch, "through_training", "death", missing=[WEIGHTS])
+    """Also where all that is remembered of it is here: the bucket may have newer checkpoints."""
+    pushed_run(session, monkeypatch, "through_training", "death", **collected)
     told = collect_run(session, "fox-41", only="last")
     assert [file["name"] for file in told.data["here"]][:1] == [WEIGHTS]
     assert "by the bucket" in told.text
