@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.core.clock import SystemClock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.machine.answers import check_name
 from gpurun.machine.base import MachineLost, Take
 from gpurun.machine.partial import Partial, Taker
 
-MOST_RANGE_BYTES = 32 << 20
+# A range takes a lane about so long: each costs a start over there, and the last ones should end together.
+RANGE_S = 5.0
+MOST_RANGE_BYTES = 256 << 20
 LEAST_RANGE_BYTES = 4 << 20
 PARTIAL_FOLDER = ".partial"
 TICK_S = 0.05
@@ -98,11 +101,7 @@ def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callabl
             if wanted.size_bytes - have > free():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             before = have
-            if len(pulls) == 1:
-                start, end = partial.gaps()[0]
-                _pull_range(partial, wanted, pulls[0], start, min(end, start + MOST_RANGE_BYTES), wanted.tell)
-            else:
-                Fetching(partial, wanted, pulls).run()
+            Fetching(partial, wanted, pulls).run()
         if partial.is_whole(wanted.sha256):
             return
         partial.discard()
@@ -113,23 +112,6 @@ def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callabl
     )
 
 
-def _pull_range(
-    partial: Partial, wanted: Wanted, pull: Pull, start: int, end: int, tell: Callable[[int], None]
-) -> None:
-    """Bring one range, and keep what has come of it whatever happens."""
-    taker = Taker(partial, start)
-
-    def take(block: bytes) -> None:
-        taker.take(block)
-        tell(partial.have_bytes)
-
-    try:
-        pull(start, end - start, take)
-    finally:
-        taker.flush()
-    tell(partial.have_bytes)
-
-
 class Fetching:
     """The gaps of one file on their way home, and the threads that pull them: one for each lane."""
 
@@ -138,10 +120,8 @@ class Fetching:
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lost: MachineLost | None = None
-        missing = wanted.size_bytes - partial.have_bytes
-        size = max(LEAST_RANGE_BYTES, min(MOST_RANGE_BYTES, -(-missing // (2 * len(pulls)))))
-        gaps = partial.gaps()
-        self._todo = deque((at, min(at + size, end)) for start, end in gaps for at in range(start, end, size))
+        self._taking, self._clock = threading.Lock(), SystemClock()
+        self._todo = deque(partial.gaps())
 
     def run(self) -> None:
         """Pull all gaps once; MachineLost when some are left because no lane stood."""
@@ -154,6 +134,7 @@ class Fetching:
                     thread.join(TICK_S)
                     self._partial.digest_on()
                     self._wanted.tell(self._partial.have_bytes)
+            self._wanted.tell(self._partial.have_bytes)
         finally:
             self._stop.set()
             for thread in threads:
@@ -165,29 +146,49 @@ class Fetching:
 
     def _work(self, pull: Pull) -> None:
         """Pull one range after the other over one lane; a range that was cut goes back to be pulled again."""
-        fruitless = 0
-        while not self._stop.is_set() and fruitless < MOST_FRUITLESS:
-            try:
-                start, end = self._todo.popleft()
-            except IndexError:
-                return
+        fruitless, size_bytes = 0, LEAST_RANGE_BYTES
+        while not self._stop.is_set() and fruitless < MOST_FRUITLESS and (taken := self._take(size_bytes)):
+            (start, end), begun = taken, self._clock.monotonic()
             before = self._partial.have_bytes
             try:
-                _pull_range(self._partial, self._wanted, pull, start, end, self._heed)
+                self._pull_range(pull, start, end)
+                size_bytes = int((end - start) * RANGE_S / max(0.001, self._clock.monotonic() - begun))
             except MachineLost as lost:
                 self._lost = lost
-                self._todo.extend(
-                    (max(start, a), min(end, b)) for a, b in self._partial.gaps() if a < end and b > start
-                )
+                left = [(max(start, a), min(end, b)) for a, b in self._partial.gaps() if a < end and b > start]
+                with self._taking:
+                    self._todo.extend(left)
                 fruitless = fruitless + 1 if self._partial.have_bytes == before else 0
             except BaseException as error:  # noqa: BLE001 - raised again in `run`, on the caller's thread
                 self._error = self._error or error
                 self._stop.set()
 
-    def _heed(self, _: int) -> None:
-        """End a pull that nobody wants any more."""
-        if self._stop.is_set():
-            raise _Stopped
+    def _take(self, size_bytes: int) -> tuple[int, int] | None:
+        """The next range, of about that size; smaller towards the end, so that no lane is left with a large one."""
+        with self._taking:
+            if not self._todo:
+                return None
+            start, end = self._todo.popleft()
+            missing = end - start + sum(b - a for a, b in self._todo)
+            most = min(size_bytes, MOST_RANGE_BYTES, missing // (2 * len(self._pulls)))
+            cut = min(end, start + max(LEAST_RANGE_BYTES, int(size_bytes // RANGE_S), most))
+            if cut < end:
+                self._todo.appendleft((cut, end))
+            return start, cut
+
+    def _pull_range(self, pull: Pull, start: int, end: int) -> None:
+        """Bring one range, and keep what has come of it whatever happens."""
+        taker = Taker(self._partial, start)
+
+        def take(block: bytes) -> None:
+            taker.take(block)
+            if self._stop.is_set():
+                raise _Stopped
+
+        try:
+            pull(start, end - start, take)
+        finally:
+            taker.flush()
 
 
 class _Stopped(GpurunError):

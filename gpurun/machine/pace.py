@@ -8,6 +8,8 @@ WINDOW_BYTES = 2 << 20
 # On a way as short as this two lanes are enough, whatever it carries: they keep two cores busy.
 SHORT_S = 0.01
 LOOK_S = 0.25
+# Until a program runs, a server's kernel may keep an answer back for so long: a way that seems no longer may be short.
+DELAYED_ANSWER_S = 0.04
 # Lanes that carry this part of what they could are held back by their windows, not by the line.
 FULL = 0.5
 
@@ -43,4 +45,4 @@ class Pace:
 
 def lanes_for(round_trip_s: float) -> int:
     """How many lanes keep a way of this length busy, if the line carries that much."""
-    return min(MOST_LANES, 2 + int(round_trip_s / 0.02))
+    return min(MOST_LANES, 2 + int(max(0.0, round_trip_s - DELAYED_ANSWER_S) / 0.012))

@@ -41,6 +41,7 @@ class Partial:
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
         self._content, self._list = -1, -1
+        self._room = bytearray(_BLOCK_BYTES)
 
     def __enter__(self) -> Partial:
         self._content = _opened_alone(self._path)
@@ -67,15 +68,18 @@ class Partial:
         edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
         return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
-    def write(self, offset: int, piece: bytes) -> None:
-        """Take a piece in, and remember it."""
-        view, at = memoryview(piece), offset
+    def write(self, offset: int, block: bytes) -> None:
+        """Put a block where it belongs; it counts when it is remembered."""
+        view = memoryview(block)
         while view:
-            written = os.pwrite(self._content, view, at)
-            view, at = view[written:], at + written
-        os.write(self._list, b"%d %d %d\n" % (offset, len(piece), zlib.crc32(piece)))
+            written = os.pwrite(self._content, view, offset)
+            view, offset = view[written:], offset + written
+
+    def remember(self, offset: int, length: int, checksum: int) -> None:
+        """Count what was written there."""
+        os.write(self._list, b"%d %d %d\n" % (offset, length, checksum))
         with self._lock:  # Readers need none: the list is never altered, only replaced.
-            self._have = _merged([*self._have, (offset, offset + len(piece))])
+            self._have = _merged([*self._have, (offset, offset + length)])
 
     def discard(self) -> None:
         """Forget everything that has arrived."""
@@ -87,11 +91,12 @@ class Partial:
         """Take what has arrived without a gap before it into the digest: meant to be called while more arrives."""
         end = self._have[0][1] if self._have and self._have[0][0] == 0 else 0
         while self._digested < end:
-            block = os.pread(self._content, min(_BLOCK_BYTES, end - self._digested), self._digested)
-            if not block:
+            room = memoryview(self._room)[: end - self._digested]
+            read_bytes = os.preadv(self._content, [room], self._digested)
+            if not read_bytes:
                 return
-            self._digest.update(block)
-            self._digested += len(block)
+            self._digest.update(room[:read_bytes])
+            self._digested += read_bytes
 
     def is_whole(self, sha256: str) -> bool:
         """Whether all of it is here and has this digest."""
@@ -145,26 +150,28 @@ def _opened_alone(path: Path) -> int:
 
 
 class Taker:
-    """Hands what arrives in order from an offset on to a partial file, in pieces worth remembering."""
+    """Writes what arrives in order from an offset on to a partial file; pieces worth a line of the list are remembered.
+
+    Blocks are not gathered first: fresh memory for every piece would cost more than the copying.
+    """
 
     def __init__(self, partial: Partial, offset: int) -> None:
-        self._partial, self._offset, self._waiting = partial, offset, bytearray()
+        self._partial, self._start = partial, offset
+        self._length = self._checksum = 0
 
     def take(self, block: bytes) -> None:
-        """Take what has come next."""
-        self._waiting += block
-        while len(self._waiting) >= _PIECE_BYTES:
-            self._write(_PIECE_BYTES)
+        """Take what has come next, at most a piece at once."""
+        self._partial.write(self._start + self._length, block)
+        self._checksum = zlib.crc32(block, self._checksum)
+        self._length += len(block)
+        if self._length >= _PIECE_BYTES:
+            self.flush()
 
     def flush(self) -> None:
-        """Write what is left."""
-        if self._waiting:
-            self._write(len(self._waiting))
-
-    def _write(self, length: int) -> None:
-        self._partial.write(self._offset, bytes(self._waiting[:length]))
-        del self._waiting[:length]
-        self._offset += length
+        """Remember what was written since."""
+        if self._length:
+            self._partial.remember(self._start, self._length, self._checksum)
+            self._start, self._length, self._checksum = self._start + self._length, 0, 0
 
 
 def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -95,7 +95,9 @@ class Bench:
     def ours(self, what: str, source: Path, port: int, size_bytes: int = 0) -> dict[str, Any]:
         """Ours, in a process of its own: seconds, bytes sent, peak memory."""
         words = [what, str(source), str(port), str(self.work), str(size_bytes)]
-        done = subprocess.run([sys.executable, __file__, "--ours", *words], check=True, capture_output=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, __file__, "--ours", *words], check=True, stdout=subprocess.PIPE, cwd=ROOT
+        )
         return dict(json.loads(done.stdout))
 
     def options(self, port: int) -> list[str]:
@@ -168,6 +170,7 @@ def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> 
             if what == "ship":
                 far.unpack(pack)
             else:
+                far.manifest(size_bytes)
                 far.fetch(NAME, size_bytes, sha256, work / "home")
             break
         except MachineLost:

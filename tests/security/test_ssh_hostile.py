@@ -20,7 +20,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import Address
 from gpurun.machine.base import MachineLost
-from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, connection, machine, program, scan_host_key
+from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, connection, machine, program, scan_host_key, transport
 from gpurun.machine.ssh_keys import make_keys
 from tests.emulators.sshd import Door
 from tests.memory import forget_own_peak, own_peak_bytes
@@ -349,8 +349,8 @@ class Server:
     def close(self) -> None:
         self.host.leaving.set()
         self._door.close()
-        for transport in self._transports:
-            transport.close()
+        for opened in self._transports:
+            opened.close()
 
     def _serve(self, guest: socket.socket) -> None:
         transport = paramiko.Transport(guest)
@@ -399,8 +399,8 @@ def test_a_packet_of_four_gigabytes_is_not_waited_for_after_the_login_either(key
     raised = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        packets = connection._Packets(ours)
-        for size in (-1, 1 << 31, connection.MOST_PACKET_BYTES + 1):
+        packets = transport.Packets(ours)
+        for size in (-1, 1 << 31, transport.MOST_PACKET_BYTES + 1):
             with pytest.raises(paramiko.SSHException, match="announces a packet") as error:
                 packets.read_all(size)
             raised.append(error)

@@ -147,7 +147,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("piece.offset != offset or piece.bytes > most or ", ""),
         (" or len(data) != piece.bytes", ""),
     ),
-    "gpurun/machine/remote/connection.py": (
+    "gpurun/machine/remote/transport.py": (
         ("if not 0 <= n <= MOST_PACKET_BYTES:", "if False:"),
         ("if self.allowance_bytes < 0:", "if False:"),
     ),

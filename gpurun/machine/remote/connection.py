@@ -1,7 +1,6 @@
-"""One SSH connection to the host whose key is expected; the only room that knows paramiko.
+"""One SSH connection to the host whose key is expected; this module and `transport` alone know paramiko.
 
-Whatever the other end sends, no more than MOST_GREETING_BYTES of it are read before it has let us in, no packet is
-larger than MOST_PACKET_BYTES, and every step has an end.
+Whatever the other end sends, every step has an end; how much of it is read and believed is told in `transport`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import paramiko
 from paramiko.common import cMSG_GLOBAL_REQUEST
-from paramiko.packet import Packetizer
 from paramiko.ssh_exception import IncompatiblePeer
 
 from gpurun.core.clock import Clock
@@ -22,6 +20,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.model import Address
 from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost
 from gpurun.machine.remote.host_key import ExpectedKey, HostKeyMismatch
+from gpurun.machine.remote.transport import Transport, Wire
 from gpurun.machine.remote.words import words_of
 from gpurun.machine.ssh_keys import fingerprint
 
@@ -29,8 +28,6 @@ CONNECT_S = 15.0
 LOGIN_S = 30.0
 CHANNEL_S = 60.0
 KEEPALIVE_S = 15
-MOST_GREETING_BYTES = 1 << 20
-MOST_PACKET_BYTES = 256 << 10
 # A window as large as the largest reply: the far side never waits for us, however long the way is.
 WINDOW_BYTES = MOST_REPLY_BYTES
 PACKET_BYTES = 64 << 10
@@ -46,38 +43,10 @@ _CIPHERS = (
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class _Wire(socket.socket):
-    """A TCP connection that knows when it was last heard, and how much it may still be told before the login."""
-
-    clock: Clock
-    heard_mono: float
-    allowance_bytes: int | None = MOST_GREETING_BYTES
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Bytes that have come; none once there were too many."""
-        data = super().recv(size, flags)
-        self.heard_mono = self.clock.monotonic()
-        if self.allowance_bytes is not None:
-            self.allowance_bytes -= len(data)
-            if self.allowance_bytes < 0:
-                return b""
-        return data
-
-
-class _Packets(Packetizer):
-    """Packets of a sane size: their length is the far side's word, and it would be believed up to 4 GB."""
-
-    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """Exactly `n` bytes of the connection."""
-        if not 0 <= n <= MOST_PACKET_BYTES:
-            raise paramiko.SSHException(f"it announces a packet of {n} bytes")
-        return super().read_all(n, check_rekey)
-
-
 class Connection:
     """A login that stands, for any number of threads; closed by whoever made it."""
 
-    def __init__(self, transport: paramiko.Transport, wire: _Wire, where: str) -> None:
+    def __init__(self, transport: Transport, wire: Wire, where: str) -> None:
         self.where = where
         self.round_trip_s = CHANNEL_S
         self._transport = transport
@@ -134,9 +103,7 @@ def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: f
     return line
 
 
-def _to_expected(
-    address: Address, expected: ExpectedKey, clock: Clock, limit_s: float
-) -> tuple[paramiko.Transport, _Wire]:
+def _to_expected(address: Address, expected: ExpectedKey, clock: Clock, limit_s: float) -> tuple[Transport, Wire]:
     """An encrypted connection to the expected host, with nothing sent on it yet.
 
     A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
@@ -155,11 +122,11 @@ def _to_expected(
 
 def _greet(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float
-) -> tuple[paramiko.Transport, _Wire, str] | None:
+) -> tuple[Transport, Wire, str] | None:
     """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
     end = clock.monotonic() + min(CONNECT_S, limit_s)
     wire = _dial(address, clock, min(CONNECT_S, limit_s))
-    transport = paramiko.Transport(wire, packetizer_class=_Packets)
+    transport = Transport(wire)
     try:
         left_s = max(0.1, end - clock.monotonic())
         transport.banner_timeout = transport.handshake_timeout = left_s
@@ -181,7 +148,7 @@ def _greet(
     return transport, wire, f"{key.get_name()} {key.get_base64()}"
 
 
-def _dial(address: Address, clock: Clock, limit_s: float) -> _Wire:
+def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
     """The TCP connection; MachineLost says which of the ways it failed."""
     where = place(address)
     try:
@@ -197,12 +164,12 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> _Wire:
             raise SetupError("ssh.no_files", "This machine has no file left to open.", hint="ulimit -n") from error
         raise MachineLost(f"{where} cannot be reached: {words_of(error)}.") from error
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    wire = _Wire(fileno=plain.detach())
+    wire = Wire(fileno=plain.detach())
     wire.clock, wire.heard_mono = clock, clock.monotonic()
     return wire
 
 
-def _log_in(transport: paramiko.Transport, address: Address, identity: paramiko.PKey | None) -> None:
+def _log_in(transport: Transport, address: Address, identity: paramiko.PKey | None) -> None:
     """Show the one key, or none; MachineLost when that is not enough, for a machine that boots may come to it yet."""
     where = place(address)
     try:
@@ -231,16 +198,16 @@ def _identity(path: Path) -> paramiko.PKey:
     raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
 
 
-def _ask_for_life(transport: paramiko.Transport) -> None:
+def _ask_for_life(transport: Transport) -> None:
     """A request that every server answers, if only with no; paramiko's own keepalive asks for no answer."""
     message = paramiko.Message()
     message.add_byte(cMSG_GLOBAL_REQUEST)
     message.add_string("keepalive@openssh.com")
     message.add_boolean(True)
-    transport._send_user_message(message)  # type: ignore[attr-defined]  # It has no public name.
+    transport._send_user_message(message)
 
 
-def _end(transport: paramiko.Transport, wire: _Wire) -> None:
+def _end(transport: Transport, wire: Wire) -> None:
     """Leave no thread and no descriptor behind: the reader is woken before its socket is closed."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)

@@ -24,7 +24,9 @@ DRAIN_S = 5.0
 _PIECE_BYTES = 32 << 10
 # What is streamed is taken as it comes: this carries 80 MB/s over 100 ms, and there are several lanes.
 STREAM_WINDOW_BYTES = 8 << 20
-_BLOCK_BYTES = MOST_REPLY_BYTES
+_BLOCK_BYTES = 256 << 10
+# What is streamed is let gather: were it taken packet by packet, two threads would do little but wake each other.
+_GATHER_S = 0.002
 # What a login may say before the program does.
 _MOST_NOISE_BYTES = 1 << 20
 _NOISE_BLOCK_BYTES = 16 << 10
@@ -144,6 +146,8 @@ class Program:
     def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
         while self._error is None and (block := receive(_BLOCK_BYTES)):
             self._keep(into, block, MOST_REPLY_BYTES)
+            if self._sink is not None and len(block) < _BLOCK_BYTES:
+                self._ended.wait(_GATHER_S)
 
     def _keep(self, into: bytearray, block: bytes, most_bytes: int) -> None:
         if into is self._stdout and self._sink is not None:

@@ -12,10 +12,16 @@ import pytest
 from gpurun.machine import partial
 from gpurun.machine.base import MachineLost, Take
 from gpurun.machine.fetch import Wanted, fetch
-from gpurun.machine.partial import Partial
+from gpurun.machine.partial import Partial, Taker
 
 CONTENT = b"what was announced" * 1000
 WANTED = Wanted("weights", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+
+
+def written(partial: Partial, offset: int, content: bytes) -> None:
+    taker = Taker(partial, offset)
+    taker.take(content)
+    taker.flush()
 
 
 def test_a_file_that_somebody_is_at_is_not_opened_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,12 +40,12 @@ def test_who_waited_for_a_file_cannot_alter_it_after_its_digest_was_verified(tmp
         try:
             with Partial(tmp_path / "part", 5) as late:
                 late_is_in.set()
-                late.write(0, b"EVIL!")
+                written(late, 0, b"EVIL!")
         except MachineLost as lost:
             failed.append(lost)
 
     with Partial(tmp_path / "part", 5) as first:
-        first.write(0, b"right")
+        written(first, 0, b"right")
         thread = threading.Thread(target=write_late)
         thread.start()
         assert not late_is_in.wait(0.2), "one writer at a time"
@@ -64,7 +70,7 @@ def test_a_file_that_gets_its_name_between_opening_and_locking_is_left_alone(
 
     monkeypatch.setattr(partial.fcntl, "flock", late)
     with Partial(tmp_path / "part", 5) as mine:
-        mine.write(0, b"EVIL!")
+        written(mine, 0, b"EVIL!")
     assert (tmp_path / "target").read_bytes() == b"right"
 
 
@@ -99,7 +105,7 @@ def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
 ) -> None:
     merged = partial._merged
     with Partial(tmp_path / "part", 10) as mine:
-        other = threading.Thread(target=mine.write, args=(5, b"right"))
+        other = threading.Thread(target=written, args=(mine, 5, b"right"))
 
         def slowly(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
             if not other.ident:  # The first to come here is overtaken, unless the other has to wait for it.
@@ -108,7 +114,7 @@ def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
             return merged(extents)
 
         monkeypatch.setattr(partial, "_merged", slowly)
-        mine.write(0, b"right")
+        written(mine, 0, b"right")
         other.join()
         assert mine.have_bytes == 10
 

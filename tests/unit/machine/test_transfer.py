@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from conftest import Place
 
+from gpurun.machine import far as far_side
 from gpurun.machine import parts
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.pace import WINDOW_BYTES, Pace
 from gpurun.machine.pack import Pack, survey
+from gpurun.machine.remote import transport
 from tests.emulators import sshd
 from tests.emulators.proxy import Proxy
 
@@ -156,7 +158,7 @@ def finished(place: Place, size: int) -> ManifestFile:
 
 def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place: Place, tmp_path: Path) -> None:
     file = finished(place, 40 << 20)
-    proxy = place.proxy(round_trip_s=0.05)
+    proxy = place.proxy(round_trip_s=0.1)
     far, next_cut = far_behind(place, proxy), [8 << 20]
 
     def cut_now_and_then(have: int) -> None:
@@ -170,6 +172,18 @@ def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place
     is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
     assert is_same
     assert not any((tmp_path / ".partial").iterdir())
+
+
+def test_keys_are_changed_while_programs_end_without_a_stall(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport.Packets, "REKEY_BYTES", 3 << 20)
+    monkeypatch.setattr(far_side, "_SHARED_LANES", 8)
+    file = finished(place, 40 << 20)
+    proxy = place.proxy(round_trip_s=0.1)
+    far = far_behind(place, proxy)
+    far.fetch(file.name, file.bytes, file.sha256, tmp_path)
+    assert proxy.connections == 1, "a connection that stalls is given up, and made again"
 
 
 def test_what_another_supervisor_has_fetched_before_it_died_is_not_fetched_again(place: Place, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""paramiko, where it has to be bent: how much is read at once, how much is believed, and who waits for new keys."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import paramiko
+from paramiko.packet import Packetizer
+
+from gpurun.core.clock import Clock
+
+MOST_GREETING_BYTES = 1 << 20
+MOST_PACKET_BYTES = 256 << 10
+# Several packets at once: paramiko asks for each in two pieces, and every question to the socket costs a thread switch.
+_AHEAD_BYTES = 256 << 10
+
+
+class Wire(socket.socket):
+    """A TCP connection that knows when it was last heard, and how much it may still be told before the login."""
+
+    clock: Clock
+    heard_mono: float
+    allowance_bytes: int | None = MOST_GREETING_BYTES
+    _ahead = memoryview(b"")
+    _room: bytearray | None = None
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Bytes that have come, from what was read ahead while there is some; none once there were too many."""
+        if not self._ahead:
+            self._room = self._room or bytearray(_AHEAD_BYTES)
+            read_bytes = self.recv_into(self._room, 0, flags)
+            self.heard_mono = self.clock.monotonic()
+            if self.allowance_bytes is not None:
+                self.allowance_bytes -= read_bytes
+                if self.allowance_bytes < 0:
+                    return b""
+            self._ahead = memoryview(self._room)[:read_bytes]
+        data, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
+        return data
+
+
+class Packets(Packetizer):
+    """Packets of a sane size: their length is the far side's word, and it would be believed up to 4 GB."""
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        """Exactly `n` bytes of the connection."""
+        if not 0 <= n <= MOST_PACKET_BYTES:
+            raise paramiko.SSHException(f"it announces a packet of {n} bytes")
+        return super().read_all(n, check_rekey)
+
+
+class Transport(paramiko.Transport):
+    """A connection that can change its keys while programs end on it.
+
+    paramiko's thread answers the end of a program at once. While keys are changed nothing may be sent, so it waited for
+    the new ones, which only it can take in, until it gave the connection up after 30 s (its issue 822). Here such
+    answers are held back until the new keys are there.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._held_back: list[paramiko.Message] = []
+        super().__init__(wire, packetizer_class=Packets)
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            self._held_back.append(data)
+        else:
+            super()._send_user_message(data)  # type: ignore[misc]  # It has no public name.
+
+    def _parse_newkeys(self, message: paramiko.Message) -> None:
+        super()._parse_newkeys(message)  # type: ignore[misc]  # As above.
+        held_back, self._held_back = self._held_back, []
+        for data in held_back:
+            super()._send_user_message(data)  # type: ignore[misc]  # As above.
