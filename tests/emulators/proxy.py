@@ -16,16 +16,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+LOOPBACK = "127.0.0.1"
 _BLOCK_BYTES = 1 << 18
 # What may be under way in one direction: more than the SSH windows of all lanes together.
 _MOST_BLOCKS = 512
 
 
 class Door:
-    """A listening socket on a free port, with a thread that hands over whoever comes."""
+    """A listening socket, on a free port if none is given, with a thread that hands over whoever comes."""
 
-    def __init__(self, take: Callable[[socket.socket], None]) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, take: Callable[[socket.socket], None], at: tuple[str, int] = (LOOPBACK, 0)) -> None:
+        self._listener = socket.create_server(at)
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._take = take
@@ -51,11 +52,19 @@ class Proxy:
     """Passes bytes on both ways, each `round_trip_s` / 2 late, until it is told otherwise.
 
     With `cut_every_s` all connections are cut again and again. `sent_bytes` came from the near side, `brought_bytes`
-    from the far one.
+    from the far one. `at` is where it listens, `host` where the server is.
     """
 
-    def __init__(self, port: int, *, round_trip_s: float = 0.0, cut_every_s: float = 0.0) -> None:
-        self._target = port
+    def __init__(
+        self,
+        port: int,
+        *,
+        host: str = LOOPBACK,
+        at: tuple[str, int] = (LOOPBACK, 0),
+        round_trip_s: float = 0.0,
+        cut_every_s: float = 0.0,
+    ) -> None:
+        self._target = (host, port)
         self._late_s = round_trip_s / 2
         self._flowing = threading.Event()
         self._flowing.set()
@@ -66,7 +75,7 @@ class Proxy:
         self._corrupting = 0
         self.sent_bytes = self.brought_bytes = 0
         self.cuts = 0
-        self._door = Door(self._pass_on)
+        self._door = Door(self._pass_on, at)
         self.port = self._door.port
         if cut_every_s:
             self._start(self._cut_again_and_again, cut_every_s)
@@ -115,7 +124,7 @@ class Proxy:
 
     def _pass_on(self, near: socket.socket) -> None:
         try:
-            far = socket.create_connection(("127.0.0.1", self._target))
+            far = socket.create_connection(self._target)
         except OSError:
             near.close()
             return
