@@ -128,7 +128,7 @@ class Program:
 
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
         """Find the mark, drain what follows, and tell when both outputs are at their end and the exit code has come."""
-        while self.group is None and self._error is None and (block := channel.recv(_NOISE_BLOCK_BYTES)):
+        while self.group is None and self._error is None and (block := self._heard(channel.recv, _NOISE_BLOCK_BYTES)):
             self._keep(self._noise, block, _MOST_NOISE_BYTES)
             self._look_for_mark()
         self._drain(channel.recv, self._stdout)
@@ -144,10 +144,21 @@ class Program:
             self._begun.set()
 
     def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
-        while self._error is None and (block := receive(_BLOCK_BYTES)):
+        while self._error is None and (block := self._heard(receive, _BLOCK_BYTES)):
             self._keep(into, block, MOST_REPLY_BYTES)
             if self._sink is not None and len(block) < _BLOCK_BYTES:
                 self._ended.wait(_GATHER_S)
+
+    def _heard(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
+        """What has come, none at the end.
+
+        The library answers what it has taken with a wider window: a line that is cut just then makes that raise.
+        """
+        try:
+            return receive(most_bytes)
+        except Exception as error:  # noqa: BLE001 - as in `_run`
+            self._fail(MachineLost(f"{self._connection.where} was cut off: {words_of(error)}."))
+            return b""
 
     def _keep(self, into: bytearray, block: bytes, most_bytes: int) -> None:
         if into is self._stdout and self._sink is not None:

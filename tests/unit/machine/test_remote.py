@@ -136,6 +136,7 @@ class AllAtOnce:
     def __init__(self, said: bytes) -> None:
         self.said, self.exit_status, self.eof_received, self.status_event = said, 0, True, threading.Event()
         self.status_event.set()
+        self.where = "far:22"
 
     def channel(self, window_bytes: int = 0) -> AllAtOnce:
         return self
@@ -159,6 +160,20 @@ def test_a_large_answer_may_come_together_with_its_mark(noise: bytes) -> None:
     assert reply is not None
     is_whole = reply.stdout == answer  # pytest would take minutes to show a difference
     assert is_whole
+
+
+@pytest.mark.parametrize("output", ["recv", "recv_stderr"])
+def test_a_line_that_is_cut_while_more_is_allowed_to_come_is_lost_at_once(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = AllAtOnce(b"mark 77\nhalf an answer")
+
+    def cut(most_bytes: int) -> bytes:
+        raise EOFError
+
+    monkeypatch.setattr(far, output, cut)
+    with pytest.raises(MachineLost, match="cut off"):
+        program.Program(far, "line", "mark", None).wait(lambda: pytest.fail("it waits for what cannot come"))  # type: ignore[arg-type]
 
 
 def test_an_answer_may_be_as_large_as_it_may_be(place: Place) -> None:
