@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
+from gpurun.core.money import cost_of, format_usd
 from gpurun.core.plan import Mode, Plan, StagePlan
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import find, is_worth_staging
@@ -21,16 +22,18 @@ from gpurun.planning.budget import UPLINK_BITS_PER_S
 
 BUCKET_BITS_PER_S = 1e9
 """What a rented machine is counted to pull with, until it is measured."""
+WORTH_ADVICE_S = 120
 _ASK_AT_ONCE = 8
 
 
 def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     """The plan with its bucket looked at; without files, of data that is only spoken of, only that is done.
 
-    UsageError, SetupError or BucketLost when it cannot be used.
+    Without a bucket it says what one would save, if that is much. UsageError, SetupError or BucketLost when the bucket
+    cannot be used.
     """
     if not plan.choices.stage:
-        return plan
+        return plan.model_copy(update={"notes": (*plan.notes, *_advice(plan, seen))})
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
@@ -55,6 +58,17 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         saves_s=int(8 * whole / UPLINK_BITS_PER_S - 8 * whole / BUCKET_BITS_PER_S),
     )
     return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, plan))})
+
+
+def _advice(plan: Plan, seen: Survey | None) -> list[str]:
+    """What would save the paid time of a long upload."""
+    worth = sum(file.bytes for file in seen.files if is_worth_staging(file.bytes)) if seen else 0
+    saved_s = 8 * worth / UPLINK_BITS_PER_S - 8 * worth / BUCKET_BITS_PER_S
+    if plan.mode is not Mode.PAID or not plan.offer.rate_micros_per_hour or saved_s < WORTH_ADVICE_S:
+        return []
+    dollars = format_usd(cost_of(plan.offer.rate_micros_per_hour, saved_s, 1))
+    what = f"Sending the shards over {UPLINK_BITS_PER_S / 1e6:.0f} Mbit/s takes {saved_s / 60:.0f} min of the rental"
+    return [f"{what} more than a bucket would, {dollars}: add --stage s3://BUCKET/PREFIX, or take fewer shards."]
 
 
 def staged_uplink_bits_per_s(folder: Path, size_bytes: int) -> float:

@@ -120,9 +120,18 @@ def _ship(plan: Plan) -> list[Cell]:
     return [
         *parts,
         f"{format_bytes(plan.ship_bytes)} in {plan.ship_files} files",
+        *_sending(plan),
         f"data {short_hash(data.sha256)}",
         f"trainer {short_hash(plan.bundle_sha256)}",
     ]
+
+
+def _sending(plan: Plan) -> list[Cell]:
+    """How long shipping is counted to take on paid time, and what that costs."""
+    rate, seconds = plan.offer.rate_micros_per_hour, plan.lease.ship_s
+    if plan.mode.value != "paid" or not rate:
+        return []
+    return [f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"]
 
 
 def _stage(stage: StagePlan, offer: Offer) -> list[Cell]:

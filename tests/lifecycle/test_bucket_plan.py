@@ -18,7 +18,7 @@ from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.upload import digests_of, stage_file
 from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.pack import Survey, survey
+from gpurun.machine.pack import PackedFile, Survey, survey
 from gpurun.view.plan import plan_text
 from gpurun.view.style import Style
 from tests.emulators.s3 import S3Emulator
@@ -69,6 +69,17 @@ def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(
 def test_a_plan_without_a_bucket_asks_no_bucket(plan: Plan) -> None:
     without = plan.model_copy(update={"choices": plan.choices.model_copy(update={"stage": ""})})
     assert with_stage(without, seen(plan), SystemClock()) == without
+
+
+def test_a_plan_whose_upload_costs_much_says_what_a_bucket_would_save(plan: Plan) -> None:
+    without = plan.model_copy(update={"choices": plan.choices.model_copy(update={"stage": ""})})
+    large = Survey((PackedFile("data/train_000001.bin", 10**9, b""),), ())
+    told = with_stage(without, large, SystemClock()).notes[-1]
+    assert "7 min" in told, "8,000 megabits at 20 a second instead of 1,000"
+    assert "$2.62" in told, "of a machine for $24 an hour"
+    assert "--stage s3://BUCKET/PREFIX" in told
+    free = without.model_copy(update={"offer": without.offer.model_copy(update={"rate_micros_per_hour": 0})})
+    assert with_stage(free, large, SystemClock()) == free
 
 
 def test_trouble_with_the_bucket_is_told_before_anything_is_asked_for(s3: S3Emulator, plan: Plan) -> None:
