@@ -1,6 +1,6 @@
 """Ship and collect over a real sshd against the plain tools, on the same files: run by `make bench-transfer`.
 
-    python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,small,home,cuts]
+    python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,small,home,cuts,memory]
 
 A proxy on loopback makes the way 100 ms long. Each round does ours and theirs one after the other; the best of each
 counts, and what is printed are ratios, rows for docs/BENCHMARKS.md. Ours reads, hashes, compresses, sends, unpacks,
@@ -27,20 +27,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpurun.core.clock import SystemClock
-from gpurun.core.model import Address
-from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack, survey
-from gpurun.machine.remote import RemoteMachine
 from gpurun.machine.ssh_keys import make_keys
 from tests.bench.bench_pack import cpu, write_shards
 from tests.emulators.sshd import Sshd
-from tests.memory import own_peak_bytes
 
 ROOT = Path(__file__).parents[2]
 ROUND_TRIP_S = 0.1
 CUT_EVERY_S = 5.0
-NAME = "checkpoints/000001.model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -49,10 +42,11 @@ class Sizes:
     small_files: int
     home_mb: int
     cuts_mb: int
+    memory_mb: int
 
 
-SMALL = Sizes(shards_mb=100, small_files=1000, home_mb=100, cuts_mb=200)
-FULL = Sizes(shards_mb=1000, small_files=10_000, home_mb=1500, cuts_mb=1000)
+SMALL = Sizes(shards_mb=100, small_files=1000, home_mb=100, cuts_mb=200, memory_mb=1000)
+FULL = Sizes(shards_mb=1000, small_files=10_000, home_mb=1500, cuts_mb=1000, memory_mb=10_000)
 
 
 class Bench:
@@ -65,10 +59,11 @@ class Bench:
         self.sshd = Sshd(work / "sshd", host_keys=[work / "keys" / "host"], authorized_keys=[self.keys.client_public],
                          options=["LogLevel QUIET", "Subsystem sftp internal-sftp"])  # fmt: skip
         self.there = work / "there"
+        self.carried_bytes = 0
 
     @contextmanager
     def way(self, round_trip_s: float, cut_every_s: float = 0.0) -> Iterator[int]:
-        """The port of a way of this length, in a process of its own."""
+        """The port of a way of this length, in a process of its own; then `carried_bytes` is what it has carried."""
         if not round_trip_s and not cut_every_s:
             yield self.sshd.port
             return
@@ -78,6 +73,7 @@ class Bench:
         assert proxy.stdout is not None
         try:
             yield int(proxy.stdout.readline())
+            self.carried_bytes = int(proxy.communicate()[0])
         finally:
             proxy.kill()
             proxy.wait()
@@ -93,11 +89,10 @@ class Bench:
         return [min(times) for times in seen]
 
     def ours(self, what: str, source: Path, port: int, size_bytes: int = 0) -> dict[str, Any]:
-        """Ours, in a process of its own: seconds, bytes sent, peak memory."""
+        """Ours, in a process of its own: seconds, peak memory, tries."""
         words = [what, str(source), str(port), str(self.work), str(size_bytes)]
-        done = subprocess.run(
-            [sys.executable, __file__, "--ours", *words], check=True, stdout=subprocess.PIPE, cwd=ROOT
-        )
+        command = [sys.executable, "-m", "tests.bench.transfer_ours", *words]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT)
         return dict(json.loads(done.stdout))
 
     def options(self, port: int) -> list[str]:
@@ -131,57 +126,7 @@ class Bench:
         return time.perf_counter() - started
 
 
-def far_at(port: int, work: Path) -> FarSide:
-    address = Address(kind="ssh", host="127.0.0.1", port=port, user=os.environ.get("USER", "root"))
-    machine = RemoteMachine(
-        address,
-        client_key=work / "keys" / "client",
-        host_key=(work / "keys" / "host.pub").read_text(),
-        folder=str(work / "there"),
-        clock=SystemClock(),
-    )
-    return FarSide(machine, python=sys.executable)
-
-
-def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> None:
-    """Ship a folder, or bring a file home; the login is part of it, the agent is there before."""
-    from gpurun.machine.base import MachineLost
-
-    far = far_at(port, work)
-    while True:
-        try:
-            far.install_agent()
-            break
-        except MachineLost:
-            continue
-    far.close()
-    if what == "home":
-        sha256 = source.with_suffix(".sha256").read_text()
-        (work / "there" / "out" / "checkpoints").mkdir(parents=True)
-        os.link(source, work / "there" / "out" / NAME)
-        file = {"name": NAME, "bytes": size_bytes, "sha256": sha256, "kind": "weights", "step": 1}
-        listed = {"v": 1, "latest": 1, "best": None, "files": [file]}
-        (work / "there" / "out" / "MANIFEST.json").write_text(json.dumps(listed))
-    started, pack = time.perf_counter(), Pack(survey({"data": source}) if what == "ship" else survey({}))
-    tries = 0
-    while True:
-        try:
-            tries += 1
-            if what == "ship":
-                far.unpack(pack)
-            else:
-                far.manifest(size_bytes)
-                far.fetch(NAME, size_bytes, sha256, work / "home")
-            break
-        except MachineLost:
-            continue
-    seconds = time.perf_counter() - started
-    shutil.rmtree(work / "home", ignore_errors=True)
-    memory = own_peak_bytes()
-    print(json.dumps({"seconds": seconds, "sent_bytes": pack.sent_bytes, "memory_bytes": memory, "tries": tries}))
-
-
-def row(what: str, ours_s: float, theirs: str, theirs_s: float, bar: float, more: str = "") -> None:
+def tell(what: str, ours_s: float, theirs: str, theirs_s: float, bar: float, more: str = "") -> None:
     ratio = theirs_s / ours_s
     verdict = "yes" if ratio >= bar else "NO"
     print(f"| {what} | {ours_s:.1f} s | {theirs} {theirs_s:.1f} s | {ratio:.2f}x | >= {bar}x | {verdict} | {more} |",
@@ -206,8 +151,8 @@ def shards(bench: Bench, sizes: Sizes) -> None:
             ours, lambda: bench.tar_scp_tar(source, port), lambda: bench.rsync(source, port)
         )
     what = f"{sizes.shards_mb} MB of shards, 100 ms"
-    row(what, ours_s, "tar -czf + scp -C + tar -xzf", tar_s, 5.0, f"memory {max(peaks) / 1e6:.0f} MB")
-    row(what, ours_s, "rsync -az", rsync_s, 2.0)
+    tell(what, ours_s, "tar -czf + scp -C + tar -xzf", tar_s, 5.0, f"memory {max(peaks) / 1e6:.0f} MB")
+    tell(what, ours_s, "rsync -az", rsync_s, 2.0)
     shutil.rmtree(source)
 
 
@@ -222,7 +167,7 @@ def small(bench: Bench, sizes: Sizes) -> None:
         ours_s, rsync_s = bench.best(
             lambda: float(bench.ours("ship", source, port)["seconds"]), lambda: bench.rsync(source, port)
         )
-    row(f"{sizes.small_files:,} files of 4 kB, 100 ms", ours_s, "rsync -az", rsync_s, 1.8)
+    tell(f"{sizes.small_files:,} files of 4 kB, 100 ms", ours_s, "rsync -az", rsync_s, 1.8)
     shutil.rmtree(source)
 
 
@@ -234,19 +179,36 @@ def home(bench: Bench, sizes: Sizes) -> None:
                 lambda port=port: float(bench.ours("home", source, port, source.stat().st_size)["seconds"]),
                 lambda port=port: bench.scp_home(source, port),
             )
-        row(f"{sizes.home_mb} MB checkpoint home, {1000 * round_trip_s:.0f} ms", ours_s, "scp", scp_s, bar)
+        tell(f"{sizes.home_mb} MB checkpoint home, {1000 * round_trip_s:.0f} ms", ours_s, "scp", scp_s, bar)
 
 
 def cuts(bench: Bench, sizes: Sizes) -> None:
-    """The line is cut every 5 s; what was sent twice is what counts."""
+    """The line is cut every 5 s; what went over it, both ways together, is what counts."""
     source = bench.work / "cut"
     source.mkdir()
-    checkpoint(bench, sizes.cuts_mb).rename(source / "weights.bin")
-    with bench.way(ROUND_TRIP_S, CUT_EVERY_S) as port:
-        told = bench.ours("ship", source, port)
-    ratio = told["sent_bytes"] / (sizes.cuts_mb * 1_000_000)
-    print(f"| {sizes.cuts_mb} MB shipped, cut every 5 s | {told['seconds']:.1f} s, {told['tries']} tries "
-          f"| sent {ratio:.2f}x its size | | <= 1.3x | {'yes' if ratio <= 1.3 else 'NO'} | |")  # fmt: skip
+    size_bytes = sizes.cuts_mb * 1_000_000
+    weights = checkpoint(bench, sizes.cuts_mb)
+    os.link(weights, source / "weights.bin")
+    for what, content in (("shipped", source), ("brought home", weights)):
+        with bench.way(ROUND_TRIP_S, CUT_EVERY_S) as port:
+            told = bench.ours("ship" if content is source else "home", content, port, size_bytes)
+        ratio = bench.carried_bytes / size_bytes
+        print(f"| {sizes.cuts_mb} MB {what}, cut every 5 s | {told['seconds']:.1f} s, {told['tries']} tries "
+              f"| {ratio:.2f}x its size went over the line | | <= 1.3x | {'yes' if ratio <= 1.3 else 'NO'} | |",
+              flush=True)  # fmt: skip
+        shutil.rmtree(bench.there)
+
+
+def memory(bench: Bench, sizes: Sizes) -> None:
+    """What the sending process holds at most, however much it sends: ten names of one tenth."""
+    source, tenth = bench.work / "much", checkpoint(bench, sizes.memory_mb // 10)
+    source.mkdir()
+    for number in range(10):
+        os.link(tenth, source / f"train_{number:06d}.bin")
+    told = bench.ours("ship", source, bench.sshd.port)
+    peak_mb = told["memory_bytes"] / 1e6
+    print(f"| memory while {sizes.memory_mb / 1000:.0f} GB are shipped | {peak_mb:.0f} MB | {told['seconds']:.0f} s | "
+          f"| <= 200 MB | {'yes' if peak_mb <= 200 else 'NO'} | |")  # fmt: skip
 
 
 def checkpoint(bench: Bench, megabytes: int) -> Path:
@@ -263,7 +225,7 @@ def checkpoint(bench: Bench, megabytes: int) -> Path:
     return path
 
 
-ROWS: dict[str, Callable[[Bench, Sizes], None]] = {"shards": shards, "small": small, "home": home, "cuts": cuts}
+ROWS = {row.__name__: row for row in (shards, small, home, cuts, memory)}
 
 
 def main() -> None:
@@ -271,12 +233,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--ours", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.ours:
-        what, source, port, work, size_bytes = options.ours
-        do_ours(what, Path(source), int(port), Path(work), int(size_bytes))
-        return
     print(f"{cpu()}, {os.cpu_count()} cores; best of {options.rounds}")
     print("| what | ours | theirs | ratio | bar | held | |\n| --- | --- | --- | --- | --- | --- | --- |")
     for name in options.rows.split(","):

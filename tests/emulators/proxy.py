@@ -2,7 +2,7 @@
 
     python -m tests.emulators.proxy PORT [--round-trip 0.1] [--cut-every 5]
 
-As a program it prints the port that it listens on, and ends with its standard input.
+As a program it prints the port that it listens on; at the end of its standard input, how many bytes it has carried.
 """
 
 from __future__ import annotations
@@ -195,6 +195,7 @@ def main() -> None:
     proxy = Proxy(options.port, round_trip_s=options.round_trip, cut_every_s=options.cut_every)
     print(proxy.port, flush=True)
     sys.stdin.read()
+    print(proxy.sent_bytes + proxy.brought_bytes, flush=True)
 
 
 if __name__ == "__main__":
