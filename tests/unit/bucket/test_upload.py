@@ -18,7 +18,7 @@ from gpurun.core.errors import GpurunError, SetupError, UsageError, Verification
 from gpurun.core.exclusive import exclusive
 from gpurun.machine.bucket import objects
 from gpurun.machine.bucket.address import parse_address
-from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.trouble import BucketLost, refusal
 from gpurun.machine.bucket.upload import digests_of, stage_file
 from gpurun.machine.bucket.wire import Bucket, Head
 from gpurun.machine.pack import PackedFile
@@ -217,6 +217,17 @@ def test_a_bucket_in_another_region_is_used_in_its_own_and_urls_are_signed_for_i
     bucket.put("team/gpt/x", b"hello")
     assert bucket.region == "eu-west-1"
     assert "eu-west-1" in bucket.url_to_get("team/gpt/x", 60).reveal()
+
+
+@pytest.mark.parametrize(
+    ("region", "hint"), [("eu-west-1", "AWS_DEFAULT_REGION=eu-west-1"), ("", "bucket's own region")]
+)
+def test_a_service_that_refuses_another_region_names_what_to_set(region: str, hint: str) -> None:
+    place = parse_address("s3://shards/gpt")
+    error = refusal("head_object", "301", "Moved Permanently", region, "gpt/x", place, "https://s3.example")
+    assert error.code == "stage.wrong_region"
+    assert region in error.what
+    assert hint in error.hint
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
