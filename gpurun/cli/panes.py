@@ -34,7 +34,7 @@ class LivePane:
 
     def show(self, news: News, now: float) -> None:
         """Redraw with what is new."""
-        self._screen.update(news.records, news.events, news.log_lines)
+        self._screen.update(news.records, news.events, news.log_lines, news.moving)
         self._window.show(self._screen, now=now)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class PlainPane(SilentPane):
 
     def show(self, news: News, now: float) -> None:
         """Print what is new."""
-        for line in self._view.update(news.records, news.events, now):
+        for line in self._view.update(news.records, news.events, now, news.moving):
             self._session.say(line)
 
 

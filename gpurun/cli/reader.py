@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.clock import SystemClock
+from gpurun.core.moving import Moving, read_moving
 from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Record
 from gpurun.ledger.journal import read_journal
@@ -21,6 +23,7 @@ class News:
     records: list[Record]
     events: list[dict[str, Any]]
     log_lines: list[bytes]
+    moving: Moving | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -41,7 +44,8 @@ class RunReader:
         records = read_journal(self._folder.journal).records[self._records_seen :]
         self._records_seen += len(records)
         events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
-        return News(list(records), events, self._lines(self._folder.log))
+        log_lines = self._lines(self._folder.log)
+        return News(list(records), events, log_lines, read_moving(self._folder, SystemClock().wall()))
 
     def _lines(self, path: Path) -> list[bytes]:
         try:

@@ -75,6 +75,11 @@ class RunFolder:
         return self.path / "staged.json"
 
     @property
+    def moving(self) -> Path:
+        """How far the transfer is that goes on just now."""
+        return self.path / "moving.json"
+
+    @property
     def push_key(self) -> Path:
         """The key with which the run's machine signs the list of what it pushes to a bucket."""
         return self.path / "push.key"

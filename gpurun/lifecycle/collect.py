@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, TrainingFailed
+from gpurun.core.moving import Tell, moving
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.at_home import is_here, remembered
 from gpurun.lifecycle.context import Context, Note, instance_of
@@ -27,8 +28,9 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     lost: GpurunError | None = None
     try:
         manifest = context.patiently(state, limit_s, lambda: far.manifest(room_bytes(context.folder.artifacts)))
-        with far.many_lanes():
-            here, missing = _bring_all(manifest.files, far, state, context)
+        whole_bytes = sum(file.bytes for file in manifest.files)
+        with far.many_lanes(), moving(context.folder, context.clock, "collect", whole_bytes) as tell:
+            here, missing = _bring_all(manifest.files, far, state, context, tell)
     except FarRefusal as refusal:
         raise _refused(refusal) from refusal
     except TrainingFailed as error:
@@ -54,14 +56,16 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _bring_all(
-    files: Sequence[ManifestFile], far: FarSide, state: RunState, context: Context
+    files: Sequence[ManifestFile], far: FarSide, state: RunState, context: Context, tell: Tell
 ) -> tuple[list[ManifestFile], dict[str, GpurunError]]:
     """Fetch one file after the other: those that are here then, and why each of the others is not."""
     here: list[ManifestFile] = []
     missing: dict[str, GpurunError] = {}
     for place, file in enumerate(files):
+        before_bytes = sum(one.bytes for one in files[:place])
+        bring = partial(_bring, far, file, state, context, tell, before_bytes)
         try:
-            context.patiently(state, context.plan.lease.collect_s, partial(_bring, far, file, state, context))
+            context.patiently(state, context.plan.lease.collect_s, bring)
             here.append(file)
         except StoreFull:
             raise  # What has come is kept; the driver tries again while the lease lasts.
@@ -83,17 +87,18 @@ def _sorted_out(
     return here, {file.name: lost for file in files if file not in here}
 
 
-def _bring(far: FarSide, file: ManifestFile, state: RunState, context: Context) -> None:
+def _bring(far: FarSide, file: ManifestFile, state: RunState, context: Context, tell: Tell, before_bytes: int) -> None:
     """Fetch one file, as long as the lease lasts; what is here with the right digest is not fetched again."""
 
-    def go_on() -> None:
+    def go_on(have_bytes: int) -> None:
+        tell(before_bytes + have_bytes)
         context.heed(state)
         if context.seconds_left(state) <= 0:
             what = f"The lease was over before {file.name} ({file.bytes:,} bytes) had come home."
             raise CollectFailed("collect.lease_over", what, hint="What came home before is kept. Give it more --hours.")
 
-    go_on()
-    far.fetch(file.name, file.bytes, file.sha256, context.folder.artifacts, on_progress=lambda _: go_on())
+    go_on(0)
+    far.fetch(file.name, file.bytes, file.sha256, context.folder.artifacts, on_progress=go_on)
 
 
 def _refused(refusal: FarRefusal) -> CollectFailed:

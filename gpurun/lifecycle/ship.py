@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from gpurun.core.errors import SetupError
+from gpurun.core.moving import moving
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.pull import pull
@@ -31,9 +32,15 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     yield from pull(state, context, far, pack, pulled)
     if pulled.missing_bytes:
         limit_s += context.plan.lease.train_s  # What the bucket did not bring takes longer; training gives way to it.
-    arrived = context.patiently(
-        state, limit_s, lambda: far.unpack(pack, on_progress=lambda sent: context.heed(state), timeout_s=left_s())
-    )
+    with moving(context.folder, context.clock, "ship", seen.total_bytes) as tell:
+
+        def on_progress(there_bytes: int) -> None:
+            tell(there_bytes)
+            context.heed(state)
+
+        arrived = context.patiently(
+            state, limit_s, lambda: far.unpack(pack, on_progress=on_progress, timeout_s=left_s())
+        )
     seconds = round(context.clock.monotonic() - started, 3)
     told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
     if context.plan.choices.stage:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from gpurun.core.model import canonical
+from gpurun.core.moving import Tell, moving
 from gpurun.core.paths import write_atomic
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note
@@ -42,8 +43,9 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     _patiently(state, context, bucket.look)
     # Whoever may not write learns it here, also where everything is there already.
     _patiently(state, context, partial(bucket.put, _marker(bucket, context), _mark(context)))
-    sending = _Staging(state, context, bucket)
-    staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
+    with moving(context.folder, context.clock, "stage", _total(files)) as tell:
+        sending = _Staging(state, context, bucket, tell)
+        staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
     write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
     told = {"url": str(bucket.address), "endpoint": bucket.endpoint, "files": len(staged), "bytes": _total(files)}
     counts = {"there_files": sending.there_files, "there_bytes": sending.there_bytes, "sent_bytes": sending.sent_bytes}
@@ -72,9 +74,10 @@ def _patiently(state: RunState, context: Context, attempt: Callable[[], T]) -> T
 class _Staging:
     """The files of one run on their way to the bucket; `there_` were found there, `sent_bytes` went out."""
 
-    def __init__(self, state: RunState, context: Context, bucket: Bucket) -> None:
+    def __init__(self, state: RunState, context: Context, bucket: Bucket, tell: Tell) -> None:
         self.there_files = self.there_bytes = self.sent_bytes = 0
-        self._state, self._context, self._bucket = state, context, bucket
+        self._state, self._context, self._bucket, self._tell = state, context, bucket, tell
+        self._done_bytes = 0
         self._counting = threading.Lock()
 
     def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, Digests]]:
@@ -94,6 +97,8 @@ class _Staging:
             logging.info("staging %s (%d bytes)", file.name, file.bytes)
             send = partial(stage_file, self._bucket, file, digests, notes, self._count)
             index = _patiently(self._state, self._context, send)
+        self._done_bytes += file.bytes
+        self._tell(self._done_bytes)
         return staged_file(file, digests, index)
 
     def _count(self, sent_bytes: int) -> None:

@@ -6,6 +6,7 @@ from gpurun.core.clock import local_time
 from gpurun.core.money import Micros, format_usd, percent_of
 from gpurun.view.charts import Point, Scale, bar, line_chart, sparkline
 from gpurun.view.events import number, whole, words
+from gpurun.view.moving import moving_line
 from gpurun.view.paint import Line, Span, clip_line, flow, line, pad, spread, width_of, wrap
 from gpurun.view.quantities import (
     format_bytes,
@@ -121,6 +122,8 @@ def _training(screen: Screen, style: Style) -> list[Line]:
         lines += [_progress(screen, step, steps, style), *_figures(screen, style)]
     if (step is None or screen.phase != "run") and screen.story and screen.closed_wall is None:
         lines += flow([line(screen.story)], style, indent=_LABEL, first=line(Span(" now", "dim")))
+    if screen.moving is not None and screen.closed_wall is None:
+        lines.append(moving_line(screen.moving, style, label=_LABEL))
     return lines
 
 

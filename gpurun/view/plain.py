@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING
 
 from gpurun.core.clock import utc
 from gpurun.view.events import TrainerEvent, wall_of, whole, words
+from gpurun.view.moving import moving_words
 from gpurun.view.paint import line, render
 from gpurun.view.quantities import format_duration
 from gpurun.view.story import BEGINS, ENDS, GOES_ON, is_alarming, tell_event, tell_record
 from gpurun.view.style import Style
 
 if TYPE_CHECKING:
+    from gpurun.core.moving import Moving
     from gpurun.core.progress import Record
 
 _BURST = 40
 _LINES_PER_S = 1.0
+# A transfer that is over sooner is told by its end alone.
+_WORTH_S = 5.0
 
 
 class PlainView:
@@ -33,19 +37,24 @@ class PlainView:
         self._steps: int | None = None
         self._phase = "plan"
         self._held: TrainerEvent | None = None
-        self._metric_wall = float("-inf")
+        self._metric_wall = self._moving_wall = float("-inf")
         self._line_wall: float | None = None
         self._allowance = float(_BURST)
         self._allowance_wall: float | None = None
         self._left_out = 0
 
-    def update(self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float) -> list[str]:
-        """The lines to print for new records and new events, in that order, at wall time `now`."""
+    def update(
+        self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float, moving: Moving | None = None
+    ) -> list[str]:
+        """The lines to print for new records, for new events and for the transfer of `now`, in that order."""
         lines = [self._tell(record) for record in records]
         self._refill(now)
         for event in events:
             lines += self._hear(event, now)
         lines += self._metric(now)
+        if moving is not None and moving.seconds >= _WORTH_S and abs(now - self._moving_wall) >= self._metric_period_s:
+            lines.append(self._line(now, self._phase, moving_words(moving)))
+            self._moving_wall = now
         if self._left_out and self._allowance >= 1:
             lines.append(self._line(now, "run", f"{self._left_out} lines of the trainer left out"))
             self._left_out = 0

@@ -17,6 +17,7 @@ from gpurun.view.safe import safe_line
 from gpurun.view.story import BEGINS, ENDS, PHASES, is_alarming, tell_event, tell_record
 
 if TYPE_CHECKING:
+    from gpurun.core.moving import Moving
     from gpurun.core.plan import Plan
     from gpurun.core.progress import Record
 
@@ -68,6 +69,7 @@ class Screen:
         self.stopping = False
         self.story = ""
         self.alarm = ""
+        self.moving: Moving | None = None
         self.deadline_wall: float | None = None
         self.start: TrainerEvent = {}
         self.step: TrainerEvent = {}
@@ -86,8 +88,10 @@ class Screen:
         records: Iterable[Record],
         events: Iterable[TrainerEvent],
         log_lines: Iterable[bytes | str],
+        moving: Moving | None = None,
     ) -> None:
-        """Take in what is new since last time."""
+        """Take in what is new since last time, and the transfer of now."""
+        self.moving = moving
         for record in records:
             self._record(str(record.event), record.wall, record.data)
             self.story = tell_record(record)

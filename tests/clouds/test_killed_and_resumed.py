@@ -116,6 +116,8 @@ def test_killed_in_upload_training_and_collect_and_resumed_all_is_at_home_and_no
     until(lambda: Event.SHIP_INTENDED in user.events() and ways.sent_bytes > UNDER_WAY_BYTES, user)
     kill_supervisors(user.home)
     assert Event.SHIP_OBSERVED not in user.events(), "killed while it uploaded"
+    shown = json.loads((user.home / "runs" / "fox-41" / "moving.json").read_bytes())
+    assert (shown["what"], shown["total_bytes"] > 2 * TEXT_BYTES) == ("ship", True), "what a viewer was shown"
 
     resumed_until(lambda: Event.TRAIN_STARTED in user.events(), user)
     assert Event.TRAIN_OBSERVED not in user.events(), "killed while it trained"

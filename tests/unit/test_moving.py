@@ -1,0 +1,84 @@
+"""How far a transfer is: written now and then, read by who watches, worth nothing when its writer is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.moving import PERIOD_S, STALE_S, Moving, moving, read_moving
+from gpurun.core.paths import RunFolder
+from gpurun.view.moving import moving_line, moving_words
+from gpurun.view.paint import width_of
+from gpurun.view.plain import PlainView
+from gpurun.view.style import Style
+
+BEGUN = 1_800_000_000.0
+
+
+def told(done_bytes: int = 1_200_000_000, *, seconds: float = 20.0) -> Moving:
+    return Moving("ship", done_bytes, 4_700_000_000, BEGUN + seconds, 440_000_000, BEGUN)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def test_what_is_told_is_read_by_another_until_the_transfer_ends(folder: RunFolder) -> None:
+    clock = VirtualClock()
+    with moving(folder, clock, "ship", 100) as tell:
+        assert read_moving(folder, clock.wall()) is None
+        tell(10)
+        clock.sleep(PERIOD_S)
+        tell(60)
+        seen = read_moving(folder, clock.wall())
+        assert seen is not None
+        assert (seen.what, seen.done_bytes, seen.total_bytes, seen.begun_bytes) == ("ship", 60, 100, 10)
+        assert seen.bytes_per_s == pytest.approx(50 / PERIOD_S)
+    assert read_moving(folder, clock.wall()) is None
+    assert list(folder.path.iterdir()) == []
+
+
+def test_it_is_written_once_a_second_however_often_it_is_told(folder: RunFolder) -> None:
+    clock = VirtualClock()
+    with moving(folder, clock, "collect", 1000) as tell:
+        for done in range(100):
+            tell(done)
+        seen = read_moving(folder, clock.wall())
+        assert seen is not None
+        assert seen.done_bytes == 0
+
+
+def test_what_a_killed_supervisor_left_and_what_is_damaged_is_nothing(folder: RunFolder) -> None:
+    clock = VirtualClock()
+    with moving(folder, clock, "ship", 100) as tell:
+        tell(10)
+        left = folder.moving.read_bytes()
+    folder.moving.write_bytes(left)
+    assert read_moving(folder, clock.wall()) is not None
+    assert read_moving(folder, clock.wall() + STALE_S) is None
+    for damaged in (b"", left[:-2], b"[]", b'{"what": "ship"}', b"\xff"):
+        folder.moving.write_bytes(damaged)
+        assert read_moving(folder, clock.wall()) is None
+
+
+def test_a_disk_that_takes_nothing_ends_no_transfer(tmp_path: Path) -> None:
+    with moving(RunFolder(tmp_path / "gone"), VirtualClock(), "ship", 100) as tell:
+        tell(10)
+
+
+def test_it_is_shown_with_rate_and_the_time_that_is_left() -> None:
+    assert moving_words(told()) == "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left"
+    assert moving_words(told(440_000_000)) == "440 MB of 4.7 GB"
+    for width in (40, 80, 200):
+        assert width_of(moving_line(told(), Style(width=width), label=8)) <= max(width, 60)
+
+
+def test_a_log_has_a_line_of_a_long_transfer_every_half_minute_and_none_of_a_short_one() -> None:
+    plain = PlainView()
+    assert plain.update([], [], BEGUN, told(seconds=1.0)) == []
+    assert ["38 MB/s" in line for line in plain.update([], [], BEGUN + 20, told())] == [True]
+    assert plain.update([], [], BEGUN + 40, told(seconds=40.0)) == []
+    assert len(plain.update([], [], BEGUN + 50, told(seconds=50.0))) == 1
