@@ -87,7 +87,9 @@ class ModernMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform every position by itself."""
-        return self.dropout(self.c_proj(F.relu(self.c_fc(x)).square()))
+        positive = F.relu(self.c_fc(x))
+        # The same to the bit as its square, which autocast on a card would compute, and keep, in fp32.
+        return self.dropout(self.c_proj(positive * positive))
 
 
 class ModernBlock(nn.Module):

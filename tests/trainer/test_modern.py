@@ -138,3 +138,17 @@ def test_a_run_with_muon_and_a_trapezoid_goes_on_exactly_where_it_stood(tmp_path
     again = [event["loss"] for event in events(tmp_path, "step")][8:]
     assert again == straight[4:]
     assert straight[-1] < straight[0] - 0.3
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_product_with_itself_is_the_square_to_the_bit(half: bool) -> None:
+    torch.manual_seed(0)
+    kind = torch.bfloat16 if half else torch.float32
+    given = torch.randn(64, 32).to(kind)
+    found = []
+    for squared in (lambda x: x * x, torch.square):
+        x = given.clone().requires_grad_()
+        y = squared(x.relu())
+        y.backward(torch.linspace(-1, 1, y.numel()).view_as(y).to(kind))
+        found.append((y.detach(), x.grad))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
