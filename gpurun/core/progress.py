@@ -42,6 +42,7 @@ class Event(StrEnum):
     SHIP_OBSERVED = "ship.observed"
     TRAIN_INTENDED = "train.intended"
     TRAIN_STARTED = "train.started"
+    RATE_OBSERVED = "rate.observed"
     TRAIN_OBSERVED = "train.observed"
     STOP_REQUESTED = "stop.requested"
     COLLECT_INTENDED = "collect.intended"
@@ -81,6 +82,7 @@ class RunState(Frozen):
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
     the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
+    `rated` says that the measured rate is on record.
     """
 
     run: str
@@ -95,6 +97,7 @@ class RunState(Frozen):
     stage: str = ""
     pushed: str = ""
     clock_ahead_s: float = 0.0
+    rated: bool = False
     deadline_wall: float | None = None
     create_wall: float | None = None
     create_mono: float = 0.0

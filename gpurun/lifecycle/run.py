@@ -15,6 +15,7 @@ from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.lifecycle.early import Early
 from gpurun.lifecycle.local_copy import LocalCopy
 from gpurun.lifecycle.push import Pushing
+from gpurun.lifecycle.rate import SAVE_S, Rating
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.trouble import BucketLost
@@ -24,7 +25,6 @@ from gpurun.providers.base import SpotNotice
 POLL_S = 0.5
 MOST_BYTES = 4 << 20
 SILENCE_S = 60.0
-SAVE_S = 60
 NOT_OURS = {
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
@@ -62,6 +62,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
     beat, beat_mono = 0.0, context.clock.monotonic()
+    rating = Rating(state, context)
     while context.seconds_left(state) > 0:
         wish = read_wish(context.folder)
         if wish is not None and STRENGTH[wish.how] > STRENGTH[told]:
@@ -87,6 +88,8 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
                 raise
             context.clock.sleep(POLL_S)
             continue
+        rating.hear(poll.chunks["events.jsonl"].data)
+        yield from rating.notes(state)
         if _is_behind(poll):
             continue
         if poll.status.state == "exited":

@@ -220,9 +220,16 @@ def _lease(offer: Offer, load: Load, train_s: int) -> Lease:
 
 
 def _expected_s(offer: Offer, load: Load, train_s: int) -> int:
-    """A rental that goes well: it boots sooner than it may, and its last checkpoint, the best too, comes home alone."""
-    home_s = COLLECT_START_S + (load.collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS
-    return ceil(EXPECTED_BOOT_SHARE * offer.boot_s) + load.ship_s + train_s + home_s + EXPECTED_DESTROY_S
+    """A rental that goes well: it boots sooner than it may, and ends as `expected_end_s` says."""
+    return ceil(EXPECTED_BOOT_SHARE * offer.boot_s) + load.ship_s + train_s + expected_end_s(load.collect_s)
+
+
+def expected_end_s(collect_s: int) -> int:
+    """From the end of training to a proven death where all goes well: the last checkpoint, the best too, comes alone.
+
+    `collect_s` is the limit for bringing home.
+    """
+    return COLLECT_START_S + (collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS + EXPECTED_DESTROY_S
 
 
 def _cost(offer: Offer, seconds: float, load: Load) -> Micros:

@@ -225,6 +225,9 @@ def _used(spent: Micros, cap: Micros, style: Style) -> Line:
 def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
     """Until when the machine may live, while it may; and where the last checkpoint is."""
     lines: list[Line] = []
+    if screen.pace and screen.phase == "run":
+        lines += wrap(screen.pace, style, indent=_LABEL, look="warn" if screen.is_too_slow else "")[:2]
+        lines[0] = (Span(" pace   ", "dim"), *lines[0][1:])
     if screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
         left = screen.deadline_wall - now
         when = f"until {local_time(screen.deadline_wall, now=now)}, "

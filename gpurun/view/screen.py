@@ -14,7 +14,7 @@ from gpurun.core.money import Micros, cost_of, total, usd
 from gpurun.view.charts import Point
 from gpurun.view.events import TrainerEvent, number, wall_of, whole, words
 from gpurun.view.safe import safe_line
-from gpurun.view.story import BEGINS, ENDS, PHASES, is_alarming, tell_event, tell_record
+from gpurun.view.story import BEGINS, ENDS, PHASES, is_alarming, tell_event, tell_rate, tell_record
 
 if TYPE_CHECKING:
     from gpurun.core.moving import Moving
@@ -71,6 +71,7 @@ class Screen:
         self.alarm = ""
         self.moving: Moving | None = None
         self.deadline_wall: float | None = None
+        self.pace, self.is_too_slow = "", False
         self.start: TrainerEvent = {}
         self.step: TrainerEvent = {}
         self.evaluation: TrainerEvent = {}
@@ -95,7 +96,7 @@ class Screen:
         for record in records:
             self._record(str(record.event), record.wall, record.data)
             self.story = tell_record(record)
-            if is_alarming(record):
+            if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
                 self.alarm = self.story
         for event in events:
             self._event(event)
@@ -151,6 +152,8 @@ class Screen:
                 self._rentals.pop()
             case "death.proven" if self._rentals:
                 self._rentals[-1] = (self._rentals[-1][0], wall)
+            case "rate.observed":
+                self.pace, self.is_too_slow = tell_rate(data), data.get("finishes") is not True
             case "collect.observed":
                 self.collected_wall = wall
             case "stop.requested":

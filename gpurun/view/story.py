@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpurun.core.money import Micros, format_usd
 from gpurun.view.events import TrainerEvent, number, whole, words
 from gpurun.view.paint import clip
 from gpurun.view.quantities import (
@@ -42,6 +43,7 @@ GOES_ON = {
     "create.refused": "provision",
     "create.unknown": "provision",
     "train.started": "run",
+    "rate.observed": "run",
     "destroy.asked": "destroy",
     "death.read": "destroy",
 }
@@ -65,6 +67,8 @@ def tell_record(record: Record) -> str:
 
 def is_alarming(record: Record) -> bool:
     """Whether a person should look up."""
+    if str(record.event) == "rate.observed":
+        return record.data.get("finishes") is False
     return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown")
 
 
@@ -115,6 +119,22 @@ def _staged(data: Mapping[str, Any]) -> str:
     return f"in {_text(data, 'url', 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
 
 
+def tell_rate(data: Mapping[str, Any]) -> str:
+    """What was measured, and what it means: when training ends and what all of it costs, or how far it gets."""
+    speed, left_s, step = number(data, "tokens_per_s"), number(data, "left_s"), whole(data, "ends_at_step")
+    expected, cap, needed = (whole(data, key) for key in ("expected_micros", "cap_micros", "needed_micros"))
+    measured = f"measured {format_count(speed or 0)} tok/s"
+    if data.get("finishes") is True:
+        costs = f", about {format_usd(Micros(expected))} in all" if expected else ""
+        holds = f"; the cap of {format_usd(Micros(cap))} holds" if expected and cap else ""
+        return f"{measured}: ends in {format_duration(left_s or 0)}{costs}{holds}"
+    steps = whole(data, "steps") or 0
+    share = f" ({format_percent((step or 0) / steps)})" if steps else ""
+    far = f"too slow to finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
+    would = f"to finish takes {format_duration(left_s or 0)} more"
+    return f"{measured}, {far}; {would}" + (f", under a cap of {format_usd(Micros(needed))}" if needed else "")
+
+
 def _collected(data: Mapping[str, Any]) -> str:
     files, missing = data.get("files"), data.get("missing")
     count = f" {len(files)} files" if isinstance(files, list | tuple) else ""
@@ -135,6 +155,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ship.observed": _shipped,
     "train.intended": lambda d: "starting the trainer",
     "train.started": lambda d: "training",
+    "rate.observed": lambda d: tell_rate(d),
     "train.observed": lambda d: f"training ended: {_text(d, 'outcome', 'ended')} ({_text(d, 'reason', 'no reason')})",
     "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
     "collect.intended": lambda d: "bringing the checkpoints home",

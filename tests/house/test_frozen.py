@@ -12,7 +12,7 @@ EXIT_CODES = {
 }  # fmt: skip
 EVENTS = """
     run.opened stage.intended stage.observed create.intended create.observed create.refused create.unknown
-    ready.observed ship.intended ship.observed train.intended train.started train.observed stop.requested
+    ready.observed ship.intended ship.observed train.intended train.started rate.observed train.observed stop.requested
     collect.intended collect.observed destroy.intended destroy.asked death.read death.proven salvage.intended
     salvage.observed step.failed incident receipt.observed run.closed journal.repaired
 """

@@ -1,0 +1,152 @@
+"""What the first steps of a run show: its real speed, and with it how long the rest takes.
+
+The trainer's events are the machine's word: what is no sane number is passed over, and tokens are the plan's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces"]
+
+MEASURED_STEPS = 50
+"""So many steps after the first, which compiles and warms up, replace the estimate."""
+LEAST_CLEAN_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a run consists of beside its steps: how often it evaluates and saves, and on how many tokens."""
+
+    steps: int
+    batch_tokens: int
+    eval_every: int
+    eval_tokens: int
+    checkpoint_every: int
+
+    @classmethod
+    def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
+        """Of the tables of a recipe.json; None where they do not say."""
+        train, evaluation = resolved.get("train", {}), resolved.get("eval", {})
+        told = (train, "steps"), (train, "batch_tokens"), (evaluation, "every"), (evaluation, "tokens")
+        found = [table.get(key) for table, key in (*told, (train, "checkpoint_every"))]
+        if not all(type(one) is int and one > 0 for one in found):
+            return None
+        return cls(*found)
+
+    def saves_from(self, step: int) -> int:
+        """How many checkpoints are due at this step and later: one every so often, and one at the end."""
+        return self._multiples(self.checkpoint_every, step) + 1
+
+    def evaluations_from(self, step: int) -> int:
+        """How many evaluations are due at this step and later: every checkpoint has one, too."""
+        every, saved = self.eval_every, self.checkpoint_every
+        both = self._multiples(math.lcm(every, saved), step)
+        return self._multiples(every, step) + self._multiples(saved, step) - both + 1
+
+    def _multiples(self, every: int, step: int) -> int:
+        """How many steps from this one on, but for the last, are a multiple."""
+        return max(0, (self.steps - 1) // every - (max(1, step) - 1) // every)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The speed after the first steps, and the seconds of training that are left at that speed."""
+
+    step: int
+    steps: int
+    step_s: float
+    tokens_per_s: float
+    elapsed_s: float
+    left_s: float
+    memory_peak_bytes: int | None
+
+
+class Meter:
+    """Hears a trainer's events, one after the other, and says once what they show."""
+
+    def __init__(self, resolved: Mapping[str, Any]) -> None:
+        self._pieces = Pieces.of(resolved)
+        self._begin()
+
+    def _begin(self) -> None:
+        """A process of the trainer has begun."""
+        self._first: int | None = None
+        self._last: tuple[int, float] = (0, 0.0)
+        self._clean_s, self._clean_steps = 0.0, 0
+        self._mixed_s, self._mixed_steps = 0.0, 0
+        self._beside_s, self._evals_s, self._evals, self._saves = 0.0, 0.0, 0, 0
+        self._is_clean = True
+
+    def take(self, event: Mapping[str, Any]) -> Measured | None:
+        """Hear an event; what has been measured, from the line of a step on that is the fiftieth after the first."""
+        kind = event.get("kind")
+        if kind == "start":
+            self._begin()
+        elif kind == "eval":
+            self._evals_s += _seconds(event, "eval_s") or 0.0
+            self._evals, self._is_clean = self._evals + 1, False
+        elif kind in ("sample", "checkpoint"):
+            self._saves += kind == "checkpoint"
+            self._is_clean = False
+        elif kind == "step":
+            return self._step(event)
+        return None
+
+    def _step(self, event: Mapping[str, Any]) -> Measured | None:
+        step, elapsed_s = event.get("step"), _seconds(event, "elapsed_s")
+        pieces = self._pieces
+        if pieces is None or elapsed_s is None or type(step) is not int or not self._last[0] < step <= pieces.steps:
+            return None
+        if self._first is None:
+            self._first = step
+        else:
+            self._count(step - self._last[0], elapsed_s - self._last[1])
+        self._last, self._is_clean = (step, elapsed_s), True
+        if step - self._first < MEASURED_STEPS or step == pieces.steps:
+            return None
+        return self._measured(pieces, event)
+
+    def _count(self, steps: int, took_s: float) -> None:
+        """Add the time between two lines, apart where an evaluation or a checkpoint fell into it."""
+        if self._is_clean:
+            self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
+        else:
+            self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
+
+    def _measured(self, pieces: Pieces, event: Mapping[str, Any]) -> Measured | None:
+        step, elapsed_s = self._last
+        if self._clean_steps >= LEAST_CLEAN_STEPS:
+            step_s = self._clean_s / self._clean_steps
+        else:
+            step_s = (self._clean_s + self._mixed_s - self._evals_s) / (self._clean_steps + self._mixed_steps)
+        if not 0 < step_s < math.inf:
+            return None
+        eval_s = pieces.eval_tokens / 3.0 / pieces.batch_tokens * step_s  # A forward is a third of a training pass.
+        if self._evals:
+            eval_s = self._evals_s / self._evals
+        beside_s = max(0.0, self._mixed_s - self._mixed_steps * step_s - self._evals_s)
+        save_s = beside_s / self._saves if self._saves else 0.0
+        left_s = (pieces.steps - step) * step_s
+        left_s += pieces.evaluations_from(step) * eval_s + pieces.saves_from(step) * save_s
+        memory = event.get("memory_peak_bytes")
+        return Measured(
+            step=step,
+            steps=pieces.steps,
+            step_s=step_s,
+            tokens_per_s=pieces.batch_tokens / step_s,
+            elapsed_s=elapsed_s,
+            left_s=left_s,
+            memory_peak_bytes=memory if type(memory) is int and 0 < memory < 1 << 50 else None,
+        )
+
+
+def _seconds(event: Mapping[str, Any], key: str) -> float | None:
+    """Seconds that somebody told, if they are sane."""
+    value = event.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        return None
+    return float(value)
