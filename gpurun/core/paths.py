@@ -141,6 +141,11 @@ class Home:
         return self.root / "instances"
 
     @property
+    def priors(self) -> Path:
+        """What the user's own runs have shown of speed and memory; plans rest on it, and do without it too."""
+        return self.root / "priors.json"
+
+    @property
     def ledger(self) -> Path:
         """The chain of receipts."""
         return self.root / "ledger.jsonl"

@@ -106,8 +106,20 @@ class Lease(Frozen):
         return self.boot_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
 
 
+class Reach(Frozen):
+    """How far a lease gets: the last step of `steps`, and the validation loss there if an own run has shown it."""
+
+    step: int
+    steps: int
+    val_loss: float | None = None
+    val_loss_of: str = ""
+
+
 class Candidate(Frozen):
-    """An offer with what it would take and cost to finish there."""
+    """An offer with what it would take and cost to finish there.
+
+    `reach` is how far the cap, or the hours that were asked for, would get there; None where nothing is known.
+    """
 
     offer: Offer
     estimate: Estimate
@@ -116,6 +128,7 @@ class Candidate(Frozen):
     worst_micros: Micros | None
     finishes: bool
     why_not: str = ""
+    reach: Reach | None = None
 
 
 class DataSummary(Frozen):

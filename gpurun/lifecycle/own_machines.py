@@ -14,6 +14,7 @@ from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Box, DataSummary, Mode, Plan, Request
+from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import need_of
 from gpurun.lifecycle.renting import shards_of
 from gpurun.machine.remote import scan_host_key
@@ -47,7 +48,7 @@ def local_plan(
     """The plan of a run on this machine; its shards are prepared."""
     data = shards_of(request, run, resolved, home, say)
     offer = LocalProvider(home, clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
-    return _plan_on(offer, request, run, mode, resolved, data)
+    return _plan_on(offer, request, run, mode, resolved, data, home)
 
 
 def box_plan(
@@ -66,13 +67,13 @@ def box_plan(
     identity = _identity(request, home)
     host_key, trusted = _host_key(request, login.host, login.port, home, clock)
     data = shards_of(request, run, resolved, home, say)
-    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data)
+    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
     settled = Box(target=offer.type_id, identity=str(identity), host_key=host_key, trusted=trusted)
     notes = [f"{_TRUST[trusted]}: {fingerprint(host_key)}.", "To shut the box down is yours; nothing here can."]
     notes += outfitted(resolved.tables, "ssh", request.choices)[1]
     if not rate:
         notes.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
-    return plan.model_copy(update={"box": settled, "notes": tuple(notes)})
+    return plan.model_copy(update={"box": settled, "notes": (*plan.notes, *notes)})
 
 
 def _identity(request: Request, home: Home) -> Path:
@@ -114,10 +115,13 @@ def _host_key(request: Request, host: str, port: int, home: Home, clock: Clock) 
     return seen, "known"
 
 
-def _plan_on(offer: Offer, request: Request, run: str, mode: Mode, resolved: ResolvedRecipe, data: DataSummary) -> Plan:
+def _plan_on(
+    offer: Offer, request: Request, run: str, mode: Mode, resolved: ResolvedRecipe, data: DataSummary, home: Home
+) -> Plan:
     """The plan of a run on the one machine that there is; NoOffer when it cannot train it, or not under the cap."""
     load = load_of(resolved, data.bytes, vocab_size=data.vocab_size)
     cap = request.max_cost_micros if mode is Mode.PAID else None
+    priors, damage = load_priors(home)
     found = candidates(
         [offer],
         resolved,
@@ -126,6 +130,8 @@ def _plan_on(offer: Offer, request: Request, run: str, mode: Mode, resolved: Res
         hours=request.hours,
         vocab_size=data.vocab_size,
         cpu_cores=os.cpu_count() or 1,
+        priors=priors,
+        data_sha256=data.sha256,
     )
     chosen = choose(found, load, cap=cap)
     if chosen.lease is None or chosen.worst_micros is None:
@@ -150,5 +156,6 @@ def _plan_on(offer: Offer, request: Request, run: str, mode: Mode, resolved: Res
         bundle_sha256="",
         ship_files=0,
         ship_bytes=0,
+        notes=(damage,) if damage else (),
         choices=request.choices,
     )

@@ -18,6 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
 from gpurun.lifecycle.bucket_plan import with_stage
 from gpurun.lifecycle.own_machines import box_plan, local_plan
+from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import need_of, quote
 from gpurun.lifecycle.renting import rented_plan, shown_plan
 from gpurun.lifecycle.shipment import modules_of, sources_of
@@ -49,12 +50,13 @@ def make_plan(
         return with_stage(shown_plan(request, run, full, home, clock), None, clock)
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
-        offered, notes = _paid_form(request, recipe)
+        offered, notes = _paid_form(request, recipe, home)
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
     _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
-    return with_bundle(plan.model_copy(update={"candidates": offered, "notes": notes}), clock)
+    told = {"candidates": offered, "notes": (*plan.notes, *notes)}
+    return with_bundle(plan.model_copy(update=told), clock)
 
 
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
@@ -72,13 +74,13 @@ def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
     return resolve(recipe, "rehearsal", request.overrides, processes=1)
 
 
-def _paid_form(request: Request, recipe: Recipe) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """What a rehearsal says of the paid run; `--set` may suit the rehearsal and not the form that would be paid for."""
     try:
         full = resolve(recipe, "full", request.overrides, _processes(request))
     except UsageError as error:
         return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
-    quoted = quote(request, full)
+    quoted = quote(request, full, priors=load_priors(home)[0])
     return quoted.candidates, quoted.notes
 
 

@@ -16,6 +16,8 @@ from gpurun.lifecycle.market import Market
 from gpurun.lifecycle.shards import BUILT_IN
 from gpurun.planning.budget import Load, candidates, choose, load_of
 from gpurun.planning.catalog import counts_of, offers_for, parse_gpu
+from gpurun.planning.estimate import NO_PRIORS
+from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import images_by_provider, outfitted
 
@@ -37,11 +39,15 @@ class Quote:
 
 
 def quote(
-    request: Request, full: ResolvedRecipe, market: Market | None = None, data: DataSummary | None = None
+    request: Request,
+    full: ResolvedRecipe,
+    market: Market | None = None,
+    data: DataSummary | None = None,
+    priors: Priors = NO_PRIORS,
 ) -> Quote:
     """Judge the offers: the market's, or without one the catalogue's; NoOffer when there are none for the need.
 
-    `data` are the shards that will be shipped; without them their size is guessed.
+    `data` are the shards that will be shipped; without them their size is guessed. `priors` are the user's own runs.
     """
     need = need_of(request, full)
     load, notes = _load(request, full, data)
@@ -53,6 +59,8 @@ def quote(
         cap=request.max_cost_micros,
         hours=request.hours,
         vocab_size=data.vocab_size if data else _vocabulary(full),
+        priors=priors,
+        data_sha256=data.sha256 if data else "",
     )
     if not request.choices.weak_lease:
         found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))

@@ -11,6 +11,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.market import Market, live_offers, ready_providers
+from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import need_of, paid_plan, quote
 from gpurun.lifecycle.shards import BUILT_IN, missing_shards, prepared
 from gpurun.lifecycle.warm import warmed
@@ -23,12 +24,13 @@ def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clo
     """What renting would be: at live prices where there is a key, else at the catalogue's. Nothing is prepared."""
     names = [name for name in _named(request) if name in ready_providers(home)]
     market = _market(request, full, names, home, clock) if names else None
+    priors, damage = load_priors(home)
     if market is not None and not market.offers and market.silent:
         told = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
-        made = paid_plan(request, run, full, quote(request, full))
+        made = paid_plan(request, run, full, quote(request, full, priors=priors))
         return made.model_copy(update={"notes": (*made.notes, *told)})
-    warnings = market.warnings if market else ()
-    return _warned(paid_plan(request, run, full, quote(request, full, market)), names, warnings)
+    warnings = (*(market.warnings if market else ()), *([damage] if damage else []))
+    return _warned(paid_plan(request, run, full, quote(request, full, market, priors=priors)), names, warnings)
 
 
 def rented_plan(
@@ -43,11 +45,13 @@ def rented_plan(
     if request.data is None and full.tables.data.source not in BUILT_IN:
         raise missing_shards(full.tables.data.source)
     names = _with_keys(request, home)
-    before = quote(request, full, _market(request, full, names, home, clock))
+    priors, damage = load_priors(home)
+    before = quote(request, full, _market(request, full, names, home, clock), priors=priors)
     paid_plan(request, run, full, before)
     data = shards_of(request, run, full, home, say)
     market = _market(request, full, names, home, clock)
-    return _warned(paid_plan(request, run, full, quote(request, full, market, data), data), names, market.warnings)
+    made = paid_plan(request, run, full, quote(request, full, market, data, priors), data)
+    return _warned(made, names, (*market.warnings, *([damage] if damage else [])))
 
 
 def shards_of(

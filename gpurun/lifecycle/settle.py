@@ -18,6 +18,7 @@ from gpurun.lifecycle.account import NAMED, is_other_account, other_account
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.duplicates import living, once
+from gpurun.lifecycle.priors import add_prior
 from gpurun.machine.ssh_keys import forget_client_key
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 
@@ -31,6 +32,7 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes."""
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
+    add_prior(state, context)
     written = write_receipt(context.home, context.folder)
     yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
 

@@ -29,7 +29,10 @@ from gpurun.core.money import (
 )
 from gpurun.core.plan import Candidate, Estimate, Lease
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.estimate import estimate
+from gpurun.planning.estimate import NO_PRIORS, estimate
+from gpurun.planning.memory import GIB, usable_bytes
+from gpurun.planning.priors import Priors, machine_of, same_recipe
+from gpurun.planning.reach import reach_of, reach_words
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 
 UPLINK_BITS_PER_S = 20e6
@@ -132,16 +135,21 @@ def candidates(
     hours: float | None = None,
     vocab_size: int = 0,
     cpu_cores: int = 2,
+    priors: Priors = NO_PRIORS,
+    data_sha256: str = "",
 ) -> tuple[Candidate, ...]:
     """Every offer with its time and money: those that finish first, then by the dollars that finishing takes.
 
     Whatever has a lease may be bought: its worst case is within the cap. With `hours` that includes a part of the run;
     without, an offer that cannot finish has no lease, and `why_not` says what it would need.
     """
-    found = []
+    found, known = [], same_recipe(priors, recipe.sha256, data_sha256)
     for offer in offers:
-        guess = estimate(recipe, offer, vocab_size=vocab_size, cpu_cores=cpu_cores)
-        found.append(_candidate(offer, guess, load, cap, hours))
+        machine = machine_of(offer, cpu_cores)
+        guess = estimate(recipe, offer, vocab_size=vocab_size, cpu_cores=cpu_cores, priors=priors, machine=machine)
+        lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
+        judged = _candidate(offer, guess, load, lease, hours)
+        found.append(judged.model_copy(update={"reach": reach_of(recipe, guess, lease, known)}))
     return tuple(sorted(found, key=_rank))
 
 
@@ -152,24 +160,39 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None) -> Can
             return candidate
     needs = [(_needed(one.offer, one.estimate, load), one.offer) for one in found if one.estimate.train_s is not None]
     if cap is None or not needs:
-        reasons = "; ".join(dict.fromkeys(f"{one.offer.provider} {one.offer.label}: {one.why_not}" for one in found))
-        raise NoOffer(
-            "offer.none_fits",
-            f"No offer can run this recipe. {reasons}." if found else "There is no offer for this need.",
-            hint="Ask for another GPU with --gpu, or for a smaller model with --set.",
-        )
+        raise _none_fits(found)
     needed, offer = min(needs, key=lambda pair: pair[0])
+    far = max((one for one in found if one.reach), key=lambda one: one.reach.step if one.reach else 0, default=None)
+    gets, part = "", "shorten the run"
+    if far is not None and far.reach is not None and far.reach.step:
+        gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
+        part = f"train a part as a run of its own: --set train.steps={far.reach.step}"
     raise NoOffer(
         "offer.over_cap",
-        f"No offer finishes within {format_usd(cap)}. The cheapest that does needs {format_usd(needed)} "
+        f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
-        hint=f"Raise the cap (--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), or shorten the run.",
+        hint=f"Raise the cap (--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), or {part}.",
     )
 
 
-def _candidate(offer: Offer, guess: Estimate, load: Load, cap: Micros | None, hours: float | None) -> Candidate:
-    """One offer, judged."""
-    lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
+def _none_fits(found: Sequence[Candidate]) -> NoOffer:
+    """The refusal where no offer can run the recipe at all: by the one with the most memory, if that is what lacks."""
+    if not found:
+        hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
+        return NoOffer("offer.none_fits", "There is no offer for this need.", hint=hint)
+    if all(one.estimate.peak_bytes > usable_bytes(one.offer) for one in found):
+        most = max(found, key=lambda one: one.offer.vram_gb)
+        what = f"No offer has the memory for this. On {most.offer.provider} {most.offer.label}, the largest"
+        hint = "Cut one of these with --set (model.context, model.layers, model.width), or ask for a larger --gpu."
+        return NoOffer("offer.none_fits", f"{what}, {most.estimate.basis}.", hint=hint)
+    reasons = {one.why_not: f"{one.offer.provider} {one.offer.label}" for one in reversed(found)}
+    told = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
+    hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
+    return NoOffer("offer.none_fits", f"No offer can run this recipe. {told}.", hint=hint)
+
+
+def _candidate(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> Candidate:
+    """One offer, judged by the longest lease that the cap pays for."""
     needed_s = expected_train_s(guess)
     finishes = lease is not None and lease.train_s >= needed_s
     expected = None
@@ -193,6 +216,8 @@ def _candidate(offer: Offer, guess: Estimate, load: Load, cap: Micros | None, ho
 
 def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> str:
     """Why an offer does not finish."""
+    if not guess.fits and not guess.micro_batch and guess.peak_bytes > usable_bytes(offer):
+        return f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
         return guess.basis
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from gpurun.core.model import Offer
 from gpurun.core.plan import Estimate
 from gpurun.planning.catalog import Card, card_of
-from gpurun.planning.memory import GIB, USABLE_SHARE, fitting_micro_batch, peak_on, shards_of
+from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of
+from gpurun.planning.priors import Nearest, Priors, nearest
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
+from gpurun.planning.reductions import what_would_fit
 from gpurun.planning.tables import ModelTable
 
+NO_PRIORS = Priors()
 ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}
 
 CORE_FLOPS = (5e9, 60e9)
@@ -42,11 +45,20 @@ class _Speed:
     words: str
 
 
-def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_cores: int = 2) -> Estimate:
+def estimate(
+    recipe: ResolvedRecipe,
+    offer: Offer,
+    *,
+    vocab_size: int = 0,
+    cpu_cores: int = 2,
+    priors: Priors = NO_PRIORS,
+    machine: str = "",
+) -> Estimate:
     """What a recipe needs on an offer. `vocab_size` is the tokeniser's, for a recipe that leaves it open.
 
     `train_s` runs from the trainer's start to its end: start, compile, steps, evaluation. Where the batch cannot be
-    shared among the offer's GPUs or one sequence does not fit, `fits` is False and there is no time.
+    shared among the offer's GPUs or one sequence does not fit, `fits` is False and there is no time. The user's own
+    runs (`priors`; `machine` tells this CPU from others) count more than what was published.
     """
     model, train = recipe.tables.model, recipe.tables.train
     processes = offer.gpu_count or recipe.processes
@@ -58,11 +70,12 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
         why = f"{train.batch_tokens} tokens a step cannot be shared among {processes} processes in {sequences}"
         return _unfit(peak, why)
     if not micro_batch:
-        return _unfit(
-            peak, f"one sequence takes {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {offer.vram_gb} GiB are usable"
-        )
+        return _unfit(peak, what_would_fit(recipe, offer, processes, vocab_size))
     if card is not None and (why := _wrong_precision(recipe, card)):
         return _unfit(peak, why)
+    own = nearest(priors, recipe, offer, micro_batch, flops_per_token(model, vocab_size), machine)
+    if own is not None:
+        return _by_own_run(own, recipe, peak, micro_batch)
     if offer.gpu_count and card is None:
         words = f"the speed of {offer.gpu} is not known"
         return Estimate(
@@ -70,7 +83,16 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
         )
     micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
     speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
-    step_flops = flops_per_token(model, vocab_size) * train.batch_tokens
+    sharded = shards_of(recipe, offer, processes, vocab_size) > 1
+    return _by_speed(speed, recipe, peak, micro_batch, flops_per_token(model, vocab_size), sharded)
+
+
+def _by_speed(
+    speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float, sharded: bool
+) -> Estimate:
+    """The estimate that follows from what is known of a machine's speed."""
+    train = recipe.tables.train
+    step_flops = token_flops * train.batch_tokens
     computing = (step_flops / speed.flops[1], step_flops / speed.flops[0])
     # Kernels are launched while others run, so the longer of the two is what a step takes.
     step_s = tuple(max(pair) for pair in zip(computing, speed.overhead_s, strict=True))
@@ -79,9 +101,9 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
         expected_s = sum(speed.start_s) / 2 + steps * step_flops / speed.expected_flops
-    notes = [f"6N+{12 * ATTENTIONS[model.preset]}LCT FLOPs a token"]
+    notes = [f"6N+{12 * ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
     notes += ["launch-bound, so the range is wide"] if launch_bound else []
-    notes += ["weights sharded (FSDP)"] if shards_of(recipe, offer, processes, vocab_size) > 1 else []
+    notes += ["weights sharded (FSDP)"] if sharded else []
     return Estimate(
         fits=True,
         peak_bytes=peak,
@@ -90,6 +112,28 @@ def estimate(recipe: ResolvedRecipe, offer: Offer, *, vocab_size: int = 0, cpu_c
         train_s=(speed.start_s[0] + steps * step_s[0], speed.start_s[1] + steps * step_s[1]),
         basis=f"prior: {speed.words}, {'; '.join(notes)}",
         expected_s=expected_s,
+    )
+
+
+def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: int) -> Estimate:
+    """The estimate that rests on a run of the user's own."""
+    train, prior = recipe.tables.train, own.prior
+    low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
+    steps = train.steps * (1.0 + _evaluation_share(recipe))
+    times = [prior.start_s + steps * train.batch_tokens / each for each in (high, low)]
+    start = (0.8 * prior.start_s, 1.2 * prior.start_s)
+    words = f"rests on your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"
+    if not own.is_same:
+        words += f" there, for a model, batch or machine near this one, hence {own.tokens_per_s:,.0f} here"
+    measured = int((prior.memory_peak_bytes or 0) * FRAGMENTATION) + CONTEXT_BYTES
+    return Estimate(
+        fits=True,
+        peak_bytes=max(peak, measured) if own.is_same and prior.gpu_count else peak,
+        micro_batch=micro_batch,
+        tokens_per_s=(low, high),
+        train_s=(times[0] + start[0] - prior.start_s, times[1] + start[1] - prior.start_s),
+        basis=words,
+        expected_s=prior.start_s + steps * train.batch_tokens / own.tokens_per_s,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces"]
+__all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces", "Seen"]
 
 MEASURED_STEPS = 50
 """So many steps after the first, which compiles and warms up, replace the estimate."""
@@ -65,6 +65,19 @@ class Measured:
     memory_peak_bytes: int | None
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What all lines of a trainer's last process show; `start_s` is until the end of its first step."""
+
+    step: int
+    steps: int
+    step_s: float
+    tokens_per_s: float
+    start_s: float
+    memory_peak_bytes: int | None
+    val_losses: tuple[tuple[int, float], ...]
+
+
 class Meter:
     """Hears a trainer's events, one after the other, and says once what they show."""
 
@@ -80,6 +93,9 @@ class Meter:
         self._mixed_s, self._mixed_steps = 0.0, 0
         self._beside_s, self._evals_s, self._evals, self._saves = 0.0, 0.0, 0, 0
         self._is_clean = True
+        self._start_s = 0.0
+        self._memory: int | None = None
+        self._losses: list[tuple[int, float]] = []
 
     def take(self, event: Mapping[str, Any]) -> Measured | None:
         """Hear an event; what has been measured, from the line of a step on that is the fiftieth after the first."""
@@ -89,6 +105,10 @@ class Meter:
         elif kind == "eval":
             self._evals_s += _seconds(event, "eval_s") or 0.0
             self._evals, self._is_clean = self._evals + 1, False
+            step, loss = event.get("step"), event.get("val_loss")
+            later = self._losses[-1][0] if self._losses else 0
+            if type(step) is int and later < step < 2**53 and isinstance(loss, float) and math.isfinite(loss):
+                self._losses.append((step, loss))
         elif kind in ("sample", "checkpoint"):
             self._saves += kind == "checkpoint"
             self._is_clean = False
@@ -102,13 +122,15 @@ class Meter:
         if pieces is None or elapsed_s is None or type(step) is not int or not self._last[0] < step <= pieces.steps:
             return None
         if self._first is None:
-            self._first = step
+            self._first, self._start_s = step, elapsed_s
         else:
             self._count(step - self._last[0], elapsed_s - self._last[1])
         self._last, self._is_clean = (step, elapsed_s), True
+        memory = event.get("memory_peak_bytes")
+        self._memory = memory if type(memory) is int and 0 < memory < 1 << 50 else None
         if step - self._first < MEASURED_STEPS or step == pieces.steps:
             return None
-        return self._measured(pieces, event)
+        return self._measured(pieces)
 
     def _count(self, steps: int, took_s: float) -> None:
         """Add the time between two lines, apart where an evaluation or a checkpoint fell into it."""
@@ -117,13 +139,34 @@ class Meter:
         else:
             self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
 
-    def _measured(self, pieces: Pieces, event: Mapping[str, Any]) -> Measured | None:
-        step, elapsed_s = self._last
+    def seen(self) -> Seen | None:
+        """What has been heard so far, all in all; None where too little has."""
+        step_s = self._step_s()
+        if self._pieces is None or step_s is None or self._clean_steps + self._mixed_steps < LEAST_CLEAN_STEPS:
+            return None
+        return Seen(
+            step=self._last[0],
+            steps=self._pieces.steps,
+            step_s=step_s,
+            tokens_per_s=self._pieces.batch_tokens / step_s,
+            start_s=self._start_s,
+            memory_peak_bytes=self._memory,
+            val_losses=tuple(self._losses),
+        )
+
+    def _step_s(self) -> float | None:
+        """The mean of a step by itself; None before there was one."""
         if self._clean_steps >= LEAST_CLEAN_STEPS:
             step_s = self._clean_s / self._clean_steps
-        else:
+        elif self._clean_steps + self._mixed_steps:
             step_s = (self._clean_s + self._mixed_s - self._evals_s) / (self._clean_steps + self._mixed_steps)
-        if not 0 < step_s < math.inf:
+        else:
+            return None
+        return step_s if 0 < step_s < math.inf else None
+
+    def _measured(self, pieces: Pieces) -> Measured | None:
+        (step, elapsed_s), step_s = self._last, self._step_s()
+        if step_s is None:
             return None
         eval_s = pieces.eval_tokens / 3.0 / pieces.batch_tokens * step_s  # A forward is a third of a training pass.
         if self._evals:
@@ -132,7 +175,6 @@ class Meter:
         save_s = beside_s / self._saves if self._saves else 0.0
         left_s = (pieces.steps - step) * step_s
         left_s += pieces.evaluations_from(step) * eval_s + pieces.saves_from(step) * save_s
-        memory = event.get("memory_peak_bytes")
         return Measured(
             step=step,
             steps=pieces.steps,
@@ -140,7 +182,7 @@ class Meter:
             tokens_per_s=pieces.batch_tokens / step_s,
             elapsed_s=elapsed_s,
             left_s=left_s,
-            memory_peak_bytes=memory if type(memory) is int and 0 < memory < 1 << 50 else None,
+            memory_peak_bytes=self._memory,
         )
 
 

@@ -10,6 +10,8 @@ import pytest
 from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
+from gpurun.lifecycle.priors import add_prior, load_priors
+from gpurun.planning.priors import Priors
 from gpurun.view.story import is_alarming, tell_record
 from tests.lifecycle.scripted_cloud import LEASE, World
 from tests.lifecycle.test_faults import kept
@@ -24,7 +26,8 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
     """A trainer that takes so long a step, and is watched while it takes them."""
     resolved = {
         **world.plan.resolved,
-        "train": {"steps": steps, "batch_tokens": 8192, "checkpoint_every": 1000},
+        "model": {"layers": 2, "heads": 2, "width": 64, "context": 64},
+        "train": {"steps": steps, "batch_tokens": 8192, "checkpoint_every": 1000, "compile": False, "loop": "own"},
         "eval": {"every": 1000, "tokens": 8192},
     }
     world.plan = world.plan.model_copy(update={"resolved": resolved})
@@ -36,7 +39,9 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
         gone_s = world.clock.monotonic() - world.far.started_s
         taken = [n for n in (1, *range(10, steps, 10)) if n * step_s <= gone_s]
         lines = [{"kind": "step", "step": n, "elapsed_s": n * step_s, "memory_peak_bytes": 9 << 30} for n in taken]
-        return [start, *lines, *end]
+        start |= {"micro_batch": 64, "precision": "bf16", "torch": "2.9.1"}
+        evaluation = {"kind": "eval", "step": 60, "elapsed_s": 60 * step_s, "eval_s": 0.0, "val_loss": 2.5}
+        return [start, *lines, *([evaluation] if len(taken) > 7 else []), *end]
 
     world.far._events = events  # type: ignore[method-assign]
 
@@ -90,3 +95,46 @@ def test_a_supervisor_that_is_started_again_tells_it_from_what_came_before(world
         world.drive()
     world.drive()
     assert len(world.all_of(Event.RATE_OBSERVED)) == 1
+
+
+def test_a_run_that_trained_is_what_later_plans_rest_on_and_settling_twice_adds_one(world: World) -> None:
+    let_it_say(world, step_s=0.01)
+    world.home.priors.write_bytes(b"half a fi")
+    world.drive()
+    known, damage = load_priors(world.home)
+    assert (len(known.runs), damage) == (1, "")
+    one = known.runs[0]
+    assert (one.run, one.card, one.gpu_count, one.micro_batch, one.torch) == ("fox-41", "A100", 1, 64, "2.9.1")
+    assert (one.machine, one.memory_peak_bytes, one.val_losses) == ("", 9 << 30, ((60, 2.5),))
+    assert one.tokens_per_s == pytest.approx(819_200, rel=0.01)
+    add_prior(world.state, world.context)
+    assert len(load_priors(world.home)[0].runs) == 1
+    assert world.home.priors.with_suffix(".damaged").read_bytes() == b"half a fi", "it is set aside, not lost"
+
+
+def test_a_run_that_failed_shows_nothing(world: World) -> None:
+    let_it_say(world, step_s=0.01)
+    ended = world.far._events
+    world.far._events = lambda: [  # type: ignore[method-assign]
+        one if one["kind"] != "stop" else {**one, "reason": "nonfinite"} for one in ended()
+    ]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert load_priors(world.home) == (Priors(), "")
+
+
+@pytest.mark.parametrize("lie", [{"device": "cpu"}, {"micro_batch": "64"}, {"torch": 2}, {"precision": "x" * 300}])
+def test_what_a_machine_says_of_itself_that_cannot_be_is_not_kept(world: World, lie: dict[str, Any]) -> None:
+    let_it_say(world, step_s=0.01)
+    told = world.far._events
+    world.far._events = lambda: [{**one, **lie} for one in told()]  # type: ignore[method-assign]
+    world.drive()
+    assert load_priors(world.home)[0] == Priors()
+
+
+def test_a_disk_that_does_not_take_it_ends_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpurun.lifecycle.priors.write_atomic", full)
+    let_it_say(world, step_s=0.01)
+    assert world.drive() is ExitCode.DONE

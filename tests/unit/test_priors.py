@@ -1,0 +1,162 @@
+"""One's own runs count more than what was published: the nearest on the same card, and no further than it is near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.core.errors import NoOffer
+from gpurun.core.money import parse_usd
+from gpurun.core.paths import Home
+from gpurun.lifecycle.priors import load_priors
+from gpurun.planning.budget import candidates, choose, load_of
+from gpurun.planning.catalog import offers_for, parse_gpu
+from gpurun.planning.estimate import estimate, flops_per_token
+from gpurun.planning.priors import MOST_RUNS, Prior, Priors, loss_at
+from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+
+FULL = resolve(load_recipe("gpt2-124m"), "full")
+EIGHT = [offer for offer in offers_for(parse_gpu("8xA100-80GB")) if offer.provider == "runpod"]
+LOAD = load_of(FULL, ship_bytes=50_000_000)
+
+
+def recipe(*keys: str, processes: int = 8) -> ResolvedRecipe:
+    return resolve(load_recipe("gpt2-124m"), "full", keys, processes)
+
+
+def prior_of(full: ResolvedRecipe = FULL, **changes: Any) -> Prior:
+    tables, told = full.tables, dict(changes)
+    return Prior(
+        **{
+            "run": "fox-41", "wall": 1.0, "card": "A100 SXM", "gpu_count": 8, "recipe_sha256": full.sha256,
+            "data_sha256": "", "model": tables.model, "vocab_size": 50257,
+            "flops_per_token": flops_per_token(tables.model), "micro_batch": 64,
+            "batch_tokens": tables.train.batch_tokens, "precision": "bf16", "compile": True, "loop": "own",
+            "torch": "2.9", "steps": 900, "step_s": 0.5, "tokens_per_s": 1_000_000.0, "start_s": 90.0,
+            "memory_peak_bytes": 20 << 30, "val_losses": ((100, 6.0), (1000, 4.0)),
+            **told,
+        }
+    )  # fmt: skip
+
+
+def test_the_same_run_again_rests_on_what_was_measured_with_a_narrow_range() -> None:
+    guess = estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(),)))
+    assert guess.basis == "rests on your run fox-41: 1,000,000 tok/s measured"
+    assert guess.tokens_per_s == pytest.approx((950_000, 1_050_000))
+    assert guess.train_s is not None
+    assert guess.likely_s is not None
+    tokens = 18865 * 524288 * (1 + 1310720 / 250 / 3 / 524288)
+    assert guess.likely_s == pytest.approx(90 + tokens / 1e6)
+    assert guess.train_s[0] < guess.likely_s < guess.train_s[1] < 1.07 * guess.likely_s
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"card": "H100 SXM"}, {"precision": "fp32"}, {"compile": False}, {"loop": "huggingface"}, {"gpu_count": 0}],
+    ids=str,
+)
+def test_what_was_computed_in_another_way_shows_nothing(changes: dict[str, Any]) -> None:
+    assert "56% expected" in estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(**changes),))).basis
+
+
+def test_the_nearest_counts_and_of_two_as_near_the_later() -> None:
+    wide = recipe("model.width=1536", "model.heads=24")
+    runs = (prior_of(wide, run="cow-1"), prior_of(run="old-1"), prior_of(run="fox-41", tokens_per_s=1_100_000.0))
+    assert "fox-41: 1,100,000" in estimate(FULL, EIGHT[0], priors=Priors(runs=runs)).basis
+    assert "cow-1" in estimate(wide, EIGHT[0], priors=Priors(runs=runs)).basis
+
+
+def test_a_near_shape_is_scaled_by_its_flops_with_a_wider_range_and_a_far_one_is_none() -> None:
+    deeper = recipe("model.layers=18")
+    guess = estimate(deeper, EIGHT[0], priors=Priors(runs=(prior_of(),)))
+    flops = flops_per_token(deeper.tables.model) / flops_per_token(FULL.tables.model)
+    assert guess.tokens_per_s is not None
+    assert sum(guess.tokens_per_s) / 2 == pytest.approx(1_000_000 / flops)
+    assert guess.tokens_per_s[1] > 1.2 * guess.tokens_per_s[0]
+    assert "near this one" in guess.basis
+    far = recipe("model.layers=48", "model.width=1536", "model.heads=24", "micro_batch=8")
+    assert "fox-41" not in estimate(far, EIGHT[0], priors=Priors(runs=(prior_of(),))).basis
+
+
+def test_half_the_cards_make_half_the_tokens() -> None:
+    four = next(offer for offer in offers_for(parse_gpu("4xA100")) if offer.gpu == "A100 PCIe")
+    guess = estimate(recipe(processes=4), four, priors=Priors(runs=(prior_of(card="A100 PCIe"),)))
+    assert guess.tokens_per_s is not None
+    assert sum(guess.tokens_per_s) / 2 == pytest.approx(500_000)
+
+
+def test_a_peak_that_was_higher_than_the_formula_counts() -> None:
+    plain = estimate(FULL, EIGHT[0]).peak_bytes
+    assert estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(memory_peak_bytes=60 << 30),))).peak_bytes > 2 * plain
+
+
+def test_the_file_keeps_the_latest_runs_and_one_of_each() -> None:
+    known = Priors()
+    for number in range(MOST_RUNS + 7):
+        known = known.with_run(prior_of(run=f"run-{number}"))
+    assert [one.run for one in known.runs] == [f"run-{number}" for number in range(7, MOST_RUNS + 7)]
+    assert known.with_run(prior_of(run="run-50", step_s=2.0)).runs[-1].step_s == 2.0
+    assert len(known.with_run(prior_of(run="run-50")).runs) == MOST_RUNS
+    assert Priors.from_json(known.to_json()) == known
+
+
+@given(st.binary(max_size=64) | st.sampled_from([b"", b"{}x", b'{"v": 2}', b'{"v": 1, "runs": [{}]}', b"[" * 9999]))
+def test_a_damaged_file_is_said_and_ignored(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.priors.write_bytes(content)
+    known, said = load_priors(home)
+    assert known == Priors()
+    assert "priors.json) cannot be read and is ignored" in said
+
+
+def test_without_a_file_nothing_is_known_and_nothing_said(tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert load_priors(Home(tmp_path_factory.mktemp("home"))) == (Priors(), "")
+
+
+def test_the_loss_between_two_that_were_measured_and_none_outside() -> None:
+    assert [loss_at(prior_of(), step) for step in (99, 100, 550, 1000, 1001)] == [None, 6.0, 5.0, 4.0, None]
+
+
+@given(st.integers(3, 22))
+def test_the_part_that_a_cap_buys_finishes_when_it_is_asked_for_alone(dollars: int) -> None:
+    cap = parse_usd(str(dollars))
+    for priors in (Priors(), Priors(runs=(prior_of(),))):
+        found = candidates(EIGHT, FULL, LOAD, cap=cap, priors=priors)
+        reach = found[0].reach
+        if reach is None or reach.step < 1 or reach.step == reach.steps:
+            continue
+        part = recipe(f"train.steps={reach.step}", "schedule.warmup_steps=0")
+        assert any(one.finishes for one in candidates(EIGHT, part, LOAD, cap=cap, priors=priors))
+
+
+def test_a_cap_that_buys_a_part_says_how_far_it_gets_and_what_would_finish() -> None:
+    found = candidates(EIGHT, FULL, LOAD, cap=parse_usd("5"), priors=Priors(runs=(prior_of(),)))
+    with pytest.raises(NoOffer) as refused:
+        choose(found, LOAD, cap=parse_usd("5"))
+    reach = max(one.reach.step for one in found if one.reach)
+    assert f"step {reach:,} of 18,865 (" in refused.value.what
+    assert "where your run fox-41 had a validation loss of 4.36" in refused.value.what
+    assert f"--set train.steps={reach}" in refused.value.hint
+    assert "--max-cost" in refused.value.hint
+
+
+def test_without_a_run_of_the_same_recipe_nothing_is_said_of_the_loss() -> None:
+    found = candidates(EIGHT, FULL, LOAD, cap=parse_usd("5"), priors=Priors(runs=(prior_of(recipe_sha256="0"),)))
+    assert all(one.reach is not None and one.reach.val_loss is None for one in found)
+
+
+def test_a_model_that_fits_no_card_says_which_dimension_to_cut_and_by_how_much() -> None:
+    keys = ["model.layers=48", "model.width=6144", "model.heads=48", "train.parallel=ddp"]
+    huge = recipe(*keys)
+    with pytest.raises(NoOffer, match="micro_batch 1 needs 4") as refused:
+        choose(candidates(EIGHT, huge, LOAD, cap=None), LOAD, cap=None)
+    cuts = dict(word.split(" -> ") for word in refused.value.what.split("usable: ")[1].split(" would")[0].split(" or "))
+    for cut, value in cuts.items():
+        name, was = cut.split()
+        step = {"layers": 1, "width": 48}[name]
+        for kept, fits in ((int(value), True), (int(value) + step, False)):
+            smaller = recipe(*keys, f"model.{name}={kept}")
+            assert estimate(smaller, EIGHT[0]).fits is fits, f"{name} {was} -> {kept}"
