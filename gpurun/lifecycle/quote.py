@@ -14,8 +14,8 @@ from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
 from gpurun.lifecycle.bucket_plan import BUCKET_BITS_PER_S, staged_uplink_bits_per_s
 from gpurun.lifecycle.market import Market
 from gpurun.lifecycle.shards import BUILT_IN
-from gpurun.planning.budget import Load, candidates, choose, load_of
-from gpurun.planning.catalog import counts_of, offers_for, parse_gpu
+from gpurun.planning.budget import Load, candidates, choose, load_of, ranked
+from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
 from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
@@ -65,6 +65,26 @@ def quote(
     if not request.choices.weak_lease:
         found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))
     return Quote(found, load, (*_price_notes(offers, market), *notes), market.read_wall if market else 0.0)
+
+
+def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Quote:
+    """The same quote with all that the catalogue has beside the recipe's own GPU, ranked together.
+
+    A machine without a GPU is among them only where the recipe is trained on one as it is written.
+    """
+    need, on_cpu = need_of(request, full), full.tables.hardware.on_cpu == "as_written"
+    own = offers_for(need)
+    others = [one for one in all_offers() if one not in own and (one.gpu_count or on_cpu)]
+    asked = [one for one in others if not request.providers or one.provider in request.providers]
+    region = request.choices.region
+    asked = [one for one in asked if region is None or one.region in (region, "any")]
+    vocab, cap = _vocabulary(full), request.max_cost_micros
+    found = candidates(asked, full, quoted.load, cap=cap, hours=request.hours, vocab_size=vocab, priors=priors)
+    if not request.choices.weak_lease:
+        found = tuple(_unless_weak(one) for one in found)
+    together = sorted(ranked((*quoted.candidates, *found)), key=lambda one: one.why_not == WEAK)
+    note = f"Every offer of the catalogue is shown; without --gpu, `train` takes the recipe's {need}."
+    return replace(quoted, candidates=tuple(together), notes=(*quoted.notes, note))
 
 
 def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:

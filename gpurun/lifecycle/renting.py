@@ -7,15 +7,17 @@ from collections.abc import Callable
 
 from gpurun.core.clock import Clock
 from gpurun.core.credentials import require_credential
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.market import Market, live_offers, ready_providers
 from gpurun.lifecycle.priors import load_priors
-from gpurun.lifecycle.quote import need_of, paid_plan, quote
+from gpurun.lifecycle.quote import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.lifecycle.shards import BUILT_IN, missing_shards, prepared
 from gpurun.lifecycle.warm import warmed
 from gpurun.planning.bundle import bundle_root
+from gpurun.planning.catalog import cards
+from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.providers.registry import CLOUDS, OVERRIDES
 
@@ -25,12 +27,35 @@ def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clo
     names = [name for name in _named(request) if name in ready_providers(home)]
     market = _market(request, full, names, home, clock) if names else None
     priors, damage = load_priors(home)
+    warnings = [*(market.warnings if market else ()), *([damage] if damage else [])]
     if market is not None and not market.offers and market.silent:
-        told = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
-        made = paid_plan(request, run, full, quote(request, full, priors=priors))
-        return made.model_copy(update={"notes": (*made.notes, *told)})
-    warnings = (*(market.warnings if market else ()), *([damage] if damage else []))
-    return _warned(paid_plan(request, run, full, quote(request, full, market, priors=priors)), names, warnings)
+        warnings += [f"{name} could not be asked: {why}" for name, why in market.silent]
+        market = None
+    made = _on_every_offer(request, run, full, quote(request, full, market, priors=priors), priors)
+    return _warned(made, names, tuple(warnings))
+
+
+def _on_every_offer(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Plan:
+    """The plan on the recipe's own GPU, beside all that the catalogue has where no GPU was asked for.
+
+    Where the recipe's own does not do, it is the plan on the best of the others.
+    """
+    if request.gpu is not None:
+        return paid_plan(request, run, full, quoted)
+    every = elsewhere(request, full, quoted, priors)
+    try:
+        made = paid_plan(request, run, full, quoted)
+    except NoOffer:
+        made = paid_plan(request, run, full, every)
+        asked = f"--gpu {made.offer.gpu_count}x{cards()[made.offer.gpu].name}"
+        told = f"The recipe's {need_of(request, full)} does not do under this cap: `train` takes this one with {asked}."
+        return made.model_copy(update={"notes": (*made.notes, told)})
+    return made.model_copy(update={"candidates": every.candidates, "notes": (*every.notes, *_beyond(made, quoted))})
+
+
+def _beyond(made: Plan, quoted: Quote) -> tuple[str, ...]:
+    """The notes that a plan has beside those of its quote."""
+    return made.notes[len(quoted.notes) :]
 
 
 def rented_plan(

@@ -150,6 +150,11 @@ def candidates(
         lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
         judged = _candidate(offer, guess, load, lease, hours)
         found.append(judged.model_copy(update={"reach": reach_of(recipe, guess, lease, known)}))
+    return ranked(found)
+
+
+def ranked(found: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Those that finish first, then what may be bought, then by the dollars that finishing takes."""
     return tuple(sorted(found, key=_rank))
 
 
@@ -222,7 +227,7 @@ def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hou
         return guess.basis
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
         return f"{hours:g} h are less than the {expected_train_s(guess) / SECONDS_PER_HOUR:.1f} h that it needs"
-    return f"over cap: needs {format_usd(_needed(offer, guess, load))}"
+    return f"needs {format_usd(_needed(offer, guess, load))}, over the cap"
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, int, str, str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpurun.core.model import Offer
 from gpurun.core.money import format_usd
+from gpurun.view.candidates import death
 from gpurun.view.paint import Cell, Line, Span, hang, line, wrap
-from gpurun.view.plan import death
 from gpurun.view.style import Style
 from gpurun.view.tables import Column, table
 

@@ -5,29 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.clock import local_time
-from gpurun.core.money import Micros, cost_of, format_rate, format_usd, left_of
+from gpurun.core.money import cost_of, format_rate, format_usd, left_of
+from gpurun.view.candidates import candidates_table, death
 from gpurun.view.paint import Cell, Line, Span, hang, line, render
 from gpurun.view.quantities import format_bytes, format_count, format_duration, format_exact, short_hash
 from gpurun.view.style import Style
-from gpurun.view.tables import Column, fields, table
+from gpurun.view.tables import fields
 
 if TYPE_CHECKING:
     from gpurun.core.model import Offer
-    from gpurun.core.plan import Candidate, Plan, StagePlan
-
-OFFER_COLUMNS = (
-    Column(""),
-    Column("#", right=True),
-    Column("Provider", leaves=2),
-    Column("GPU"),
-    Column("Region", leaves=5, least=9),
-    Column("$/h", right=True, leaves=3),
-    Column("time", right=True, leaves=6),
-    Column("est. $", right=True, leaves=4),
-    Column("worst $", right=True),
-    Column("boot", right=True, leaves=7),
-    Column("dies by itself"),
-)
+    from gpurun.core.plan import Plan, StagePlan
 
 
 def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
@@ -45,7 +32,7 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[L
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        lines += [line(), *offers_table(plan.candidates, style, chosen=plan.offer)]
+        lines += [line(), *candidates_table(plan.candidates, style, chosen=plan.offer)]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
     if plan.mode.value == "paid":
         lines += fields([("Trust", _trust(plan))], style)
@@ -54,42 +41,6 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[L
     for note in plan.notes:
         lines += hang(Span("!", "warn"), note, style)
     return [*lines, line()]
-
-
-def offers_table(candidates: tuple[Candidate, ...], style: Style, *, chosen: Offer | None = None) -> list[Line]:
-    """Offers in the order given, the chosen one marked; what cannot finish says why not."""
-    rows = [_offer_row(i, candidate, candidate.offer == chosen) for i, candidate in enumerate(candidates, 1)]
-    return table(OFFER_COLUMNS, rows, style)
-
-
-def _offer_row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
-    offer, estimate = candidate.offer, candidate.estimate
-    look = "" if candidate.finishes else "dim"
-    last = death(offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
-    return [
-        Span("→" if chosen else "", "accent"),
-        Span(str(number), look),
-        Span(offer.provider, look),
-        Span(offer.label, look),
-        Span(offer.place, look),
-        Span(_bare(offer.rate_micros_per_hour), look),
-        Span("—" if estimate.likely_s is None else format_duration(estimate.likely_s), look),
-        Span(_bare(candidate.expected_micros), look),
-        Span(_bare(candidate.worst_micros) if candidate.finishes else "—", look),
-        Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
-        last,
-    ]
-
-
-def death(offer: Offer) -> Span:
-    """Who ends this machine when the laptop does not; in capitals and colour when nobody does."""
-    nobody = offer.dies_by_itself.upper().startswith("NO")
-    return Span(offer.dies_by_itself, "bad" if nobody else "good")
-
-
-def _bare(amount: Micros | None) -> str:
-    """An amount for a column whose heading has the dollar sign."""
-    return "—" if amount is None else format_usd(amount).replace("$", "")
 
 
 def _recipe(plan: Plan) -> list[Cell]:
@@ -180,7 +131,9 @@ def _trust(plan: Plan) -> list[Cell]:
     guard = ["the guard key, until the run ends"] if plan.choices.guard and plan.offer.provider == "lambda" else []
     urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
     secrets = " and ".join(guard + urls)
-    return [key, Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"]
+    told = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
+    end = death(plan.offer)
+    return [key, told, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
 
 
 def _lease(plan: Plan, now: float | None) -> list[Cell]:

@@ -18,12 +18,13 @@ import view_samples as samples
 from gpurun.core.money import usd
 from gpurun.core.plan import Mode
 from gpurun.view.audits import audit_screen
+from gpurun.view.candidates import candidates_table
 from gpurun.view.errors import error_lines
 from gpurun.view.listings import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table
 from gpurun.view.paint import Line, cells, render
 from gpurun.view.panels import live_screen
 from gpurun.view.plain import PlainView
-from gpurun.view.plan import offers_table, plan_screen
+from gpurun.view.plan import plan_screen
 from gpurun.view.receipt import receipt_markdown, receipt_screen
 from gpurun.view.style import Style
 
@@ -40,7 +41,7 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "plan-paid": lambda s: plan_screen(samples.plan(), s, now=NOW),
     "plan-rehearsal": lambda s: plan_screen(samples.plan(Mode.REHEARSAL), s, now=NOW),
     "plan-local": lambda s: plan_screen(samples.plan(Mode.LOCAL, notes=()), s, now=NOW),
-    "offers": lambda s: offers_table(samples.CANDIDATES, s),
+    "offers": lambda s: candidates_table(samples.CANDIDATES, s),
     "ps": lambda s: ps_table(samples.RUNS, s, now=NOW),
     "ps-empty": lambda s: ps_table((), s, now=NOW),
     "recipes": lambda s: recipes_table(samples.RECIPES, s),

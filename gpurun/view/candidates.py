@@ -1,0 +1,105 @@
+"""The table of offers, judged: what fits, how fast, how long, how many dollars, ranked by what finishing takes."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from gpurun.core.money import Micros, format_usd
+from gpurun.view.paint import Cell, Line, Span, wrap
+from gpurun.view.quantities import UNKNOWN, format_duration
+from gpurun.view.style import Style
+from gpurun.view.tables import Column, table
+
+if TYPE_CHECKING:
+    from gpurun.core.model import Offer
+    from gpurun.core.plan import Candidate, Estimate
+
+__all__ = ["candidates_table", "death"]
+
+_COLUMNS = (
+    Column(""),
+    Column("#", right=True, leaves=9),
+    Column("Provider", leaves=2),
+    Column("GPU", least=16),
+    Column("Region", leaves=7, least=9),
+    Column("$/h", right=True, leaves=6),
+    Column("fit", right=True, leaves=4),
+    Column("tok/s", right=True, leaves=5),
+    Column("time", right=True, leaves=3),
+    Column("est. $", right=True, leaves=1),
+    Column("worst $", right=True),
+    Column("boot", right=True, leaves=10),
+    Column("dies by itself", leaves=8, least=14),
+)
+_LEGEND = (
+    "fit: sequences at once on a GPU / GiB that this takes; worst $: the most it can cost, or how far the cap gets "
+    "where it does not finish."
+)
+
+
+def candidates_table(
+    candidates: tuple[Candidate, ...], style: Style, *, chosen: Offer | None = None, legend: bool = True
+) -> list[Line]:
+    """Offers in the order given, the chosen one marked; what cannot finish says why not, or how far it gets."""
+    rows = [_row(i, candidate, candidate.offer == chosen) for i, candidate in enumerate(candidates, 1)]
+    return [*table(_COLUMNS, rows, style), *(wrap(_LEGEND, style, indent=2, look="dim") if legend else [])]
+
+
+def _row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
+    offer, estimate = candidate.offer, candidate.estimate
+    look = "" if candidate.finishes else "dim"
+    last = death(offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
+    return [
+        Span("→" if chosen else "", "accent"),
+        Span(str(number), look),
+        Span(offer.provider, look),
+        Span(offer.label, look),
+        Span(offer.place, look),
+        Span(_bare(offer.rate_micros_per_hour), look),
+        Span(_fit(offer, estimate), look),
+        Span(_speed(estimate), look),
+        Span(UNKNOWN if estimate.likely_s is None else format_duration(estimate.likely_s), look),
+        Span(_bare(candidate.expected_micros), look),
+        Span(_worst(candidate), look),
+        Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
+        last,
+    ]
+
+
+def death(offer: Offer) -> Span:
+    """Who ends this machine when the laptop does not; in capitals and colour when nobody does."""
+    nobody = offer.dies_by_itself.upper().startswith("NO")
+    return Span(offer.dies_by_itself, "bad" if nobody else "good")
+
+
+def _fit(offer: Offer, estimate: Estimate) -> str:
+    """The micro-batch and the memory that it takes on each GPU: `64/27G`."""
+    if not estimate.fits:
+        return "no"
+    return f"{estimate.micro_batch}/{ceil(estimate.peak_bytes / 2**30)}G" if offer.gpu_count else "yes"
+
+
+def _speed(estimate: Estimate) -> str:
+    """Tokens a second, low to high in one unit: `1.31-1.75M`."""
+    if estimate.tokens_per_s is None:
+        return UNKNOWN
+    low, high = estimate.tokens_per_s
+    unit, name = next(pair for pair in ((1e6, "M"), (1e3, "k"), (1.0, "")) if high >= pair[0] or pair[0] == 1.0)
+    first, last = (f"{each / unit:.{2 if high < 10 * unit else 0}f}" for each in (low, high))
+    return f"{first}{name}" if first == last else f"{first}-{last}{name}"
+
+
+def _worst(candidate: Candidate) -> str:
+    """The worst case where it finishes; else the share of the run that the cap or the hours would buy."""
+    if candidate.finishes or candidate.lease is not None:
+        return _bare(candidate.worst_micros)
+    if not candidate.estimate.fits:
+        return UNKNOWN
+    reach = candidate.reach
+    return f"to {100 * reach.step // reach.steps}%" if reach is not None and reach.step < reach.steps else UNKNOWN
+
+
+def _bare(amount: Micros | None) -> str:
+    """An amount for a column whose heading has the dollar sign."""
+    return UNKNOWN if amount is None else format_usd(amount).replace("$", "")

@@ -1,0 +1,92 @@
+"""`gpurun plan` without --gpu: every offer of the catalogue, judged, ranked by the dollars that finishing takes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.money import parse_usd, usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import Plan, Request
+from gpurun.lifecycle.plan import make_plan
+from gpurun.lifecycle.quote import WEAK
+from gpurun.planning.budget import candidates, load_of
+from gpurun.planning.catalog import all_offers, parse_gpu
+from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.view.paint import cells
+from gpurun.view.plan import plan_text
+from gpurun.view.style import Style
+
+OFFERS = [offer for offer in all_offers() if offer.gpu_count]
+
+
+def planned(home: Path, cap: str, **asked: object) -> Plan:
+    request = Request(recipe="gpt2-124m", max_cost_micros=parse_usd(cap), **asked)  # type: ignore[arg-type]
+    return make_plan(request, run="fox-41", home=Home(home).prepare(), clock=SystemClock(), say=print, need_data=False)
+
+
+@pytest.fixture(autouse=True)
+def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurun.lifecycle.renting.ready_providers", lambda home: [])
+
+
+def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "25")
+    assert sorted(one.offer.model_dump_json() for one in plan.candidates) == sorted(
+        offer.model_dump_json() for offer in OFFERS
+    )
+    finishing = [one for one in plan.candidates if one.finishes]
+    assert plan.candidates[: len(finishing)] == tuple(finishing)
+    assert [one.expected_micros for one in finishing] == sorted(one.expected_micros for one in finishing)
+    assert all(one.worst_micros is not None and one.worst_micros <= usd(25) for one in finishing)
+    for one in plan.candidates:
+        assert one.estimate.fits
+        assert one.estimate.tokens_per_s is not None
+        assert one.finishes or one.why_not
+        assert one.finishes or one.why_not == WEAK or one.reach is None or one.reach.step < one.reach.steps
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_eight_a100_land_near_the_published_94_minutes_and_20_dollars_and_say_what_that_rests_on(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, "25")
+    assert (plan.offer.gpu_count, plan.offer.gpu) == (8, "A100 SXM"), "without --gpu it is the recipe's own"
+    assert plan.estimate.likely_s == pytest.approx(94 * 60, rel=0.1)
+    assert usd(19) < plan.expected_micros < usd(22)
+    assert "llm.c's 94 minutes on 8" in plan.estimate.basis
+    assert any("`train` takes the recipe's 8xA100" in note for note in plan.notes)
+
+
+def test_where_the_recipes_own_gpu_is_too_dear_the_best_of_the_others_is_planned(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "20")
+    assert plan.offer.gpu_count == 1
+    assert plan.worst_micros <= usd(20)
+    assert plan.notes[-1].endswith("`train` takes this one with --gpu 1xH100.")
+    assert parse_gpu("1xH100").count == 1
+
+
+def test_with_a_gpu_only_that_is_shown(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"))
+    assert {(one.offer.gpu_count, one.offer.gpu) for one in plan.candidates} == {(8, "A100 SXM")}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_what_matters_is_on_the_screen_at_every_width(tmp_path: Path, width: int) -> None:
+    lines = plan_text(planned(tmp_path, "25"), Style(width=width)).splitlines()
+    assert all(cells(line) <= width for line in lines)
+    heading = next(line for line in lines if "worst $" in line)
+    assert all(name in heading for name in ("Provider", "GPU", "fit", "tok/s", "time", "est. $", "worst $"))
+    row = next(line for line in lines if "8×A100 SXM 80G" in line)
+    assert all(word in row for word in ("→", "runpod", "64/27G", "1.31-1.75M", "1 h 42 m", "21.21", "25.00"))
+
+
+def test_forty_offers_are_planned_well_within_300_ms() -> None:
+    full = resolve(load_recipe("gpt2-124m"), "full")
+    began = time.process_time()
+    found = candidates(OFFERS[:40], full, load_of(full, 50_000_000), cap=parse_usd("25"))
+    assert len(found) == 40
+    assert time.process_time() - began < 0.3
