@@ -19,7 +19,7 @@ from gpurun.ledger.untrusted import lines_of
 from gpurun.lifecycle.local_copy import LocalCopy
 from gpurun.lifecycle.runs import Sight, find_run, look
 from gpurun.view.paint import render
-from gpurun.view.quantities import format_bytes
+from gpurun.view.quantities import format_bytes, format_duration
 from gpurun.view.receipt import ReceiptView
 from gpurun.view.report.charts import MOST_RUNS
 from gpurun.view.report.material import RunMaterial, differences
@@ -27,6 +27,7 @@ from gpurun.view.report.page import report_page
 from gpurun.view.report.summary import summary
 from gpurun.view.report.told import Told, hear
 from gpurun.view.screen import Screen
+from gpurun.view.story import tell_rate
 
 
 def report_runs(session: Session, runs: list[str], *, html: str) -> Result:
@@ -127,6 +128,11 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
         yield "The run is not finished: its figures are those of this moment."
     if sight.damage is not None:
         yield f"Its journal is damaged: {sight.damage}."
+    for record in sight.records:
+        if record.event is Event.RATE_OBSERVED:
+            step, planned = record.data.get("step"), sight.plan.estimate.likely_s
+            said = f"Planned were {format_duration(planned)} of training; after" if planned else "After"
+            yield f"{said} {step} steps: {tell_rate(record.data)}."
     if not told.losses.seen:
         yield "It reported no loss."
     if told.unreadable:

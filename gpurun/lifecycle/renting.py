@@ -24,7 +24,8 @@ from gpurun.providers.registry import CLOUDS, OVERRIDES
 
 def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock) -> Plan:
     """What renting would be: at live prices where there is a key, else at the catalogue's. Nothing is prepared."""
-    names = [name for name in _named(request) if name in ready_providers(home)]
+    ready = ready_providers(home)
+    names = [name for name in _named(request) if name in ready]
     market = _market(request, full, names, home, clock) if names else None
     priors, damage = load_priors(home)
     warnings = [*(market.warnings if market else ()), *([damage] if damage else [])]

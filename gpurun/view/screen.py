@@ -153,7 +153,8 @@ class Screen:
             case "death.proven" if self._rentals:
                 self._rentals[-1] = (self._rentals[-1][0], wall)
             case "rate.observed":
-                self.pace, self.is_too_slow = tell_rate(data), data.get("finishes") is not True
+                self.pace = f"at step {whole(data, 'step')}: {tell_rate(data)}"
+                self.is_too_slow = data.get("finishes") is not True
             case "collect.observed":
                 self.collected_wall = wall
             case "stop.requested":

@@ -117,6 +117,13 @@ def plan(mode: Mode = Mode.PAID, **changed: Any) -> Plan:
     return Plan(**{**fields, **changed})
 
 
+RATE: dict[str, Any] = {
+    "step": 60, "steps": 4768, "step_s": 2.4, "tokens_per_s": 218_453.0, "elapsed_s": 160.0, "left_s": 11_310.0,
+    "limit_s": 13_100.0, "finishes": True, "ends_at_step": 4768, "expected_micros": 8_840_000,
+    "cap_micros": 12_000_000, "needed_micros": None, "memory_peak_bytes": 61_000_000_000,
+}  # fmt: skip
+
+
 def record(seq: int, event: Event, wall: float, data: dict[str, Any]) -> Record:
     return Record(seq=seq, prev="", wall=wall, mono=wall - NOW, boot_id="b", event=event, data=data)
 
@@ -134,6 +141,7 @@ def story(begun: float, rate: Micros) -> list[Record]:
         (Event.SHIP_OBSERVED, 472, {"bytes": 3_100_000_000, "files": 51}),
         (Event.TRAIN_INTENDED, 473, {}),
         (Event.TRAIN_STARTED, 475, {}),
+        (Event.RATE_OBSERVED, 640, RATE),
     ]
     return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 1)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -67,8 +68,9 @@ def test_a_rehearsal_that_breaks_is_told_with_its_reason(
     """The tiny trainer of the lifecycle's tests stands in for the real one; it knows how to fail."""
 
     def supervise(folder: RunFolder, home: Home, clock: Clock) -> None:
-        plan = folder.plan.read_text().replace('"steps": 8', '"steps": 8, "fail_at": 3')
-        folder.plan.write_text(plan)
+        plan = json.loads(folder.plan.read_text())
+        plan["resolved"]["train"]["fail_at"] = 3
+        folder.plan.write_text(json.dumps(plan))
         drive(home, folder.name)
 
     monkeypatch.setattr(recipe_checks, "start_supervisor", supervise)

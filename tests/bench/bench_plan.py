@@ -1,0 +1,165 @@
+"""The plan's memory formula, its speed, and what it tells after fifty steps: run by `make bench-plan`.
+
+    python tests/bench/bench_plan.py [--rows memory,plan,time] [--repeats 3]
+
+`memory`: the formula against torch's MemTracker on the real step (tests/traced_memory.py), over models from 0.1M to
+1.5B, both presets, batches, chunked and whole logits, dropout, precisions, portions, replicas, Muon: the largest error
+of each group either way. `plan`: forty offers of the catalogue, judged and ranked, processor time, the median; and the
+whole command, interpreter and all. `time`: runs of the real trainer on this machine; what is told at the fiftieth step
+against the end. Prints rows for docs/BENCHMARKS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+from gpurun.core.money import parse_usd
+from gpurun.planning.budget import candidates, load_of
+from gpurun.planning.catalog import all_offers
+from gpurun.planning.memory import Way, tensor_bytes
+from gpurun.planning.rate import Meter
+from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.planning.tables import ModelTable
+
+MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
+SIZES = {  # layers, width, context, vocabulary
+    "0.1M": (2, 64, 64, 128),
+    "0.8M": (4, 128, 64, 65),
+    "10.6M": (6, 384, 256, 65),
+    "12M": (6, 192, 256, 50304),
+    "124M": (12, 768, 1024, 50304),
+    "355M": (24, 1024, 1024, 50304),
+}
+LARGE = {"774M": (36, 1280, 1024, 50304), "1.5B": (48, 1600, 1024, 50304)}
+PLAIN: dict[str, Any] = {"chunked": False}
+GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "faithful": ({}, [{}]),
+    "modern": (MODERN, [{}, {"optim": "muon"}]),
+    "dropout": ({"dropout": 0.1}, [{}]),
+    "whole logits": ({}, [PLAIN]),
+    "fp32, fp16": ({}, [{"precision": "fp32"}, {"precision": "fp16"}]),
+    "in portions, replicas": ({}, [{"accumulation": 2}, {"processes": 2}]),
+}
+BATCHES = (1, 4, 16)
+PLAN_ROUNDS = 21
+GPURUN = str(Path(sys.executable).with_name("gpurun"))
+RUNS = {
+    "mini-gpt (0.1M), rehearsal, 1,500 steps": ["mini-gpt", "--set", "train.steps=1500"],
+    "gpt2-124m, rehearsal, two processes, 300 steps": ["gpt2-124m", "--set", "train.steps=300"],
+}
+
+
+def where() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores"
+
+
+def memory() -> None:
+    """Print the largest errors of each group."""
+    import torch
+
+    from tests.traced_memory import traced_peak_bytes
+
+    print("| what | points | formula over MemTracker | bar | reached | date, machine |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    for name, points in _points():
+        errors = []
+        for model, batch, asked in points:
+            way = Way(
+                half=asked.get("precision") != "fp32",
+                chunked=asked.get("chunked", True),
+                muon=asked.get("optim") == "muon",
+                gradient=max(asked.get("accumulation", 1), asked.get("processes", 1)) > 1,
+            )
+            traced = traced_peak_bytes(model, batch, **asked)
+            errors.append(tensor_bytes(ModelTable(**model), batch, way=way) / traced - 1)
+            print(f"{name}: {model} x {batch} {asked}: {traced:,} {errors[-1]:+.2%}", file=sys.stderr, flush=True)
+        reached = "yes" if max(map(abs, errors)) <= 0.05 else "NO"
+        found = f"{min(errors):+.2%} to {max(errors):+.2%}, median {statistics.median(errors):+.2%}"
+        print(
+            f"| {name} | {len(errors)} | {found} | 5 % | {reached} | {where()}, torch {torch.__version__} |", flush=True
+        )
+
+
+def _points() -> Iterator[tuple[str, list[tuple[dict[str, Any], int, dict[str, Any]]]]]:
+    for name, (more, variants) in GROUPS.items():
+        sizes = SIZES if name in ("faithful", "modern") else {key: SIZES[key] for key in ("10.6M", "12M", "124M")}
+        yield name, [(_shape(s, more), b, asked) for s in sizes.values() for b in BATCHES for asked in variants]
+    yield "774M and 1.5B", [(_shape(size, {}), batch, {}) for size in LARGE.values() for batch in (1, 4)]
+
+
+def _shape(size: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:
+    layers, width, context, vocab_size = size
+    heads = max(1, width // 64)
+    return {"layers": layers, "heads": heads, "width": width, "context": context, "vocab_size": vocab_size, **more}
+
+
+def plan() -> None:
+    """Print what planning takes, by itself and as a command."""
+    offers = [offer for offer in all_offers() if offer.gpu_count][:40]
+    took = []
+    for _ in range(PLAN_ROUNDS):
+        began = time.process_time()
+        full = resolve(load_recipe("gpt2-124m"), "full")
+        candidates(offers, full, load_of(full, 50_000_000), cap=parse_usd("25"))
+        took.append(time.process_time() - began)
+    whole = []
+    with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
+        for _ in range(5):
+            began = time.perf_counter()
+            argv = [GPURUN, "plan", "gpt2-124m", "--max-cost", "25"]
+            subprocess.run(argv, check=True, capture_output=True, env={**os.environ, "GPURUN_HOME": home})
+            whole.append(time.perf_counter() - began)
+    each_ms = 1000 * statistics.median(took)
+    print(f"| the recipe read, 40 offers judged and ranked | {each_ms:.0f} ms | 300 ms | {where()} |")
+    print(f"| `gpurun plan gpt2-124m --max-cost 25`, 59 offers | {statistics.median(whole):.1f} s | none | {where()} |")
+
+
+def times(repeats: int) -> None:
+    """Print what was told at the fiftieth step over what the run took, from the trainer's start to its last word."""
+    for what, argv in RUNS.items():
+        found = []
+        for _ in range(repeats):
+            with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
+                command = [GPURUN, "train", *argv, "--dry-run", "--json"]
+                subprocess.run(command, check=True, capture_output=True, env={**os.environ, "GPURUN_HOME": home})
+                found.append(_told_over_took(next((Path(home) / "runs").iterdir())))
+        shown = ", ".join(f"{ratio - 1:+.1%}" for ratio in found)
+        load = os.getloadavg()[0]
+        print(f"| {what} | {shown} | 5 % | {where()}, load {load:.1f} |", flush=True)
+
+
+def _told_over_took(run: Path) -> float:
+    meter = Meter(json.loads((run / "plan.json").read_text())["resolved"])
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    told = next(found for event in events if (found := meter.take(event)) is not None)
+    return float((told.elapsed_s + told.left_s) / events[-1]["elapsed_s"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="memory,plan,time")
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    rows = {"memory": memory, "plan": plan, "time": lambda: times(given.repeats)}
+    for key in given.rows.split(","):
+        rows[key]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
