@@ -100,6 +100,7 @@ def _record(seen: Seen, start: dict[str, Any], context: Context) -> Prior:
         wall=context.clock.wall(),
         card=offer.gpu,
         gpu_count=offer.gpu_count,
+        processes=plan.processes,
         machine="" if offer.gpu_count else machine_of(offer, os.cpu_count() or 1),
         recipe_sha256=plan.recipe_sha256,
         data_sha256=plan.data.sha256,

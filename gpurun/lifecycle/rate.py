@@ -33,12 +33,12 @@ class Rating:
         self._is_told, self._rest = state.rated, b""
         self._found: Measured | None = None
         if not self._is_told:
-            for event in events_of(context.folder.events):  # What came before a restart.
-                self._take(event)
+            for event in events_of(context.folder.events):  # What came before a restart; the next line tells it anew.
+                self._meter.take(event)
 
     def hear(self, new: bytes) -> None:
-        """Take in what the trainer has said since the last look."""
-        if self._is_told or self._found is not None:
+        """Take in what the trainer has said since the last look; of several lines the last one counts."""
+        if self._is_told:
             return
         *lines, self._rest = (self._rest + new).split(b"\n")
         self._rest = self._rest[:_LONGEST_LINE_BYTES]
@@ -48,16 +48,13 @@ class Rating:
             except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
-                self._take(event)
+                self._found = self._meter.take(event) or self._found
 
     def notes(self, state: RunState) -> Iterator[Note]:
         """The one record of it, as soon as there is something to tell."""
         if self._found is not None and not self._is_told:
             self._is_told = True
             yield Event.RATE_OBSERVED, verdict(self._found, state, self._context)
-
-    def _take(self, event: dict[str, object]) -> None:
-        self._found = self._found or self._meter.take(event)
 
 
 def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:

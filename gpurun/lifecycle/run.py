@@ -89,9 +89,9 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             context.clock.sleep(POLL_S)
             continue
         rating.hear(poll.chunks["events.jsonl"].data)
-        yield from rating.notes(state)
         if _is_behind(poll):
             continue
+        yield from rating.notes(state)
         if poll.status.state == "exited":
             yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
             return

@@ -48,6 +48,7 @@ class Prior(Strict):
     wall: float
     card: Word
     gpu_count: int = Field(ge=0, le=1024)
+    processes: Count
     machine: Word = ""
     recipe_sha256: Word
     data_sha256: Word
@@ -103,6 +104,8 @@ def nearest(
         if (one.card, one.machine, one.precision, one.compile, one.loop) != wanted or one.model.preset != model.preset:
             continue
         if bool(one.gpu_count) != bool(offer.gpu_count):
+            continue
+        if not offer.gpu_count and one.processes != recipe.processes:
             continue
         count = max(1, offer.gpu_count) / max(1, one.gpu_count)
         tokens = micro_batch * model.context / (one.micro_batch * one.model.context)

@@ -45,6 +45,7 @@ SIZES = {  # layers, width, context, vocabulary
     "124M": (12, 768, 1024, 50304),
     "355M": (24, 1024, 1024, 50304),
 }
+WIDE = {"10.6M": SIZES["10.6M"], "12M": SIZES["12M"], "4 layers of 124M": (4, 768, 1024, 50304)}
 LARGE = {"774M": (36, 1280, 1024, 50304), "1.5B": (48, 1600, 1024, 50304)}
 PLAIN: dict[str, Any] = {"chunked": False}
 GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
@@ -55,7 +56,7 @@ GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "fp32, fp16": ({}, [{"precision": "fp32"}, {"precision": "fp16"}]),
     "in portions, replicas": ({}, [{"accumulation": 2}, {"processes": 2}]),
 }
-BATCHES = (1, 4, 16)
+BATCHES = (1, 8)
 PLAN_ROUNDS = 21
 GPURUN = str(Path(sys.executable).with_name("gpurun"))
 RUNS = {
@@ -97,9 +98,9 @@ def memory() -> None:
 
 def _points() -> Iterator[tuple[str, list[tuple[dict[str, Any], int, dict[str, Any]]]]]:
     for name, (more, variants) in GROUPS.items():
-        sizes = SIZES if name in ("faithful", "modern") else {key: SIZES[key] for key in ("10.6M", "12M", "124M")}
+        sizes = SIZES if name in ("faithful", "modern") else WIDE
         yield name, [(_shape(s, more), b, asked) for s in sizes.values() for b in BATCHES for asked in variants]
-    yield "774M and 1.5B", [(_shape(size, {}), batch, {}) for size in LARGE.values() for batch in (1, 4)]
+    yield "774M and 1.5B", [(_shape(size, {}), batch, {}) for size in LARGE.values() for batch in BATCHES]
 
 
 def _shape(size: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.priors import add_prior, load_priors
+from gpurun.lifecycle.rate import Rating
 from gpurun.planning.priors import Priors
 from gpurun.view.story import is_alarming, tell_record
 from tests.lifecycle.scripted_cloud import LEASE, World
@@ -95,6 +97,18 @@ def test_a_supervisor_that_is_started_again_tells_it_from_what_came_before(world
         world.drive()
     world.drive()
     assert len(world.all_of(Event.RATE_OBSERVED)) == 1
+
+
+def test_of_what_came_while_the_laptop_slept_the_latest_line_counts(world: World) -> None:
+    let_it_say(world, step_s=0.1)
+    rating = Rating(world.state, world.context)
+    lines = [{"kind": "step", "step": n, "elapsed_s": n * 0.1} for n in (1, *range(10, 501, 10))]
+    told = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    rating.hear(told[:700])
+    rating.hear(told[700:])
+    ((_, data),) = rating.notes(world.state)
+    assert (data["step"], data["step_s"]) == (500, pytest.approx(0.1))
+    assert not list(rating.notes(world.state))
 
 
 def test_a_run_that_trained_is_what_later_plans_rest_on_and_settling_twice_adds_one(world: World) -> None:

@@ -31,8 +31,8 @@ def prior_of(full: ResolvedRecipe = FULL, **changes: Any) -> Prior:
     tables, told = full.tables, dict(changes)
     return Prior(
         **{
-            "run": "fox-41", "wall": 1.0, "card": "A100 SXM", "gpu_count": 8, "recipe_sha256": full.sha256,
-            "data_sha256": "", "model": tables.model, "vocab_size": 50257,
+            "run": "fox-41", "wall": 1.0, "card": "A100 SXM", "gpu_count": 8, "processes": 8,
+            "recipe_sha256": full.sha256, "data_sha256": "", "model": tables.model, "vocab_size": 50257,
             "flops_per_token": flops_per_token(tables.model), "micro_batch": 64,
             "batch_tokens": tables.train.batch_tokens, "precision": "bf16", "compile": True, "loop": "own",
             "torch": "2.9", "steps": 900, "step_s": 0.5, "tokens_per_s": 1_000_000.0, "start_s": 90.0,
