@@ -1,6 +1,6 @@
 """The plan's memory formula, its speed, and what it tells after fifty steps: run by `make bench-plan`.
 
-    python tests/bench/bench_plan.py [--rows memory,plan,time] [--repeats 3]
+    python tests/bench/bench_plan.py [--rows memory,plan,time] [--repeats 3] [--cpu-time]
 
 `memory`: the formula against torch's MemTracker on the real step (tests/traced_memory.py), over models from 0.1M to
 1.5B, both presets, batches, chunked and whole logits, dropout, precisions, portions, replicas, Muon: the largest error
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,9 +61,16 @@ BATCHES = (1, 8)
 PLAN_ROUNDS = 21
 GPURUN = str(Path(sys.executable).with_name("gpurun"))
 RUNS = {
-    "mini-gpt (0.1M), rehearsal, 1,500 steps": ["mini-gpt", "--set", "train.steps=1500"],
-    "gpt2-124m, rehearsal, two processes, 300 steps": ["gpt2-124m", "--set", "train.steps=300"],
+    "mini-gpt's rehearsal (0.1M), 1,000 steps": ["mini-gpt", "train.steps=1000"],
+    "modern-124m's rehearsal (Muon), 400 steps": ["modern-124m", "train.steps=400"],
 }
+ROOT = Path(__file__).parents[2]
+_BY_PROCESSOR = """
+import runpy, sys, time
+time.monotonic = time.perf_counter = time.process_time
+sys.argv[0] = "trainer.train"
+runpy.run_module("trainer.train", run_name="__main__", alter_sys=True)
+"""
 
 
 def where() -> str:
@@ -130,23 +138,37 @@ def plan() -> None:
     print(f"| `gpurun plan gpt2-124m --max-cost 25`, 59 offers | {statistics.median(whole):.1f} s | none | {where()} |")
 
 
-def times(repeats: int) -> None:
+def times(repeats: int, cpu_time: bool) -> None:
     """Print what was told at the fiftieth step over what the run took, from the trainer's start to its last word."""
-    for what, argv in RUNS.items():
-        found = []
-        for _ in range(repeats):
-            with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
-                command = [GPURUN, "train", *argv, "--dry-run", "--json"]
-                subprocess.run(command, check=True, capture_output=True, env={**os.environ, "GPURUN_HOME": home})
-                found.append(_told_over_took(next((Path(home) / "runs").iterdir())))
+    for what, (recipe, *keys) in RUNS.items():
+        found = [_told_over_took(recipe, keys, cpu_time) for _ in range(repeats)]
         shown = ", ".join(f"{ratio - 1:+.1%}" for ratio in found)
-        load = os.getloadavg()[0]
-        print(f"| {what} | {shown} | 5 % | {where()}, load {load:.1f} |", flush=True)
+        clock = "processor time, one thread" if cpu_time else "wall time"
+        print(f"| {what} | {shown} | 5 % | {where()}, {clock}, load {os.getloadavg()[0]:.0f} |", flush=True)
 
 
-def _told_over_took(run: Path) -> float:
-    meter = Meter(json.loads((run / "plan.json").read_text())["resolved"])
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
+    """One run through the real command; by its processor time, it is taken again with that as the trainer's clock."""
+    with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
+        steps = [] if not cpu_time else ["--set", "train.steps=2"]
+        sets = [word for key in keys for word in ("--set", key)]
+        command = [GPURUN, "train", recipe, *sets, *steps, "--dry-run", "--json"]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "GPURUN_HOME": home})
+        run = next((Path(home) / "runs").iterdir())
+        resolved = json.loads((run / "plan.json").read_text())["resolved"]
+        if not cpu_time:
+            return _ratio(resolved, run / "events.jsonl")
+        resolved["train"].update(tomllib.loads("\n".join(key.removeprefix("train.") for key in keys)))
+        (run / "recipe.json").write_text(json.dumps(resolved))
+        paths = ["--recipe", str(run / "recipe.json"), "--data", str(run / "data"), "--out", str(run / "out")]
+        argv = [sys.executable, "-c", _BY_PROCESSOR, *paths]
+        subprocess.run(argv, check=True, capture_output=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return _ratio(resolved, run / "out" / "events.jsonl")
+
+
+def _ratio(resolved: dict[str, Any], file: Path) -> float:
+    meter = Meter(resolved)
+    events = [json.loads(line) for line in file.read_text().splitlines()]
     told = next(found for event in events if (found := meter.take(event)) is not None)
     return float((told.elapsed_s + told.left_s) / events[-1]["elapsed_s"])
 
@@ -155,8 +177,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="memory,plan,time")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cpu-time", action="store_true")
     given = parser.parse_args()
-    rows = {"memory": memory, "plan": plan, "time": lambda: times(given.repeats)}
+    rows = {"memory": memory, "plan": plan, "time": lambda: times(given.repeats, given.cpu_time)}
     for key in given.rows.split(","):
         rows[key]()
     return 0
