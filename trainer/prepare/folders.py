@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal
+from trainer.prepare.shards import sync_folder
 
 __all__ = ["locked", "replace_folder", "staging"]
 
@@ -45,11 +46,7 @@ def replace_folder(folder: Path, place: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.rename(folder, place)
-    descriptor = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(place.parent)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ShardWriter", "read_vocabulary", "sha256_of_file", "write_json", "write_vocabulary"]
+__all__ = ["ShardWriter", "read_vocabulary", "sha256_of_file", "sync_folder", "write_json", "write_vocabulary"]
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256
 SHARD_TOKENS = 100_000_000
@@ -22,13 +22,15 @@ SHARD_TOKENS = 100_000_000
 class ShardWriter:
     """Writes the tokens of one split, a new file every `shard_tokens`; `entries` lists the finished files.
 
-    llm.c numbers held-out files from 0 and training files from 1. A token file's header holds its length, so the header
-    is written last.
+    llm.c numbers held-out files from 0 and training files from 1; `number` is another first number. A token file's
+    header holds its length, so the header is written last.
     """
 
-    def __init__(self, folder: Path, split: str, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, folder: Path, split: str, shard_tokens: int = SHARD_TOKENS, *, number: int | None = None
+    ) -> None:
         self._folder, self._split, self._most = folder, split, shard_tokens
-        self._number = 0 if split == "val" else 1
+        self._number = number if number is not None else 0 if split == "val" else 1
         self._file: Any = None
         self._in_file = 0
         self.tokens = 0
@@ -80,6 +82,15 @@ def sha256_of_file(path: Path) -> str:
     """The sha256 (hex) of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -111,8 +112,10 @@ class Gpt2Tokenizer:
     name = "gpt2"
     eot_id = 50256
 
-    def __init__(self, tokens: Sequence[bytes]) -> None:
+    def __init__(self, tokens: Sequence[bytes], threads: int = 0) -> None:
+        """`threads` of 0 are as many as there are cores."""
         tiktoken = _tiktoken()
+        self._threads = threads or max(1, os.cpu_count() or 1)
         self.tokens = tuple(tokens)
         ranks = {token: rank for rank, token in enumerate(self.tokens[: self.eot_id])}
         special = {GPT2_EOT.decode(): self.eot_id}
@@ -125,9 +128,16 @@ class Gpt2Tokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, on all cores."""
-        batch = self._encoding.encode_ordinary_batch(list(texts), num_threads=max(1, os.cpu_count() or 1))
-        return [np.array(ids, dtype=np.uint16) for ids in batch]
+        """The ids of each text, on as many threads as this tokeniser was given."""
+        if self._threads == 1:
+            return [self._ids(text) for text in texts]
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(self._ids, texts))
+
+    def _ids(self, text: str) -> np.ndarray:
+        # As encode_ordinary, but without a Python list of the ids, which costs a fifth of the time.
+        ids: np.ndarray = self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        return ids
 
 
 def load_gpt2(say: Callable[[str], None]) -> Gpt2Tokenizer:
