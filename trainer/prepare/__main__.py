@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
-import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from trainer.prepare.build import Request, accompany, prepare
 from trainer.prepare.errors import Refusal
 from trainer.prepare.pair_tokenizers import TOKENIZERS
 from trainer.prepare.parallel import BUILT_IN, PairRequest, prepare_pairs
+from trainer.prepare.program import run_program, say
 
 
 def main() -> int:
     """Prepare what the command line asks for; return the exit code."""
-    # A SIGTERM unwinds like Ctrl-C, so that the half-made folder is removed.
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        print(json.dumps(_do(sys.argv[1:])), flush=True)
-    except Refusal as refusal:
-        return _refuse(refusal)
-    except OSError as error:
-        return _refuse(_not_written(error))
-    except MemoryError:
-        what = "One of the files is too large to be read into memory"
-        return _refuse(Refusal("memory.full", f"{what}.", hint="Split it, or take less: --set data.limit_mb=1000."))
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    less = "prepare less text with --set data.limit_mb=10"
+    return run_program(_do, left="Nothing was left behind.", less=less)
 
 
 def _do(arguments: list[str]) -> dict[str, Any]:
@@ -40,49 +27,20 @@ def _do(arguments: list[str]) -> dict[str, Any]:
     shards = given.pop("shards")
     if shards is None:
         return _prepare(given)
-    return accompany(shards.absolute(), given["prompts"], given["out"], _say)
+    return accompany(shards.absolute(), given["prompts"], given["out"], say)
 
 
 def _prepare(given: dict[str, Any]) -> dict[str, Any]:
     """Prepare a text, or sentence pairs where the tokeniser is one of pairs."""
     if given["tokenizer"] in TOKENIZERS:
         del given["cache"]  # Pairs are few, and tokenised in seconds.
-        return prepare_pairs(PairRequest(**given), _say)
+        return prepare_pairs(PairRequest(**given), say)
     if given["source"] in BUILT_IN:
         what = f"{given['source']} is sentence pairs, and the tokeniser {given['tokenizer']} makes none."
         raise Refusal("data.parallel", what, hint=f"Take one of: {', '.join(TOKENIZERS)}.")
     # A window's last token is only ever a target.
     least = given.pop("context") + 1
-    return prepare(Request(**given, min_tokens=least), _say)
-
-
-def _say(line: str) -> None:
-    print(f"prepare: {line}", file=sys.stderr, flush=True)
-
-
-def _refuse(refusal: Refusal) -> int:
-    print(json.dumps({"error": refusal.as_record()}), flush=True)
-    return 2
-
-
-def _leave(number: int, frame: Any) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
-def _not_written(error: OSError) -> Refusal:
-    """What reading raises is a Refusal already, so this came from writing."""
-    where = f"{error.filename} " if error.filename else "The data "
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Refusal(
-            "disk.full",
-            f"{where}could not be written: the disk is full. Nothing was left behind.",
-            hint="Free some space, or prepare less text with --set data.limit_mb=10.",
-        )
-    return Refusal(
-        "disk.write_failed",
-        f"{where}could not be written: {error.strerror}. Nothing was left behind.",
-        hint="Check that the folder is yours and the disk is sound.",
-    )
+    return prepare(Request(**given, min_tokens=least), say)
 
 
 def _given(arguments: list[str]) -> dict[str, Any]:

@@ -16,16 +16,17 @@ import numpy as np
 from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
+from trainer.prepare.manifest import manifest_of, summary_of
 from trainer.prepare.pair_tokenizers import TOKENIZERS, PairTokenizer
 from trainer.prepare.shards import ShardWriter, read_vocabulary, sha256_of_file, write_json, write_vocabulary
 from trainer.prepare.tokenizers import (
     REPLACEMENT,
     CharTokenizer,
-    Gpt2Tokenizer,
     Tokenizer,
     count_characters,
     load_gpt2,
     sha256_of_tokens,
+    tokenizer_of,
 )
 
 __all__ = ["Request", "accompany", "prepare"]
@@ -77,7 +78,8 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
                     shutil.copyfile(file, folder / file.name)
         manifest = json.loads((folder / "data.json").read_bytes())
         _write_prompts(folder, manifest["tokenizer"]["name"], request.prompts)
-        result = _result(request, corpus, manifest, sha256_of_file(folder / "data.json"))
+        source = STDLIB if corpus.kind == STDLIB else request.source
+        result = summary_of(manifest, request.out, sha256_of_file(folder / "data.json"), source)
         replace_folder(folder, request.out)
     return {"v": 1, "data": result, "key": key, "cached": cached, "skipped": corpus.skipped}
 
@@ -125,22 +127,6 @@ def _key_of(request: Request, corpus: Corpus) -> str:
     return hashlib.sha256(json.dumps([*parts, request.min_tokens]).encode()).hexdigest()[:32]
 
 
-def _result(request: Request, corpus: Corpus, manifest: dict[str, Any], sha256: str) -> dict[str, Any]:
-    """What the folder holds, in the words of the laptop's `DataSummary`; `sha256` is that of data.json."""
-    tokenizer, shards = manifest["tokenizer"], [*manifest["train"], *manifest["val"]]
-    return {
-        "folder": str(request.out),
-        "tokenizer": tokenizer["name"],
-        "tokenizer_sha256": tokenizer["sha256"],
-        "vocab_size": tokenizer["vocab_size"],
-        "train_tokens": sum(shard["tokens"] for shard in manifest["train"]),
-        "val_tokens": sum(shard["tokens"] for shard in manifest["val"]),
-        "bytes": sum(shard["bytes"] for shard in shards),
-        "sha256": sha256,
-        "source": STDLIB if corpus.kind == STDLIB else request.source,
-    }
-
-
 def _tokenise(request: Request, corpus: Corpus, folder: Path, say: Say) -> None:
     """Write the shards, the vocabulary and data.json into an empty folder."""
     train, val = hold_out(corpus, request.val_fraction)
@@ -159,21 +145,8 @@ def _tokenise(request: Request, corpus: Corpus, folder: Path, say: Say) -> None:
             )
         say(f"{split}: {writer.tokens:,} tokens")
     write_vocabulary(folder, tokenizer.name, tokenizer.tokens)
-    identity = {"name": tokenizer.name, "sha256": sha256_of_tokens(tokenizer.tokens)}
-    manifest = {
-        "v": 1,
-        "dtype": "uint16",
-        "eot": "none" if tokenizer.eot_id is None else "before",
-        "tokenizer": {**identity, "vocab_size": len(tokenizer.tokens), "eot_id": tokenizer.eot_id},
-        "source": {
-            "kind": corpus.kind,
-            "digest": corpus.digest,
-            "documents": len(corpus.documents),
-            "bytes": corpus.bytes,
-        },
-        **entries,
-    }
-    write_json(folder / "data.json", manifest)
+    source = {"kind": corpus.kind, "digest": corpus.digest, "documents": len(corpus.documents), "bytes": corpus.bytes}
+    write_json(folder / "data.json", manifest_of(tokenizer, source, entries))
 
 
 def _open_tokenizer(request: Request, corpus: Corpus, say: Say) -> Tokenizer:
@@ -193,7 +166,7 @@ def _reopen(name: str, folder: Path) -> Tokenizer:
     tokens = read_vocabulary(folder)
     if name in TOKENIZERS:
         return PairTokenizer.from_tokens(name, tokens)
-    return Gpt2Tokenizer(tokens) if name == "gpt2" else CharTokenizer(tokens)
+    return tokenizer_of(name, tokens)
 
 
 def _encoded(tokenizer: Tokenizer, parts: Iterable[Part], say: Say) -> Iterator[np.ndarray]:

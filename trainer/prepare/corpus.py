@@ -15,9 +15,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.prepare.errors import Refusal
+from trainer.prepare.errors import Refusal, not_utf8, unreadable
 
-__all__ = ["Corpus", "Document", "Part", "hold_out", "open_corpus", "pieces", "read_text"]
+__all__ = [
+    "STDLIB",
+    "Corpus",
+    "Document",
+    "Part",
+    "files_of",
+    "hold_out",
+    "open_corpus",
+    "pieces",
+    "read_text",
+    "why_no_text",
+]
 
 STDLIB = "stdlib"
 PIECE_CHARS = 1 << 20
@@ -71,7 +82,7 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
     With a limit, documents are taken in an order that depends on their names alone but favours no part of the folder,
     and the last one is cut at the end of a line. Raises Refusal for what is missing, unreadable, empty or not UTF-8.
     """
-    kind, files, skipped = _files_of(source)
+    kind, files, skipped = files_of(source)
     if limit_bytes:
         files.sort(key=lambda file: _name_hash(file[0]))
     documents: list[Document] = []
@@ -79,7 +90,7 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
     for name, path in files:
         raw = _read(path, left + 1 if limit_bytes else -1)
         cut = bool(limit_bytes) and len(raw) > left
-        reason = _why_no_text(raw, path, cut=cut, strict=kind != STDLIB)
+        reason = why_no_text(raw, path, cut=cut, strict=kind != STDLIB)
         if reason:
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
@@ -163,7 +174,7 @@ def _name_hash(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
 
-def _files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
+def files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
     """(kind, [(name, path)], skipped) of a source."""
     if source == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -203,7 +214,7 @@ def _walk(
     files, skipped = [], {}
 
     def refuse(error: OSError) -> None:
-        raise _unreadable(Path(error.filename or root), error)
+        raise unreadable(Path(error.filename or root), error)
 
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if name not in without and not name.startswith(".")]
@@ -218,7 +229,7 @@ def _walk(
     return sorted(files), skipped
 
 
-def _why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:
+def why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:
     """Why a file is passed over ("": it is a text); one that is not UTF-8 is a Refusal when strict.
 
     The bytes may be cut within their last character.
@@ -230,11 +241,7 @@ def _why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:
     except UnicodeDecodeError as error:
         if not strict:
             return "not UTF-8"
-        raise Refusal(
-            "data.not_utf8",
-            f"{path} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}.",
-            hint=f"Convert it first, for instance: iconv -f latin1 -t utf-8 {path.name} > {path.stem}-utf8.txt",
-        ) from None
+        raise not_utf8(path, raw[error.start], error.start) from None
     return ""
 
 
@@ -244,15 +251,7 @@ def _read(path: Path, most: int) -> bytes:
         with open(path, "rb") as file:
             return file.read(most)
     except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> Refusal:
-    return Refusal(
-        "data.unreadable",
-        f"{path} cannot be read: {error.strerror}.",
-        hint="Give yourself read access, or leave it out.",
-    )
+        raise unreadable(path, error) from None
 
 
 def _cut_bytes(raw: bytes, most: int) -> bytes:

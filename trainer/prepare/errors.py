@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 
 class Refusal(Exception):
     """What was asked for cannot be prepared; nothing was left behind."""
@@ -10,6 +13,29 @@ class Refusal(Exception):
         super().__init__(message)
         self.code, self.message, self.hint = code, message, hint
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A refusal in a worker reaches the process that it works for."""
+        return _again, (self.code, self.message, self.hint)
+
     def as_record(self) -> dict[str, str]:
         """The refusal as it is printed."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+def _again(code: str, message: str, hint: str) -> Refusal:
+    return Refusal(code, message, hint=hint)
+
+
+def unreadable(path: Path, error: OSError) -> Refusal:
+    """A file or folder that the operating system does not let us read."""
+    what = f"{path} cannot be read: {error.strerror or error}."
+    return Refusal("data.unreadable", what, hint="Give yourself read access, or leave it out.")
+
+
+def not_utf8(path: Path, byte: int, offset: int) -> Refusal:
+    """A text with a byte that UTF-8 has not there."""
+    return Refusal(
+        "data.not_utf8",
+        f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset}.",
+        hint=f"Convert it first, for instance: iconv -f latin1 -t utf-8 {path.name} > {path.stem}-utf8.txt",
+    )

@@ -7,13 +7,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import sync_folder
 
-__all__ = ["locked", "replace_folder", "staging"]
+__all__ = ["held", "locked", "replace_folder", "staging"]
 
 
 @contextlib.contextmanager
@@ -56,6 +57,39 @@ def locked(cache: Path) -> Iterator[None]:
     with open(cache / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def held(folder: Path, patience_s: float = 2.0) -> Iterator[None]:
+    """Hold a folder for this process alone, made if it must be, and removed at the end if nothing is in it.
+
+    Raises Refusal where another one holds it for longer than `patience_s`: one that was killed needs a moment to end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        until = time.monotonic() + patience_s
+        while not _locked(descriptor):
+            if time.monotonic() > until:
+                raise Refusal(
+                    "prepare.busy",
+                    f"Another prepare is writing into {folder}.",
+                    hint="Wait for it to end, or name another folder with --out.",
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _alive(pid: str) -> bool:

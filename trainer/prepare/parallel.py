@@ -19,6 +19,7 @@ from trainer.prepare.build import Say
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import replace_folder, staging
 from trainer.prepare.grammar import english_german
+from trainer.prepare.manifest import manifest_of, summary_of
 from trainer.prepare.pair_tokenizers import END_ID, PAD_ID, START_ID, Pair, PairTokenizer
 from trainer.prepare.shards import ShardWriter, sha256_of_file, write_json, write_vocabulary
 from trainer.prepare.tokenizers import sha256_of_tokens
@@ -150,7 +151,13 @@ def prepare_pairs(request: PairRequest, say: Say) -> dict[str, Any]:
         sha256 = sha256_of_file(folder / "data.json")
         replace_folder(folder, request.out)
     key = hashlib.sha256(json.dumps([sha256, request.prompts]).encode()).hexdigest()[:32]
-    return {"v": 1, "data": _result(request, manifest, sha256), "key": key, "cached": False, "skipped": text.skipped}
+    return {
+        "v": 1,
+        "data": summary_of(manifest, request.out, sha256, request.source),
+        "key": key,
+        "cached": False,
+        "skipped": text.skipped,
+    }
 
 
 def _write(
@@ -184,14 +191,9 @@ def _write(
         say(f"{counts['too_long']:,} pairs are longer than {request.context} tokens and were left out")
     write_vocabulary(folder, tokenizer.name, tokenizer.tokens)
     size = sum(len(side.encode("utf-8")) for pair in text.pairs for side in pair)
-    identity = {"name": tokenizer.name, "sha256": sha256_of_tokens(tokenizer.tokens)}
-    manifest = {
-        "v": 1, "dtype": "uint16", "eot": "before",
-        "tokenizer": {**identity, "vocab_size": len(tokenizer.tokens), "eot_id": tokenizer.eot_id},
-        "source": {"kind": text.kind, "digest": text.digest(), "documents": len(text.pairs), "bytes": size},
-        "pairs": {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID, **counts},
-        **entries,
-    }  # fmt: skip
+    source = {"kind": text.kind, "digest": text.digest(), "documents": len(text.pairs), "bytes": size}
+    pairs = {"pad_id": PAD_ID, "start_id": START_ID, "end_id": END_ID, **counts}
+    manifest = manifest_of(tokenizer, source, entries, pairs=pairs)
     write_json(folder / "data.json", manifest)
     return manifest
 
@@ -209,20 +211,3 @@ def _rows(tokenizer: PairTokenizer, pairs: Sequence[Pair]) -> Iterator[_Row]:
     for pair in pairs:
         source, target = tokenizer.encode(pair)
         yield _Row(np.concatenate([start, source, end, target, end]), len(source) + 1)
-
-
-def _result(request: PairRequest, manifest: dict[str, Any], sha256: str) -> dict[str, Any]:
-    """What the folder holds, in the words of the laptop's `DataSummary`; `sha256` is that of data.json."""
-    tokenizer, shards = manifest["tokenizer"], [*manifest["train"], *manifest["val"]]
-    tokens = {split: sum(shard["tokens"] for shard in manifest[split]) for split in ("train", "val")}
-    return {
-        "folder": str(request.out),
-        "tokenizer": tokenizer["name"],
-        "tokenizer_sha256": tokenizer["sha256"],
-        "vocab_size": tokenizer["vocab_size"],
-        "train_tokens": tokens["train"],
-        "val_tokens": tokens["val"],
-        "bytes": sum(shard["bytes"] for shard in shards),
-        "sha256": sha256,
-        "source": request.source,
-    }

@@ -24,6 +24,7 @@ __all__ = [
     "load_gpt2",
     "printable_bytes",
     "sha256_of_tokens",
+    "tokenizer_of",
 ]
 
 REPLACEMENT = "\ufffd"
@@ -91,6 +92,11 @@ class CharTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text."""
         return [self._ids[_codes(text)] for text in texts]
+
+
+def tokenizer_of(name: str, tokens: Sequence[bytes], threads: int = 0) -> Tokenizer:
+    """The tokeniser of text with this name and vocabulary."""
+    return Gpt2Tokenizer(tokens, threads) if name == Gpt2Tokenizer.name else CharTokenizer(tokens)
 
 
 def count_characters(texts: Iterable[str]) -> np.ndarray:

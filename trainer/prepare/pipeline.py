@@ -1,0 +1,211 @@
+"""From a source of any size to a finished data folder: divided, tokenised by as many processes as there are cores.
+
+The folder itself is the state: `prepare.json` says what was asked for, `task-*.json` which tasks are done. A killed
+prepare is gone on with by asking again; asking for something else is refused. `data.json` is written last and ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.prepare.division import BYTES_PER_TOKEN, Task, divide
+from trainer.prepare.errors import Refusal
+from trainer.prepare.folders import held
+from trainer.prepare.manifest import manifest_of, summary_of
+from trainer.prepare.resume import begin, identity_of, known_files, lasting_digest, remove, remove_state, what_is_asked
+from trainer.prepare.room import check_room
+from trainer.prepare.shards import SHARD_TOKENS, read_vocabulary, sha256_of_file, sync_folder, write_json
+from trainer.prepare.sources.opening import Source, open_source
+from trainer.prepare.sources.reading import read_spans
+from trainer.prepare.task import UNFINISHED, read_record, record_path, write_task
+from trainer.prepare.tokenizers import Tokenizer, tokenizer_of
+from trainer.prepare.vocabulary import make_vocabulary
+from trainer.prepare.workers import Tell, work_through
+
+__all__ = ["Order", "Progress", "prepare_corpus"]
+
+Say = Callable[[str], None]
+Progress = Callable[[dict[str, int]], None]
+"""Hears how far it is: done_bytes, total_bytes (of text, as expected), tokens, tasks, total_tasks."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to prepare, and how: see docs/DATA.md. The last three change nothing in what is written."""
+
+    source: str
+    tokenizer: str
+    out: Path
+    val_fraction: float = 0.005
+    shard_tokens: int = SHARD_TOKENS
+    column: str = "text"
+    workers: int = 1
+    least_train_tokens: int = 1
+    least_val_tokens: int = 1
+
+
+def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]:
+    """Make `order.out` a data folder (docs/FORMATS.md), or go on where an earlier call was ended; what it holds.
+
+    Raises Refusal; other OSErrors come from writing. Either way what is finished stays, for the same order again.
+    """
+    with held(order.out):
+        source = open_source(order.source, order.column, say, known_files(order.out))
+        asked = what_is_asked(source, order.tokenizer, order.val_fraction, order.shard_tokens, order.column)
+        if (order.out / "data.json").exists():
+            return _already(order, source, asked, say)
+        begin(order.out, asked, source)
+        per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
+        tasks = divide(source.files, order.shard_tokens, per_token)
+        what = f"{len(source.files)} files, {source.text_bytes / 1e6:,.1f} MB of text"
+        say(f"{what}, {len(tasks)} shards to make in {order.workers} processes")
+        tokenizer = make_vocabulary(order.out, order.tokenizer, tasks, order.column, order.workers, say)
+        identity = identity_of(asked, tokenizer)
+        records = _records(order.out, tasks, identity, say)
+        left = [(index, task) for index, task in enumerate(tasks) if index not in records]
+        check_room(order.out, [task for _, task in left], tokenizer, order.column, say)
+        try:
+            records |= _work(order, identity, tasks, records, left, progress)
+        finally:
+            remove(order.out.glob(f"{UNFINISHED}*"))
+        return _finish(order, source, asked, tokenizer, [records[index] for index in range(len(tasks))], say)
+
+
+@dataclass(frozen=True)
+class TaskWriter:
+    """The job of a worker: write the task (index, spans) with the tokeniser whose vocabulary lies in the folder."""
+
+    folder: Path
+    tokenizer: str
+    val_fraction: float
+    column: str
+    identity: str
+
+    def open(self) -> Callable[[tuple[int, Task], Tell], dict[str, Any]]:
+        """Load the tokeniser; every process has one of its own."""
+        tokenizer = tokenizer_of(self.tokenizer, read_vocabulary(self.folder), threads=1)
+
+        def write(numbered: tuple[int, Task], tell: Tell) -> dict[str, Any]:
+            index, task = numbered
+            texts = read_spans(task, self.column)
+            fraction, identity = self.val_fraction, self.identity
+            return write_task(texts, tokenizer, self.folder, index, val_fraction=fraction, identity=identity, tell=tell)
+
+        return write
+
+
+def _records(folder: Path, tasks: Sequence[Task], identity: str, say: Say) -> dict[int, dict[str, Any]]:
+    """The records of the tasks that are done, by index; each is believed once its shards hold to its digests."""
+    done = [index for index in range(len(tasks)) if record_path(folder, index).exists()]
+    records = {index: record for index in done if (record := read_record(folder, index, identity))}
+    if done:
+        say(f"going on: {len(records)} of {len(tasks)} shards are done and sound")
+    return records
+
+
+def _work(
+    order: Order,
+    identity: str,
+    tasks: Sequence[Task],
+    records: dict[int, dict[str, Any]],
+    left: list[tuple[int, Task]],
+    progress: Progress,
+) -> dict[int, dict[str, Any]]:
+    """Do the tasks that are left; their records by index."""
+    weights = [sum(span.text_bytes for span in task) for task in tasks]
+    done_bytes = sum(weights[index] for index in records)
+    tokens = sum(_tokens(record) for record in records.values())
+    new: dict[int, dict[str, Any]] = {}
+    halves: dict[int, int] = {}
+
+    def report() -> None:
+        # What a row has besides its text was expected too: a task is never further than all of it.
+        now = sum(min(halves[index], weights[index]) for index in halves)
+        tasks_done = len(records) + len(new)
+        figures = {"tokens": tokens, "tasks": tasks_done, "total_tasks": len(tasks)}
+        progress({"done_bytes": done_bytes + now, "total_bytes": sum(weights), **figures})
+
+    def tell(place: int, count: int) -> None:
+        halves[left[place][0]] = halves.get(left[place][0], 0) + count
+        report()
+
+    report()
+    job = TaskWriter(order.out, order.tokenizer, order.val_fraction, order.column, identity)
+    for place, record in work_through(job, left, order.workers, tell):
+        index = left[place][0]
+        new[index] = record
+        halves.pop(index, None)
+        done_bytes += weights[index]
+        tokens += _tokens(record)
+        report()
+    return new
+
+
+def _tokens(record: dict[str, Any]) -> int:
+    return sum(entry["tokens"] for split in ("train", "val") for entry in record[split])
+
+
+def _finish(
+    order: Order,
+    source: Source,
+    asked: dict[str, Any],
+    tokenizer: Tokenizer,
+    records: list[dict[str, Any]],
+    say: Say,
+) -> dict[str, Any]:
+    """Write data.json, which ends it, and remove what was only needed to go on."""
+    entries = {split: [entry for record in records for entry in record[split]] for split in ("train", "val")}
+    for split, least in (("train", order.least_train_tokens), ("val", order.least_val_tokens)):
+        found = sum(entry["tokens"] for entry in entries[split])
+        say(f"{split}: {found:,} tokens")
+        if found < least:
+            remove(order.out.iterdir())
+            raise Refusal(
+                "data.too_small",
+                f"{order.source} gives {found:,} tokens to {split}; the recipe needs at least {least:,}.",
+                hint="Take more text, another --val-fraction, or a recipe with a smaller batch or context.",
+            )
+    about = {
+        "kind": source.kind,
+        "digest": hashlib.sha256("".join(record["digest"] for record in records).encode()).hexdigest(),
+        "documents": sum(record["documents"] for record in records),
+        "dropped": sum(record["dropped"] for record in records),
+        "bytes": sum(record["bytes"] for record in records),
+        "asked": lasting_digest(asked, source),
+    }
+    manifest = manifest_of(tokenizer, about, entries)
+    write_json(order.out / ".data.json", manifest)
+    os.rename(order.out / ".data.json", order.out / "data.json")
+    sync_folder(order.out)
+    remove_state(order.out)
+    return _result(order, manifest, dict(source.skipped), made=True)
+
+
+def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> dict[str, Any]:
+    """What a finished folder holds, if it was made of this; else a Refusal."""
+    path = order.out / "data.json"
+    manifest: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        manifest = json.loads(path.read_bytes())
+    newer = any(file.modified_ns > path.stat().st_mtime_ns for file in source.files)
+    if newer or manifest.get("source", {}).get("asked") != lasting_digest(asked, source):
+        raise Refusal(
+            "data.out_in_use",
+            f"{order.out} holds data that was prepared from something else, or with other options.",
+            hint="Name another folder with --out, or delete that one.",
+        )
+    remove_state(order.out)
+    say(f"{order.out} was prepared from this already")
+    return _result(order, manifest, dict(source.skipped), made=False)
+
+
+def _result(order: Order, manifest: dict[str, Any], skipped: dict[str, int], *, made: bool) -> dict[str, Any]:
+    summary = summary_of(manifest, order.out, sha256_of_file(order.out / "data.json"), order.source)
+    return {"v": 1, "data": summary, "source": manifest["source"], "skipped": skipped, "made": made}

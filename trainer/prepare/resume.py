@@ -1,0 +1,107 @@
+"""What makes a prepare go on where it was ended: what was asked for stands in its folder, and nothing else is mixed in."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trainer.prepare.division import digest_of_files
+from trainer.prepare.errors import Refusal
+from trainer.prepare.shards import write_json
+from trainer.prepare.sources.opening import Known, Source
+from trainer.prepare.task import UNFINISHED
+from trainer.prepare.tokenizers import Tokenizer, sha256_of_tokens
+
+__all__ = ["begin", "identity_of", "known_files", "lasting_digest", "remove", "remove_state", "what_is_asked"]
+
+FORMAT = 1
+"""Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
+_ASKED = "prepare.json"
+
+
+def what_is_asked(
+    source: Source, tokenizer: str, val_fraction: float, shard_tokens: int, column: str
+) -> dict[str, Any]:
+    """Everything that the bytes depend on, by the names under which a difference is told."""
+    return {
+        "format": FORMAT,
+        "source": digest_of_files(source.files),
+        "tokenizer": tokenizer,
+        "val-fraction": val_fraction,
+        "shard-tokens": shard_tokens,
+        "text-column": column,
+    }
+
+
+def identity_of(asked: dict[str, Any], tokenizer: Tokenizer) -> str:
+    """Names everything that the bytes of a task's shards depend on, besides its texts."""
+    named = {**asked, "vocabulary": sha256_of_tokens(tokenizer.tokens)}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def known_files(folder: Path) -> Known:
+    """What an earlier call found out about the files of its source."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        files = json.loads((folder / _ASKED).read_bytes())["files"]
+        return {(name, size, modified_ns): tuple(weights) for name, size, modified_ns, weights in files}
+    return {}
+
+
+def begin(folder: Path, asked: dict[str, Any], source: Source) -> None:
+    """Write down what was asked for, or see that it is what was asked for before."""
+    try:
+        before = json.loads((folder / _ASKED).read_bytes())["asked"]
+    except FileNotFoundError:
+        if any(path.name != f".{_ASKED}" for path in folder.iterdir()):
+            raise Refusal(
+                "data.out_in_use",
+                f"{folder} holds other files; prepared data would lie among them.",
+                hint="Name an empty or a new folder with --out.",
+            ) from None
+        files = [[file.name, file.bytes, file.modified_ns, file.weights] for file in source.files]
+        write_json(folder / f".{_ASKED}", {"v": 1, "asked": asked, "files": files})
+        os.rename(folder / f".{_ASKED}", folder / _ASKED)
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    if before != asked:
+        raise _other(folder, before, asked)
+
+
+def _other(folder: Path, before: dict[str, Any], asked: dict[str, Any]) -> Refusal:
+    told = [
+        f"--{key} was {before.get(key)}, now {asked[key]}" if key != "source" else "the source's files differ"
+        for key in asked
+        if before.get(key) != asked[key]
+    ]
+    return Refusal(
+        "prepare.other",
+        f"{folder} holds an unfinished prepare of something else: {'; '.join(told)}.",
+        hint="Ask for the same again to go on with it, name another --out, or delete that folder to begin anew.",
+    )
+
+
+def lasting_digest(asked: dict[str, Any], source: Source) -> str:
+    """What was asked for, without the times of files: the same on every machine that has them."""
+    files = [[file.name, file.form, file.bytes] for file in source.files]
+    return hashlib.sha256(json.dumps([{**asked, "source": ""}, files], sort_keys=True).encode()).hexdigest()
+
+
+def remove_state(folder: Path) -> None:
+    """Remove what a finished folder has no use for."""
+    remove([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / _ASKED])
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; those that are not there are no error."""
+    for path in list(paths):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""Data sets of the Hugging Face hub, by their Parquet or JSON Lines files, downloaded once into the hub's own cache.
+
+`OWNER/NAME`, with `/FOLDER` for some of its files and `@REVISION` for another than the newest. huggingface_hub resumes
+a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data sets that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainer.prepare.errors import Refusal
+
+__all__ = ["files_of"]
+
+_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+
+
+def files_of(name: str, say: Callable[[str], None]) -> list[tuple[str, Path]]:
+    """(name, path) of the files of a data set, downloaded if they must be. Raises Refusal where that cannot be done."""
+    place, _, revision = name.partition("@")
+    owner, _, rest = place.partition("/")
+    dataset, _, folder = rest.partition("/")
+    if not owner or not dataset:
+        raise Refusal(
+            "usage.hub_name",
+            f"hf:{name} does not name a data set of the hub.",
+            hint="Write hf:OWNER/NAME, for instance hf:HuggingFaceFW/fineweb-edu/sample/10BT.",
+        )
+    root = _download(_huggingface_hub(), f"{owner}/{dataset}", folder.rstrip("/"), revision or None, say)
+    paths = sorted(path for path in (root / folder).rglob("*") if path.name.endswith(_SUFFIXES))
+    if not paths:
+        raise Refusal(
+            "data.empty",
+            f"hf:{name} has no Parquet or JSON Lines files{f' in {folder}' if folder else ''}.",
+            hint="Look at the data set's files on the hub, and name one of its folders.",
+        )
+    return [(path.relative_to(root).as_posix(), path) for path in paths]
+
+
+def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:
+    """The folder of the data set in the hub's cache: as the hub has it, or as it was downloaded before."""
+    patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
+    patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
+    wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
+    try:
+        say(f"asking the hub for {dataset}")
+        return Path(hub.snapshot_download(dataset, **wanted))
+    except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
+        raise Refusal(
+            "data.hub_missing",
+            f"The hub has no data set {dataset}" + (f" at {revision}." if revision else ", or it is not open to you."),
+            hint="Check its name on huggingface.co; a gated one needs HF_TOKEN.",
+        ) from error
+    except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
+        try:
+            root = Path(hub.snapshot_download(dataset, **wanted, local_files_only=True))
+        except (hub.errors.LocalEntryNotFoundError, OSError):
+            what = " ".join(str(error).split())[:160]
+            raise Refusal(
+                "data.hub_unreachable",
+                f"{dataset} is not in the hub's cache, and the hub cannot be reached: {what}.",
+                hint="Prepare it where there is a network, or copy its Parquet files here and name their folder.",
+            ) from None
+        say(f"the hub cannot be reached; taking {dataset} as it was downloaded before")
+        return root
+
+
+def _huggingface_hub() -> ModuleType:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError:
+        raise Refusal(
+            "data.no_hub",
+            "Data sets of the hub are downloaded with huggingface_hub, which is not installed here.",
+            hint="Install it: pip install 'gpurun[data]'",
+        ) from None
+    return huggingface_hub

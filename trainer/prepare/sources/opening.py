@@ -1,0 +1,113 @@
+"""A source as the list of its files, each looked at before any work begins: what is wrong at once is said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trainer.prepare.corpus import STDLIB, files_of, why_no_text
+from trainer.prepare.errors import Refusal, unreadable
+from trainer.prepare.sources import hub, parquet
+from trainer.prepare.sources.files import Form, SourceFile
+from trainer.prepare.sources.plain import DOCUMENT_BYTES, SEPARATOR
+from trainer.prepare.sources.streams import content_bytes, is_packed, open_content
+
+__all__ = ["HUB", "Known", "Source", "open_source"]
+
+HUB = "hf:"
+_SNIFF_BYTES = 1 << 20
+_LINES = (".jsonl", ".ndjson", ".json")
+
+Known = Mapping[tuple[str, int, int], tuple[int, ...]]
+"""What is known already of files: their weights by name, size and time."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source: its kind, its files in the order of their names, and why others of a folder are passed over."""
+
+    kind: str
+    files: tuple[SourceFile, ...]
+    skipped: Mapping[str, int]
+
+    @property
+    def text_bytes(self) -> int:
+        """The bytes of text that are expected of it."""
+        return sum(file.text_bytes for file in self.files)
+
+
+def open_source(source: str, column: str, say: Callable[[str], None], known: Known | None = None) -> Source:
+    """Look at every file of a source: `hf:NAME`, `stdlib`, a file, or a folder of them.
+
+    Parquet (`.parquet`) and JSON Lines (`.jsonl`, perhaps `.gz` or `.zst`) hold a document a row; every other file is
+    text. Packed files are unpacked once, for their length; what is `known` is not looked at again. Raises Refusal.
+    """
+    kind, found, skipped = _found(source, say)
+    files = [file for name, path in found if (file := _look(name, path, kind, column, known or {}, skipped, say))]
+    if not any(file.text_bytes for file in files):
+        counted = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        raise Refusal(
+            "data.empty",
+            f"{source} holds no text" + (f" (skipped: {counted})." if counted else "."),
+            hint="Name a file or folder with UTF-8 text, JSON Lines or Parquet.",
+        )
+    return Source(kind, tuple(files), skipped)
+
+
+def _found(source: str, say: Callable[[str], None]) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
+    """(kind, [(name, path)], skipped) of a source."""
+    if source.startswith(HUB):
+        return "hub", hub.files_of(source.removeprefix(HUB), say), {}
+    return files_of(source)
+
+
+def _look(
+    name: str,
+    path: Path,
+    kind: str,
+    column: str,
+    known: Known,
+    skipped: dict[str, int],
+    say: Callable[[str], None],
+) -> SourceFile | None:
+    """What there is to know of a file; None where it is passed over, which is counted."""
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if about.st_size == 0:
+        skipped["empty"] = skipped.get("empty", 0) + 1
+        return None
+    form, reason = _form(path, kind)
+    if reason:
+        skipped[reason] = skipped.get(reason, 0) + 1
+        return None
+    key = name, about.st_size, about.st_mtime_ns
+    if key in known:
+        weights = known[key]
+    elif form == "parquet":
+        weights = parquet.group_bytes(path, column)
+    else:
+        if is_packed(path) and about.st_size > DOCUMENT_BYTES:
+            say(f"unpacking {name} once, for its length")
+        weights = (content_bytes(path),)
+    if form == "whole" and (kind == "file" or weights[0] > DOCUMENT_BYTES):
+        form = "blocks"
+    return SourceFile(name, path, form, about.st_size, about.st_mtime_ns, weights)
+
+
+def _form(path: Path, kind: str) -> tuple[Form, str]:
+    """How a file holds its documents, and why it is passed over ("": it is not)."""
+    name = PurePosixPath(path.name)
+    if name.suffix == ".parquet":
+        return "parquet", ""
+    with open_content(path) as stream:
+        head = stream.read(_SNIFF_BYTES if kind != STDLIB else -1)
+    suffix = PurePosixPath(name.stem).suffix if is_packed(path) else name.suffix
+    if suffix in _LINES and (suffix != ".json" or head.lstrip()[:1] == b"{"):
+        return "lines", ""
+    # What is not UTF-8 is a refusal with its place when it is read, except in Python's own library, which is not ours.
+    reason = why_no_text(head, path, cut=False, strict=False) if kind == STDLIB else "binary" * (b"\0" in head[:8192])
+    separated = SEPARATOR in head and any(line.strip() == SEPARATOR for line in head.splitlines())
+    return "separated" if separated else "whole", reason

@@ -1,0 +1,88 @@
+"""Parquet, row group by row group, page by page: only the columns that are needed, some megabytes at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainer.prepare.errors import Refusal, unreadable
+from trainer.prepare.sources.files import Span
+from trainer.prepare.texts import Text
+
+__all__ = ["group_bytes", "rows"]
+
+_BATCH_BYTES = 2 << 20
+_MOST_ROWS = 4096
+_BUFFER_BYTES = 1 << 20
+
+
+def group_bytes(path: Path, column: str) -> tuple[int, ...]:
+    """The bytes of text in each row group. Raises Refusal for a damaged file and for one without such a column."""
+    with _opened(path) as file:
+        kinds = {field.name: str(field.type) for field in file.schema_arrow}
+        if not kinds.get(column, "").startswith(("string", "large_string", "string_view")):
+            listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+            raise Refusal(
+                "data.no_text_column",
+                f"{path} has no text in a column {column!r}; its columns are: {listed}.",
+                hint="Name the one that holds the documents: --text-column NAME.",
+            )
+        place = _place_of(file, column)
+        groups = (file.metadata.row_group(index).column(place) for index in range(file.metadata.num_row_groups))
+        return tuple(group.total_uncompressed_size for group in groups)
+
+
+def rows(span: Span, column: str) -> Iterator[Text]:
+    """The documents of a span's row groups; a row whose text is null has none."""
+    name = span.file.name
+    with _opened(span.file.path) as file:
+        columns = [column, *(["url"] if "url" in file.schema_arrow.names and column != "url" else [])]
+        for group in range(span.start, span.stop):
+            about = file.metadata.row_group(group)
+            wanted = _BATCH_BYTES * about.num_rows // max(1, span.file.weights[group])
+            size = min(max(wanted, 1), _MOST_ROWS)
+            number = 0
+            for batch in file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
+                urls = batch.column("url").to_pylist() if "url" in columns else [None] * len(batch)
+                for text, url in zip(batch.column(column).to_pylist(), urls, strict=True):
+                    if text:
+                        yield Text(f"{name}#{group}.{number}", text, url if isinstance(url, str) else "")
+                    number += 1
+
+
+def _place_of(file: Any, column: str) -> int:
+    """The index of a column among the leaves of the schema, which nested columns have more of."""
+    return next(place for place in range(len(file.schema)) if file.schema.column(place).path == column)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    arrow, parquet = _pyarrow()
+    try:
+        # Without pre_buffer and with a buffer, a row group is read page by page instead of whole.
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+            yield file
+    except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise unreadable(path, error) from None
+        what = " ".join(str(error).split())[:200].rstrip(".")
+        raise Refusal(
+            "data.cut_short",
+            f"{path} is no Parquet file, damaged or cut short: {what} ({path.stat().st_size:,} bytes are there).",
+            hint="Download or copy that file again, and compare its size with the original's.",
+        ) from None
+
+
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise Refusal(
+            "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
+            hint="Install it: pip install 'gpurun[data]'",
+        ) from None  # fmt: skip
+    return pyarrow, pyarrow.parquet

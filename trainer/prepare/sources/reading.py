@@ -1,0 +1,54 @@
+"""The documents of a part of a source, whatever its form; a source that changes or goes away meanwhile is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from trainer.prepare.errors import Refusal
+from trainer.prepare.sources import lines, parquet, plain
+from trainer.prepare.sources.files import SourceFile, Span
+from trainer.prepare.texts import Text
+
+__all__ = ["read_spans"]
+
+
+def read_spans(spans: Iterable[Span], column: str) -> Iterator[Text]:
+    """The documents of some spans in order. Raises Refusal for whatever a source can have wrong with it."""
+    for span in spans:
+        _check_unchanged(span.file)
+        for text in _documents(span, column):
+            yield from _cut(text)
+        _check_unchanged(span.file)
+
+
+def _documents(span: Span, column: str) -> Iterator[Text]:
+    if span.file.form == "parquet":
+        return parquet.rows(span, column)
+    return lines.rows(span, column) if span.file.form == "lines" else plain.documents(span)
+
+
+def _cut(text: Text) -> Iterator[Text]:
+    """A document of more characters than any may have goes on as others, with numbers behind their names."""
+    most = plain.DOCUMENT_BYTES
+    if len(text.text) <= most:
+        yield text
+        return
+    for number, start in enumerate(range(0, len(text.text), most)):
+        yield Text(f"{text.name}.{number}", text.text[start : start + most], text.url)
+
+
+def _check_unchanged(file: SourceFile) -> None:
+    try:
+        now = file.path.stat()
+    except OSError as error:
+        raise Refusal(
+            "data.vanished",
+            f"{file.path} was there when preparing began and is not any more: {error.strerror}.",
+            hint="Bring it back and run the same command again: it goes on where it stood.",
+        ) from None
+    if (now.st_size, now.st_mtime_ns) != (file.bytes, file.modified_ns):
+        raise Refusal(
+            "data.changed",
+            f"{file.path} changed while it was being prepared: {file.bytes:,} bytes were there, now {now.st_size:,}.",
+            hint="Prepare again into another folder once nothing writes to it, or from a copy.",
+        )
