@@ -14,6 +14,7 @@ from gpurun.cli.verbs import (
     aws,
     config,
     confirm,
+    data,
     offers,
     prepare,
     proof,
@@ -35,7 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for room in (auth, offers, train, watch, stop, proof, report, weights, confirm, aws, prepare, config, version):
+for room in (auth, offers, train, watch, stop, proof, report, weights, confirm, aws, prepare, data, config, version):
     room.register(app)
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.errors import UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.plan import DataSummary
-from gpurun.core.secrets import child_environment
+from gpurun.lifecycle.preparer import run_preparer
 
 HEADER_BYTES = 1024
 MAGIC = 20240520
@@ -56,48 +54,22 @@ def _absolute(data: str, tokenizer: str) -> str:
     return ",".join(str(Path(file).expanduser().absolute()) for file in files)
 
 
-def missing_shards(source: str) -> UsageError:
+def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
     """The recipe wants shards that are nowhere."""
     return UsageError(
         "data.missing",
         f"The recipe trains on {source}, and no --data was given.",
-        hint="Name a folder of shards with a data.json (docs/FORMATS.md), or a text, with --data. A later version "
-        f"makes the shards of {source} with `gpurun data prepare`. To try the recipe now, add --dry-run.",
+        hint=f"Make the shards once, on this machine: gpurun data prepare {recipe} --out DIR (docs/DATA.md); then add "
+        "--data DIR. To try the recipe now, add --dry-run.",
     )
 
 
 def _prepare(
     what: list[str], resolved: Mapping[str, Any], *, into: Path, root: Path, say: Callable[[str], None]
 ) -> None:
-    """Run the trainer's own tokeniser; its talk is passed on, its refusals become ours."""
+    """Run the trainer's own tokeniser on a text of at most some hundred megabytes."""
     prompts = json.dumps(resolved["sample"]["prompts"])
-    command = [sys.executable, "-m", "trainer.prepare", *what, "--prompts", prompts, "--out", str(into)]
-    child = subprocess.Popen(
-        command,
-        env=child_environment({"PYTHONPATH": str(root)}),
-        cwd=root,  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    assert child.stderr is not None
-    assert child.stdout is not None
-    talk = []
-    for line in child.stderr:
-        talk.append(line.rstrip())
-        say(talk[-1])
-    answer: dict[str, Any] = json.loads(child.stdout.read() or "{}")
-    if child.wait() == 0:
-        return
-    if "error" in answer:
-        raise UsageError(answer["error"]["code"], answer["error"]["message"], hint=answer["error"]["hint"])
-    raise SetupError(
-        "data.prepare_failed",
-        f"Tokenising ended with exit code {child.returncode}: {' '.join(talk[-3:])}",
-        hint="The text, the memory or the disk may be the reason; try less of it with --set data.limit_mb=2.",
-    )
+    run_preparer("trainer.prepare", [*what, "--prompts", prompts, "--out", str(into)], root=root, say=say)
 
 
 def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
@@ -105,7 +77,7 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
 
     `vocab_size` and `context` are the model's, 0 where it takes what comes: a sentence pair must fit into the latter.
     """
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     made_by = manifest["tokenizer"]
     if made_by["name"] != tokenizer:
         raise UsageError(
@@ -135,7 +107,7 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
     )
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "data.json").read_bytes())

@@ -18,14 +18,21 @@ __all__ = ["BYTES_PER_TOKEN", "Task", "digest_of_files", "divide"]
 BYTES_PER_TOKEN = 4
 """Of English text with GPT-2's tokens, rounded down: so that a shard has about as many tokens as were asked for."""
 
+_TASKS, _LEAST_BYTES = 32, 8 << 20
+"""A source has about so many tasks if it is too small to fill as many shards, of at least so much text."""
+
 Task = tuple[Span, ...]
 
 
 def divide(
     files: Sequence[SourceFile], shard_tokens: int = SHARD_TOKENS, bytes_per_token: int = BYTES_PER_TOKEN
 ) -> list[Task]:
-    """The tasks of a source in order; a file that can be divided goes on in the next task where one is full."""
-    room = most = shard_tokens * bytes_per_token
+    """The tasks of a source in order; a file that can be divided goes on in the next task where one is full.
+
+    A small source has smaller tasks, so that all cores have something to do and a kill costs little.
+    """
+    every = sum(file.text_bytes for file in files)
+    room = most = min(shard_tokens * bytes_per_token, max(_LEAST_BYTES, every // _TASKS))
     tasks: list[Task] = []
     spans: list[Span] = []
     for file in files:

@@ -65,7 +65,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
         tasks = divide(source.files, order.shard_tokens, per_token)
         what = f"{len(source.files)} files, {source.text_bytes / 1e6:,.1f} MB of text"
-        say(f"{what}, {len(tasks)} shards to make in {order.workers} processes")
+        say(f"{what}, {_counted(len(tasks), 'shard')} to make in {_counted(min(order.workers, len(tasks)), 'process')}")
         tokenizer = make_vocabulary(order.out, order.tokenizer, tasks, order.column, order.workers, say)
         identity = identity_of(asked, tokenizer)
         records = _records(order.out, tasks, identity, say)
@@ -209,3 +209,8 @@ def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> d
 def _result(order: Order, manifest: dict[str, Any], skipped: dict[str, int], *, made: bool) -> dict[str, Any]:
     summary = summary_of(manifest, order.out, sha256_of_file(order.out / "data.json"), order.source)
     return {"v": 1, "data": summary, "source": manifest["source"], "skipped": skipped, "made": made}
+
+
+def _counted(count: int, what: str) -> str:
+    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{ending}"

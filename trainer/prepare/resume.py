@@ -1,4 +1,4 @@
-"""What makes a prepare go on where it was ended: what was asked for stands in its folder, and nothing else is mixed in."""
+"""How a prepare goes on where it was ended: what was asked for stands in its folder, nothing else is mixed in."""
 
 from __future__ import annotations
 

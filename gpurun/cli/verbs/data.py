@@ -1,0 +1,60 @@
+"""`gpurun data`: a corpus made into shards before anything is rented, and what a folder of shards holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import RecipeArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    data = typer.Typer(help="Text made into shards, and looked at.", no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(data, name="data")
+    preparing = [
+        "gpurun data prepare gpt2-124m --out ./fineweb-edu",
+        "gpurun data prepare gpt2-124m --source ./parquet --workers 4",
+    ]
+    verb(data, "data prepare", examples=preparing)(prepare)
+    verb(data, "data inspect", examples=["gpurun data inspect ./fineweb-edu"])(inspect)
+
+
+def prepare(
+    session: Session,
+    recipe: RecipeArgument = "",
+    source: Annotated[
+        str, typer.Option("--source", metavar="TEXT", help="A file, a folder, or hf:OWNER/NAME; else the recipe's.")
+    ] = "",
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to make, or to go on with.")] = "",
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes; 0: one a core.")] = 0,
+    val_fraction: Annotated[
+        float, typer.Option("--val-fraction", metavar="F", help="The share of documents that is held out.")
+    ] = 0.005,
+    text_column: Annotated[
+        str, typer.Option("--text-column", metavar="NAME", help="Where Parquet and JSON Lines have the text.")
+    ] = "text",
+    shard_tokens: Annotated[
+        int, typer.Option("--shard-tokens", metavar="N", help="A shard's at most, about.")
+    ] = 100_000_000,
+) -> Result:
+    """Make shards of a corpus of any size, on all cores; ended at any moment, the same command goes on."""
+    from gpurun.cli.data import prepare_folder
+
+    options: dict[str, int | float | str] = {"workers": workers, "shard-tokens": shard_tokens}
+    options |= {"val-fraction": val_fraction, "text-column": text_column}
+    return prepare_folder(session, recipe, source=source, out=out, options=options)
+
+
+def inspect(
+    session: Session, folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with a data.json.")]
+) -> Result:
+    """Check every shard of a folder to the last token, and say what it holds."""
+    from gpurun.cli.data import inspect_folder
+
+    return inspect_folder(session, folder)

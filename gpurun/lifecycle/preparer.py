@@ -1,0 +1,65 @@
+"""The trainer's programs that make shards of text on this machine, and what they answer.
+
+gpurun shares files with the trainer, not code: these are programs of their own; docs/FORMATS.md has the formats.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.secrets import child_environment
+
+_PROGRESS = "progress "
+
+
+def run_preparer(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    root: Path,
+    say: Callable[[str], None],
+    progress: Callable[[dict[str, int]], None] = lambda _: None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run one of the trainer's programs that prepare; its talk is passed on, its refusals become ours."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env=child_environment({"PYTHONPATH": str(root), **(environment or {})}),
+        cwd=root,  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    assert child.stderr is not None
+    assert child.stdout is not None
+    talk = []
+    try:
+        for line in child.stderr:
+            if line.startswith(_PROGRESS):
+                progress(json.loads(line.removeprefix(_PROGRESS)))
+                continue
+            talk.append(line.rstrip())
+            say(talk[-1])
+        answer: dict[str, Any] = json.loads(child.stdout.read() or "{}")
+        child.wait()
+    finally:
+        # Ctrl-C reaches it too; it has nothing to do but to let go.
+        child.terminate()
+        child.wait()
+    if child.returncode == 0:
+        return answer
+    if "error" in answer:
+        raise UsageError(answer["error"]["code"], answer["error"]["message"], hint=answer["error"]["hint"])
+    raise SetupError(
+        "data.prepare_failed",
+        f"Tokenising ended with exit code {child.returncode}: {' '.join(talk[-3:])}",
+        hint="The text, the memory or the disk may be the reason; try less of it with --set data.limit_mb=2.",
+    )
