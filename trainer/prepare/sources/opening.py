@@ -16,7 +16,7 @@ from trainer.prepare.sources.streams import content_bytes, is_packed, open_conte
 __all__ = ["HUB", "Known", "Source", "open_source"]
 
 HUB = "hf:"
-_SNIFF_BYTES = 1 << 20
+_SNIFF_BYTES = 64 << 10
 _LINES = (".jsonl", ".ndjson", ".json")
 
 Known = Mapping[tuple[str, int, int], tuple[int, ...]]
