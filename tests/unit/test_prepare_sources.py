@@ -1,0 +1,213 @@
+"""Documents stream from every kind of file, the same ones however it is divided; what is wrong is said in words."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.prepare.division import divide
+from trainer.prepare.errors import Refusal
+from trainer.prepare.sources import plain
+from trainer.prepare.sources.files import SourceFile, Span
+from trainer.prepare.sources.opening import Source, open_source
+from trainer.prepare.sources.reading import read_spans
+
+ROWS = [
+    {"text": f"Row {i}: " + "wörds and more words. " * (i % 9), "url": f"https://example.org/{i}"} for i in range(300)
+]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def opened(source: Path | str, column: str = "text") -> Source:
+    return open_source(str(source), column, lambda _: None)
+
+
+def read(source: Path | str, shard_tokens: int = 1000, column: str = "text") -> list[str]:
+    """Every document of a source, by way of its division."""
+    return [t.text for task in divide(opened(source, column).files, shard_tokens) for t in read_spans(task, column)]
+
+
+def refusal(act: Callable[[], object]) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        act()
+    assert raised.value.hint
+    return raised.value
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def text_file(path: Path, content: bytes, form: str) -> SourceFile:
+    path.write_bytes(content)
+    about = path.stat()
+    return SourceFile(path.name, path, form, about.st_size, about.st_mtime_ns, (len(content),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
+def test_json_lines_give_every_row_once_in_every_division(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    suffix = {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(pack(LINES)[:2], "")
+    path = written(tmp_path / f"rows.jsonl{suffix}", pack(LINES))
+    for shard_tokens in (100, 777, 100_000):
+        assert read(path, shard_tokens) == [row["text"] for row in ROWS]
+
+
+def test_frames_of_zstd_and_members_of_gzip_follow_one_another(tmp_path: Path) -> None:
+    for suffix, pack in ((".zst", zstandard.compress), (".gz", gzip.compress)):
+        half = LINES.index(b"\n", len(LINES) // 2) + 1
+        path = written(tmp_path / f"rows.jsonl{suffix}", pack(LINES[:half]) + pack(LINES[half:]))
+        assert len(read(path)) == len(ROWS)
+
+
+def test_parquet_gives_every_row_and_its_url(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.Table.from_pylist([*ROWS[:100], {"text": None, "url": None}, *ROWS[100:]])
+    parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=64)
+    (file,) = opened(tmp_path).files
+    assert len(file.weights) == 5
+    assert read(tmp_path, 500) == [row["text"] for row in ROWS]
+    texts = list(read_spans(divide([file], 10**9)[0], "text"))
+    assert [t.url for t in texts] == [row["url"] for row in ROWS]
+    assert len({t.name for t in texts}) == len(texts)
+
+
+def test_a_folder_holds_a_document_a_text_and_a_document_a_row(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\r\n")
+    written(tmp_path / "b.jsonl", LINES)
+    written(tmp_path / "c.bin", b"\0\1\2")
+    written(tmp_path / "d.txt", b"")
+    found = opened(tmp_path)
+    assert found.skipped == {"binary": 1, "empty": 1}
+    assert read(tmp_path) == ["one\ntwo\n", *(row["text"] for row in ROWS)]
+
+
+def test_separator_lines_part_the_documents_of_a_text(tmp_path: Path) -> None:
+    stories = [f"Story {i}.\nIt goes on.\n" * (1 + i % 5) for i in range(200)]
+    path = written(tmp_path / "stories.txt", "<|endoftext|>\n".join(stories).encode())
+    for shard_tokens in (50, 333, 10**6):
+        assert read(path, shard_tokens) == stories
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lines=st.lists(
+        st.sampled_from(["a", "ü" * 20, "longer than the others, by far " * 9, "", "\U0001f600" * 33]), max_size=60
+    ),
+    cuts=st.sets(st.integers(0, 4000), max_size=6),
+    ends=st.booleans(),
+)
+def test_no_byte_of_a_text_is_lost_or_read_twice_wherever_it_is_divided(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], cuts: set[int], ends: bool
+) -> None:
+    content = ("\n".join(lines) + ("\n" if ends else "")).encode()
+    before, plain.BLOCK_BYTES = plain.BLOCK_BYTES, 100
+    try:
+        file = text_file(tmp_path_factory.mktemp("cut") / "text.txt", content, "blocks")
+        places = sorted({0, len(content), *(cut for cut in cuts if cut < len(content))})
+        spans = [Span(file, start, stop) for start, stop in pairwise(places)]
+        texts = [text.text for text in read_spans(spans, "text")]
+    finally:
+        plain.BLOCK_BYTES = before
+    assert "".join(texts) == content.decode()
+    assert max(map(len, texts), default=0) <= 300
+
+
+def test_a_document_larger_than_may_be_in_memory_goes_on_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "DOCUMENT_BYTES", 1000)
+    story = "word " * 900
+    path = written(tmp_path / "one.jsonl", json.dumps({"text": story}).encode())
+    assert [len(text) for text in read(path)] == [1000, 1000, 1000, 1000, 500]
+    long = written(tmp_path / "long.txt", f"begin\n<|endoftext|>\n{story}\n<|endoftext|>\nend".encode())
+    texts = read(long)
+    assert "".join(texts) == f"begin\n{story}\nend"
+    assert max(map(len, texts)) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "said"),
+    [
+        ("a.jsonl", b'{"body": "x", "id": 1}\n', "data.no_text_column", "body, id"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "data.bad_line", "offset 14"),
+        ("a.jsonl", b'{"text": "x"}\n{"text"\n', "data.bad_line", "offset 14"),
+        ("a.jsonl", b"[1]\n", "data.bad_line", "list"),
+        ("a.jsonl", b'{"text": "caf\xe9"}\n', "data.not_utf8", "offset 0"),
+        ("a.txt", b"abc\ncaf\xe9\n", "data.not_utf8", "0xe9 at offset 7"),
+        ("a.jsonl.gz", gzip.compress(LINES)[:-400], "data.cut_short", "bytes are there"),
+        ("a.jsonl.gz", b"no gzip at all", "data.cut_short", "bytes are there"),
+        ("a.jsonl.zst", zstandard.compress(LINES)[:-200], "data.cut_short", "no end"),
+        ("a.jsonl.zst", b"no zstd at all", "data.cut_short", "bytes are there"),
+        ("a.parquet", b"PAR1 and then nothing", "data.cut_short", "21 bytes"),
+        ("a.txt", b"", "data.empty", "1 empty"),
+    ],
+)
+def test_a_file_with_something_wrong_is_refused_with_what_and_where(
+    tmp_path: Path, name: str, content: bytes, code: str, said: str
+) -> None:
+    path = written(tmp_path / name, content)
+    found = refusal(lambda: read(path))
+    assert found.code == code
+    assert said in found.message
+    assert str(path) in found.message
+
+
+def test_parquet_without_a_text_column_lists_those_that_it_has(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"content": ["x"], "score": [0.5]}), tmp_path / "a.parquet")
+    found = refusal(lambda: opened(tmp_path / "a.parquet"))
+    assert found.code == "data.no_text_column"
+    assert "content (string), score (double)" in found.message
+    assert read(tmp_path / "a.parquet", column="content") == ["x"]
+    assert refusal(lambda: opened(tmp_path / "a.parquet", "score")).code == "data.no_text_column"
+
+
+def test_a_parquet_file_cut_short_is_named(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
+    assert refusal(lambda: opened(tmp_path)).code == "data.cut_short"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_with_one_unreadable_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt", b"fine")
+    written(tmp_path / "b.txt", b"secret").chmod(0)
+    found = refusal(lambda: opened(tmp_path))
+    assert (found.code, "b.txt" in found.message) == ("data.unreadable", True)
+
+
+def test_a_file_that_the_system_will_not_open_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "a.txt", b"fine")
+    secret = written(tmp_path / "b.txt", b"secret")
+    real = open
+
+    def guarded(path: object, *rest: object, **more: object) -> object:
+        if path == secret:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", guarded)
+    found = refusal(lambda: opened(tmp_path))
+    assert (found.code, "b.txt" in found.message) == ("data.unreadable", True)
+
+
+def test_a_source_that_vanishes_or_changes_half_way_is_noticed(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", LINES)
+    (task,) = divide(opened(path).files, 10**6)
+    texts = read_spans(task, "text")
+    next(texts)
+    path.write_bytes(LINES + b'{"text": "one more"}\n')
+    assert refusal(lambda: list(texts)).code == "data.changed"
+    path.unlink()
+    assert refusal(lambda: list(read_spans(task, "text"))).code == "data.vanished"
