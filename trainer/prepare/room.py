@@ -30,12 +30,12 @@ def check_room(
         return
     need = int(text_bytes * _tokens_per_byte(tasks, tokenizer, column) * _TOKEN_BYTES * _ALLOWANCE)
     free = shutil.disk_usage(folder).free
-    say(f"the shards need about {need / 1e9:,.2f} GB of disk; {free / 1e9:,.1f} GB are free")
+    say(f"the shards need about {_amount(need)} of disk; {_amount(free)} are free")
     if need > free:
         raise Refusal(
             "disk.too_small",
-            f"The shards need about {need / 1e9:,.2f} GB; {folder} has {free / 1e9:,.2f} GB free.",
-            hint=f"Make {(need - free) / 1e9:,.2f} GB of room, or name a folder on another disk with --out.",
+            f"The shards need about {_amount(need)}; the disk of {folder} has {_amount(free)} free.",
+            hint=f"Make {_amount(need - free)} of room, or name a folder on another disk with --out.",
         )
 
 
@@ -60,3 +60,7 @@ def _beginning(span: Span, column: str) -> Iterator[str]:
             taken += len(piece)
             if taken >= _SAMPLE_BYTES:
                 return
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e9:,.2f} GB" if size >= 10**9 else f"{size / 1e6:,.1f} MB"
