@@ -6,6 +6,7 @@ a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -45,8 +46,10 @@ def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, 
     patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
     patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
     wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
+    say(f"asking the hub for {dataset}")
     try:
-        say(f"asking the hub for {dataset}")
+        missing = [file for file in hub.snapshot_download(dataset, **wanted, dry_run=True) if file.will_download]
+        _check_room(sum(file.file_size or 0 for file in missing), len(missing), Path(hub.constants.HF_HUB_CACHE), say)
         return Path(hub.snapshot_download(dataset, **wanted))
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
         raise Refusal(
@@ -55,17 +58,39 @@ def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, 
             hint="Check its name on huggingface.co; a gated one needs HF_TOKEN.",
         ) from error
     except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
-        try:
-            root = Path(hub.snapshot_download(dataset, **wanted, local_files_only=True))
-        except (hub.errors.LocalEntryNotFoundError, OSError):
-            what = " ".join(str(error).split())[:160]
-            raise Refusal(
-                "data.hub_unreachable",
-                f"{dataset} is not in the hub's cache, and the hub cannot be reached: {what}.",
-                hint="Prepare it where there is a network, or copy its Parquet files here and name their folder.",
-            ) from None
-        say(f"the hub cannot be reached; taking {dataset} as it was downloaded before")
-        return root
+        return _as_downloaded(hub, dataset, wanted, error, say)
+
+
+def _as_downloaded(
+    hub: ModuleType, dataset: str, wanted: dict[str, Any], error: Exception, say: Callable[[str], None]
+) -> Path:
+    """What the cache has of a data set, where the hub does not answer."""
+    try:
+        root = Path(hub.snapshot_download(dataset, **wanted, local_files_only=True))
+    except (hub.errors.LocalEntryNotFoundError, OSError):
+        what = " ".join(str(error).split())[:120]
+        raise Refusal(
+            "data.hub_unreachable",
+            f"{dataset} is not in the hub's cache, and the hub cannot be reached: {what} …",
+            hint="Prepare it where there is a network, or copy its Parquet files here and name their folder.",
+        ) from None
+    say(f"the hub cannot be reached; taking what of {dataset} was downloaded before, which may not be all of it")
+    return root
+
+
+def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) -> None:
+    """Say what will be downloaded; raise Refusal where the cache's disk has no room for it."""
+    if not count:
+        return
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    say(f"downloading {count} files, {need / 1e9:,.2f} GB, into {cache}")
+    if need > free:
+        raise Refusal(
+            "disk.too_small",
+            f"{need / 1e9:,.2f} GB are to be downloaded into {cache}, whose disk has {free / 1e9:,.2f} GB free.",
+            hint="Make room, or name a cache on another disk: HF_HOME=DIR.",
+        )
 
 
 def _huggingface_hub() -> ModuleType:

@@ -1,0 +1,107 @@
+"""A data set of the hub: as the hub has it, else as it lies in the hub's cache, else a word on how to go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.prepare.errors import Refusal
+from trainer.prepare.sources import hub
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A folder that looks like the hub's cache, with one data set of three files in it."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    place = tmp_path / "hf" / "hub" / "datasets--me--corpus"
+    folder = place / "snapshots" / "abc" / "sample"
+    (place / "refs").mkdir(parents=True)
+    (place / "blobs").mkdir()
+    folder.mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc")
+    (folder / "README.md").write_text("Not a part of the corpus.")
+    for number in range(2):
+        rows = [f"Row {number}.{i}: " + "some words of it. " * 50 for i in range(200)]
+        parquet.write_table(arrow.table({"text": rows}), place / "blobs" / str(number))
+        (folder / f"{number}.parquet").symlink_to(place / "blobs" / str(number))
+    return tmp_path / "hf"
+
+
+def prepared(source: str, cache: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "trainer.prepare.corpora", "--source", source, "--out", str(out)]
+    environment = {**os.environ, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    line += ["--val-fraction", "0.2", "--workers", "1"]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_was_downloaded_before_is_prepared_without_a_network(cache: Path, tmp_path: Path) -> None:
+    done = prepared("hf:me/corpus/sample", cache, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert '"kind": "hub"' in done.stdout
+    assert '"documents": 400' in done.stdout
+    assert "may not be all of it" in done.stderr
+
+
+def test_what_was_not_is_refused_with_what_to_do(cache: Path, tmp_path: Path) -> None:
+    done = prepared("hf:me/other", cache, tmp_path / "out")
+    assert done.returncode == 2
+    assert "data.hub_unreachable" in done.stdout
+    assert "copy its Parquet files here" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["me", "me/", "/corpus", ""])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(Refusal, match="does not name a data set"):
+        hub.files_of(name, lambda _: None)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, calls: list[dict[str, Any]]) -> list[str]:
+    """A hub that answers, with one file of 5 GB to download."""
+
+    def snapshot_download(dataset: str, **wanted: Any) -> Any:
+        calls.append({"dataset": dataset, **wanted})
+        if wanted.get("dry_run"):
+            return [SimpleNamespace(will_download=True, file_size=5 * 10**9)]
+        (tmp_path / "sample").mkdir()
+        (tmp_path / "sample" / "0.parquet").touch()
+        return str(tmp_path)
+
+    import huggingface_hub.errors
+
+    constants = SimpleNamespace(HF_HUB_CACHE=str(tmp_path / "not" / "there" / "yet"))
+    errors = huggingface_hub.errors
+    fake = SimpleNamespace(snapshot_download=snapshot_download, errors=errors, constants=constants)
+    monkeypatch.setattr(hub, "_huggingface_hub", lambda: fake)
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    said: list[str] = []
+    found = hub.files_of("me/corpus/sample@v2", said.append)
+    assert [name for name, _ in found] == ["sample/0.parquet"]
+    return said
+
+
+def test_only_the_files_and_the_revision_that_were_named_are_downloaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[dict[str, Any]] = []
+    said = asked(monkeypatch, tmp_path, 10**12, calls)
+    assert any("1 files, 5.00 GB" in line for line in said)
+    assert [(call["dataset"], call["revision"], call["repo_type"]) for call in calls] == [
+        ("me/corpus", "v2", "dataset")
+    ] * 2
+    assert all(pattern.startswith("sample/") for call in calls for pattern in call["allow_patterns"])
+
+
+def test_a_cache_without_room_is_said_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[dict[str, Any]] = []
+    with pytest.raises(Refusal, match=r"5\.00 GB are to be downloaded .* 1\.00 GB free"):
+        asked(monkeypatch, tmp_path, 10**9, calls)
+    assert [call.get("dry_run") for call in calls] == [True]
