@@ -14,5 +14,6 @@ pipeline.py     from a corpus to a finished data folder; resume.py is how it goe
 sources/        text files, JSON Lines, Parquet and the hub, as documents (texts.py) that stream
 division.py     a source divided into tasks; workers.py are the processes that do them, task.py is what they do
 vocabulary.py   GPT-2's, or the characters of the corpus; room.py is the disk that the shards will need
+dedupe/         which documents repeat an earlier one (datasketch's MinHash)
 gpt2/           GPT-2's merges, so that tokenising needs no network
 """

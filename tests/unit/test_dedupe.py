@@ -1,0 +1,290 @@
+"""A document that is there more than once is trained on once: the first stays, and what is alone is never lost."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.prepare import corpus
+from trainer.prepare.corpus import open_corpus, read_text
+from trainer.prepare.dedupe import search as search_module
+from trainer.prepare.dedupe.dropped import (
+    drop_filter,
+    find_duplicates,
+    identity_of,
+    is_signed,
+    read_duplicates,
+    sign_task,
+)
+from trainer.prepare.dedupe.fingerprint import NO_KEY, normalised_url, signature, similarity, text_key, url_key
+from trainer.prepare.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
+from trainer.prepare.errors import Refusal
+from trainer.prepare.task import write_task
+from trainer.prepare.texts import Text
+from trainer.prepare.tokenizers import CharTokenizer
+
+WORDS = [f"word{number}" for number in range(5000)]
+
+
+def prose(seed: int, words: int = 200) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+def changed(text: str, share: float, seed: int) -> str:
+    """The text with that share of its words replaced by other ones, anywhere."""
+    draw = random.Random(seed)
+    parts = re.split(r"(\w+)", text)
+    places = range(1, len(parts), 2)
+    for place in draw.sample(places, max(1, round(share * len(places)))):
+        parts[place] = f"other{draw.randrange(10**6)}"
+    return "".join(parts)
+
+
+def dropped(folder: Path, tasks: Sequence[Sequence[Text]], dedupe: Dedupe | None = None) -> list[str]:
+    """The names of the texts that go, through the files that lie on the disk."""
+    dedupe = dedupe or Dedupe()
+    folder.mkdir(exist_ok=True)
+    for index, texts in enumerate(tasks):
+        sign_task(texts, dedupe, folder, index)
+    find_duplicates(folder, len(tasks), dedupe)
+    names = []
+    for index, texts in enumerate(tasks):
+        drop = drop_filter(folder, index)
+        names += [text.name for text in texts if text.text.strip() and drop(text)]
+    return names
+
+
+@pytest.fixture(scope="module")
+def real() -> list[Text]:
+    """Modules of the standard library, of at least forty words."""
+    documents = open_corpus("stdlib", 3_000_000).documents
+    texts = [Text(document.name, read_text(document)) for document in documents]
+    return [text for text in texts if len(re.findall(r"\w+", text.text)) >= 40]
+
+
+def test_planted_duplicates_of_real_text_are_found_and_clean_documents_stay(tmp_path: Path, real: list[Text]) -> None:
+    corpus = [Text(text.name, text.text, f"https://example.com/{number}") for number, text in enumerate(real)]
+    planted = []
+    for number, text in enumerate(corpus):
+        planted += [
+            Text(f"exact {number}", text.text.replace("\n", "\r\n") + "  \n"),
+            Text(f"near {number}", changed(text.text, random.Random(number).uniform(0.02, 0.05), number)),
+            Text(f"url {number}", f"{prose(number, 80)}", f"http://www.example.com/{number}/?utm_source=feed#top"),
+        ]
+    random.Random(1).shuffle(planted)
+    tasks = [corpus[::2], corpus[1::2], planted[::2], planted[1::2]]
+    gone = set(dropped(tmp_path, tasks))
+    for kind in ("exact", "near", "url"):
+        names = {text.name for text in planted if text.name.startswith(kind)}
+        assert len(names & gone) >= 0.95 * len(names), kind
+    assert len({text.name for text in corpus} & gone) <= 0.01 * len(corpus)
+
+
+def test_the_first_in_order_stays_however_the_tasks_are_cut(tmp_path: Path) -> None:
+    texts = [Text(f"{number}", prose(number % 7)) for number in range(40)]
+    everything = dropped(tmp_path / "one", [texts])
+    assert everything == [f"{number}" for number in range(7, 40)]
+    assert dropped(tmp_path / "five", [texts[:3], texts[3:3], texts[3:20], texts[20:21], texts[21:]]) == everything
+
+
+def test_what_has_the_words_in_another_case_and_one_sentence_more_is_a_near_duplicate(tmp_path: Path) -> None:
+    texts = [
+        Text("a", prose(1)),
+        Text("b", prose(1).upper() + " And one more sentence at its end."),
+        Text("c", prose(2)),
+    ]
+    assert dropped(tmp_path / "near", [texts]) == ["b"]
+    assert dropped(tmp_path / "exact", [texts], Dedupe(("exact", "url"))) == []
+
+
+def test_kinds_are_looked_for_one_after_the_other_among_those_that_are_left(tmp_path: Path) -> None:
+    first, second = prose(1), prose(2)
+    texts = [Text("a", first, "x.org/1"), Text("b", first, "x.org/2"), Text("c", second, "x.org/2")]
+    # c has the address of b, and goes for it; then b goes, whose text is that of a.
+    assert dropped(tmp_path / "all", [texts]) == ["b", "c"]
+    assert dropped(tmp_path / "texts", [texts], Dedupe(("exact",))) == ["b"]
+    assert dropped(tmp_path / "addresses", [texts], Dedupe(("url",))) == ["c"]
+
+
+def test_a_document_stays_that_only_resembles_one_that_goes(tmp_path: Path) -> None:
+    words = prose(5, 400).split()
+    a, b, c = words[:240], words[60:300], words[120:360]  # Each three quarters of the next; a and c share a half.
+    texts = [Text(name, " ".join(part)) for name, part in (("a", a), ("b", b), ("c", c))]
+    assert similarity(*(signature(t.text)[None] for t in (texts[0], texts[2])))[0] < 0.5
+    assert dropped(tmp_path, [texts]) == ["b"]
+
+
+def test_documents_without_a_word_or_an_address_are_nobodys_duplicates(tmp_path: Path) -> None:
+    texts = [Text("1", "!!! ???"), Text("2", "??? !!!"), Text("3", "  \n"), Text("4", "\n"), Text("5", "-", "  ")]
+    assert dropped(tmp_path, [texts]) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("https://www.example.com/a/", "http://EXAMPLE.com/a"),
+        ("https://example.com:443/a?b=2&a=1", "example.com/a?a=1&b=2"),
+        ("http://example.com/a?utm_source=x&id=7#part", "http://example.com/a?id=7"),
+        ("http://example.com/a b", "http://example.com/a%20b"),
+        ("http://example.com", "http://example.com/?"),
+    ],
+)
+def test_addresses_of_one_page_are_one(one: str, other: str) -> None:
+    assert normalised_url(one) == normalised_url(other)
+    assert url_key(one) == url_key(other) != NO_KEY
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://example.com/a", "http://example.com/A"),
+        ("http://example.com/?id=1", "http://example.com/?id=2"),
+        ("http://a.example.com/", "http://b.example.com/"),
+        ("http://example.com:8080/", "http://example.com/"),
+        ("http://[broken/1", "http://[broken/2"),
+    ],
+)
+def test_addresses_of_two_pages_are_two(one: str, other: str) -> None:
+    assert url_key(one) != url_key(other)
+
+
+def test_a_text_is_the_same_whatever_its_white_space_and_the_spelling_of_its_accents() -> None:
+    assert text_key("Ein  Café\r\n\r\nam Ufer ") == text_key("\n Ein Cafe\u0301 am\tUfer")
+    assert text_key("Ein Café") != text_key("ein Café")
+    assert text_key(" \n") == NO_KEY
+
+
+def test_a_long_text_is_read_in_pieces_and_signed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = prose(3, 3000).replace(" ", "\n") + "\n!"
+    whole, key = signature(text), text_key(text)
+    monkeypatch.setattr(corpus.pieces, "__defaults__", (100,))
+    assert len(list(corpus.pieces(text))) > 100
+    assert (signature(text) == whole).all()
+    assert text_key(text) == key
+
+
+def test_signatures_tell_the_jaccard_similarity_of_the_runs_of_five_words() -> None:
+    for share in (0.02, 0.05, 0.2):
+        one, other = prose(9, 2000), changed(prose(9, 2000), share, 4)
+        runs = [{tuple(w[i : i + 5]) for i in range(len(w) - 4)} for w in (one.split(), other.split())]
+        exact = len(runs[0] & runs[1]) / len(runs[0] | runs[1])
+        assert abs(similarity(signature(one)[None], signature(other)[None])[0] - exact) < 0.13
+
+
+def test_languages_without_spaces_have_words_too(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    text = "".join(chr(draw.randrange(0x4E00, 0x5E00)) for _ in range(400))
+    near = text[:200] + "新" + text[201:]
+    other = "".join(chr(draw.randrange(0x4E00, 0x5E00)) for _ in range(400))
+    assert dropped(tmp_path, [[Text("a", text), Text("b", near), Text("c", other)]]) == ["b"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3)), max_size=24), st.data())
+def test_every_document_that_goes_repeats_one_that_stays_and_none_that_stays_repeats_another(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    texts = [
+        Text(f"{number}", changed(prose(base), 0.02, change) if change else prose(base), f"x.org/{url}" if url else "")
+        for number, (base, change, url) in enumerate(drawn)
+    ]
+    cut = data.draw(st.integers(0, len(texts)))
+    gone = set(dropped(tmp_path_factory.mktemp("d"), [texts[:cut], texts[cut:]], Dedupe(("exact", "near"))))
+    firsts = {}
+    for text, (base, _, _) in zip(texts, drawn, strict=True):
+        assert (text.name in gone) == (base in firsts)
+        firsts.setdefault(base, text)
+
+
+def test_a_search_in_small_parts_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [Text(f"{n}", changed(prose(n % 60), 0.03, n) if n >= 60 else prose(n)) for n in range(200)]
+    expected = dropped(tmp_path / "whole", [texts])
+    monkeypatch.setattr(search_module, "_KEYS_AT_ONCE", 7)
+    monkeypatch.setattr(search_module, "_PAIRS_AT_ONCE", 3)
+    assert dropped(tmp_path / "parts", [texts[:90], texts[90:]]) == expected == [f"{n}" for n in range(60, 200)]
+
+
+def test_blocks_are_read_back_where_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [Text(f"{n}", prose(n, 12), f"x.org/{n}") for n in range(23)]
+    monkeypatch.setattr("trainer.prepare.dedupe.signatures.BLOCK", 10)
+    assert BLOCK > 23
+    dedupe = Dedupe()
+    sign_task(texts, dedupe, tmp_path, 0)
+    file = SignatureFile(signature_path(tmp_path, 0), dedupe)
+    columns = [np.concatenate(list(file.column(number))) for number in range(len(dedupe.columns))]
+    assert columns[0].tolist() == [url_key(text.url) for text in texts]
+    assert columns[1].tolist() == [text_key(text.text) for text in texts]
+    rows = file.signatures(np.array([0, 9, 10, 22]))
+    assert (rows == np.stack([signature(texts[n].text) for n in (0, 9, 10, 22)])).all()
+
+
+def test_signatures_are_believed_only_whole_and_of_the_same_text_and_choice(tmp_path: Path) -> None:
+    dedupe = Dedupe()
+    assert not is_signed(tmp_path, 0, dedupe)
+    identity = identity_of("digest", dedupe)
+    sign_task([Text("a", prose(1))], dedupe, tmp_path, 0, identity=identity)
+    assert is_signed(tmp_path, 0, dedupe, identity)
+    for other in (Dedupe(threshold=0.8), Dedupe(("near",))):
+        assert not is_signed(tmp_path, 0, dedupe, identity_of("digest", other))
+    assert not is_signed(tmp_path, 0, dedupe, identity_of("another", dedupe))
+    path = signature_path(tmp_path, 0)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert not is_signed(tmp_path, 0, dedupe, identity)
+
+
+def test_signing_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    def vanishing() -> Iterable[Text]:
+        yield Text("a", prose(1))
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        sign_task(vanishing(), Dedupe(), tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_search_is_believed_until_its_files_change(tmp_path: Path) -> None:
+    texts = [Text("a", prose(1)), Text("b", prose(1))]
+    dropped(tmp_path, [texts])
+    record = read_duplicates(tmp_path)
+    assert record is not None
+    assert record["dropped"] == {"url": 0, "exact": 1, "near": 0}
+    assert record["documents"] == 2
+    assert not signature_path(tmp_path, 0).exists()  # They are large, and served.
+    assert read_duplicates(tmp_path, "other") is None
+    (tmp_path / record["tasks"][0]["name"]).write_bytes(b"")
+    assert read_duplicates(tmp_path) is None
+
+
+def test_a_task_is_written_without_its_duplicates(tmp_path: Path) -> None:
+    texts = [Text("a", prose(1)), Text("blank", " \n"), Text("b", prose(2)), Text("c", prose(1)), Text("d", prose(3))]
+    assert dropped(tmp_path / "work", [texts]) == ["c"]
+    tokenizer = CharTokenizer([*(bytes([code]) for code in range(32, 127)), "\ufffd".encode()])
+    place, alone = tmp_path / "out", tmp_path / "alone"
+    place.mkdir()
+    alone.mkdir()
+    filtered = drop_filter(tmp_path / "work", 0)
+    record = write_task(texts, tokenizer, place, 0, val_fraction=0.01, drop=filtered)
+    wanted = [text for text in texts if text.name != "c"]
+    same = write_task(wanted, tokenizer, alone, 0, val_fraction=0.01)
+    assert record["train"] == same["train"]
+    assert (record["documents"], record["dropped"]) == (3, 1)
+
+
+@pytest.mark.parametrize("kinds", [(), ("fuzzy",), ("near", "near")])
+def test_a_choice_that_is_none_is_refused(kinds: tuple[str, ...]) -> None:
+    with pytest.raises(Refusal, match="no choice"):
+        Dedupe(kinds)
+
+
+def test_a_similarity_that_cannot_be_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"1\.5"):
+        Dedupe(threshold=1.5)
