@@ -120,25 +120,31 @@ class SignatureWriter:
         self._keys.append([key() for kind, key in key_of.items() if kind in self._dedupe.kinds])
         if "near" in self._dedupe.kinds:
             self._signatures.append(signature(text.text))
-        self.documents += 1
         if len(self._keys) == BLOCK:
-            self._write_block()
+            self._flush()
 
-    def _write_block(self) -> None:
-        if not self._keys:
-            return
-        parts = [np.array(self._keys, dtype="<u8").T]
-        if self._signatures:
-            rows = np.stack(self._signatures).astype("<u4", copy=False)
-            parts += [band_keys(rows, *self._dedupe.bands).astype("<u8", copy=False), rows]
+    def add_block(self, keys: np.ndarray, rows: np.ndarray | None) -> None:
+        """Take BLOCK documents at once, or the last ones: their keys but those of bands (n, 0 to 2), their signatures.
+
+        A short block that is not the last one would be read back wrongly.
+        """
+        parts = [keys.astype("<u8", copy=False).T]
+        if rows is not None:
+            parts += [band_keys(rows, *self._dedupe.bands).astype("<u8", copy=False), rows.astype("<u4", copy=False)]
         for part in parts:
             raw = np.ascontiguousarray(part).tobytes()
             self._digest.update(raw)
             self._file.write(raw)
+        self.documents += len(keys)
+
+    def _flush(self) -> None:
+        if self._keys:
+            keys = np.array(self._keys, dtype=np.uint64)
+            self.add_block(keys, np.stack(self._signatures) if self._signatures else None)
         self._keys, self._signatures = [], []
 
     def _finish(self) -> None:
-        self._write_block()
+        self._flush()
         record = {"v": 1, "documents": self.documents, "identity": self._identity, "sha256": self._digest.hexdigest()}
         self._file.seek(0)
         self._file.write(json.dumps(record).encode("utf-8").ljust(_HEADER_BYTES))
