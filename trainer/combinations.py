@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.strict import check
 
-__all__ = ["check_model", "check_optim", "check_recipe", "check_schedule"]
+__all__ = ["check_data", "check_model", "check_optim", "check_recipe", "check_schedule"]
 
 PAIR_TOKENIZERS = ("char-pairs", "word-pairs")
 
@@ -26,6 +26,14 @@ def check_model(model: Any) -> None:
     if model.preset == "encoder-decoder":
         own = 'model.tied is false, but the preset "encoder-decoder" has no head of its own; set it to true'
         check(model.tied, own)
+
+
+def check_data(data: Any) -> None:
+    """Refuse a size of vocabulary where none is trained, and one that none can have."""
+    size, name = data.vocab_size, data.tokenizer
+    trained = f'data.vocab_size is {size}, but data.tokenizer is "{name}"; only "bpe" trains a vocabulary of that size'
+    check(not size or name == "bpe", trained)
+    check(not size or 257 <= size <= 50257, f"data.vocab_size is {size}; it must be 0, or lie between 257 and 50257")
 
 
 def check_optim(optim: Any) -> None:

@@ -51,7 +51,7 @@ def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figur
     """Write the folder, which must not exist yet or be empty, whole or not at all; return its files' names, sorted.
 
     `checkpoint` is a run's out folder (its newest checkpoint is taken) or one file of weights in it. `data` is the
-    folder that has the run's vocab.json: a character tokeniser needs it. `figures` go into the model card as they are.
+    folder that has the run's vocab.json, which all tokenisers but GPT-2's need. `figures` go into the model card.
     Raise Refused where the checkpoint, the data or the folder is not fit.
     """
     trained = _read(find_weights(checkpoint).resolve(), data)
@@ -149,7 +149,7 @@ def _gpt2_tensors(trained: _Trained) -> dict[str, Tensor]:
 
 
 def _end_of_text(trained: _Trained) -> int | None:
-    return len(trained.tokens) - 1 if trained.state["recipe"]["data"]["tokenizer"] == "gpt2" else None
+    return len(trained.tokens) - 1 if trained.state["recipe"]["data"]["tokenizer"] in ("gpt2", "bpe") else None
 
 
 def _config(trained: _Trained) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=about)
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("folder", type=Path, help="the folder to write; it must not exist yet, or be empty")
-    parser.add_argument("--data", type=Path, help="the run's data folder; a character tokeniser needs its vocab.json")
+    parser.add_argument("--data", type=Path, help="the run's data folder with its vocab.json; only GPT-2's needs none")
     parser.add_argument("--figures", type=Path, help="a JSON object of figures for the model card")
     arguments = parser.parse_args(argv)
     try:

@@ -2,7 +2,7 @@
 
 A GPT continues the prompt; a translation model translates it. OUT is a run's out folder, of which the newest checkpoint
 is taken, or one file of weights in it; DATA has the run's data.json and vocab.json. Prints one JSON line. Exit codes: 0
-written, 2 refused. Nothing is unpickled. A prompt for GPT-2's tokeniser needs tiktoken.
+written, 2 refused. Nothing is unpickled. A prompt for byte-pair encoding needs tiktoken.
 """
 
 from __future__ import annotations
@@ -92,14 +92,13 @@ def _tokenizer(data: Path, name: str) -> Tokenizer:
 def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Return the prompt's ids; an empty one is the end-of-text token. Refused names the first bad one."""
     from trainer.prepare.errors import Refusal
-    from trainer.prepare.tokenizers import CharTokenizer, Gpt2Tokenizer
+    from trainer.prepare.tokenizers import tokenizer_of
 
     if not prompt:
         if tokenizer.eot_id is None:
             raise Refused(f"the tokeniser {tokenizer.name} cannot begin with nothing; give it a character")
         return [tokenizer.eot_id]
-    kinds = {"char": CharTokenizer, "gpt2": Gpt2Tokenizer}
-    if tokenizer.name not in (*kinds, *PAIR_TOKENIZERS):
+    if tokenizer.name not in ("char", "gpt2", "bpe", *PAIR_TOKENIZERS):
         raise Refused(f'text cannot be encoded for the tokeniser "{tokenizer.name}" here')
     is_char = tokenizer.name in ("char", "char-pairs")
     known = {token.decode("utf-8", "replace") for token in tokenizer.tokens} if is_char else None
@@ -111,7 +110,7 @@ def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
         if tokenizer.name in PAIR_TOKENIZERS:
             made = PairTokenizer.from_tokens(tokenizer.name, tokenizer.tokens)
         else:
-            made = kinds[tokenizer.name](tokenizer.tokens)
+            made = tokenizer_of(tokenizer.name, tokenizer.tokens)
         return [int(i) for i in made.encode([prompt])[0]]
     except Refusal as refusal:
         raise Refused(str(refusal)) from refusal

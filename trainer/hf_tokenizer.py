@@ -12,8 +12,8 @@ __all__ = ["tokenizer_files"]
 
 
 def tokenizer_files(name: str, tokens: Sequence[bytes], context: int) -> dict[str, str]:
-    """Return the files' texts by name for the tokeniser "gpt2" or "char"; `context` is the most a model reads."""
-    files = _gpt2(tokens) if name == "gpt2" else _char(tokens)
+    """Return the files' texts by name for a tokeniser of text; `context` is the most a model reads."""
+    files = _char(tokens) if name == "char" else _bytes(tokens, _published() if name == "gpt2" else _merges(tokens))
     config = files["tokenizer_config.json"] | {"model_max_length": context, "clean_up_tokenization_spaces": False}
     texts = {file: record if isinstance(record, str) else _json(record) for file, record in files.items()}
     return texts | {"tokenizer_config.json": _json(config)}
@@ -29,13 +29,35 @@ def _tokenizer(**parts: Any) -> dict[str, Any]:
     return {"version": "1.0", "added_tokens": [], **empty, **parts}
 
 
-def _gpt2(tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return byte-level BPE: every byte a printable character, merged in the published order."""
+def _published() -> list[str]:
+    """Return GPT-2's merges, a line each."""
+    return GPT2_MERGES.read_text(encoding="utf-8").split("\n")[1:-1]
+
+
+def _merges(tokens: Sequence[bytes]) -> list[str]:
+    """Return a line for every two tokens that make a third one, in the order in which those were learned.
+
+    That is what the tokens mean where merges are not written down (`BpeTokenizer`), and how transformers reads such.
+    """
+    ids = {token: index for index, token in enumerate(tokens[:-1])}
+    printable, lines = printable_bytes(), []
+    for token in tokens[256:-1]:
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = sorted((ids[left], ids[right]) for left, right in pairs if left in ids and right in ids)
+        lines += [" ".join(_printed(tokens[index], printable) for index in pair) for pair in known]
+    return lines
+
+
+def _printed(token: bytes, printable: dict[int, str]) -> str:
+    return "".join(printable[byte] for byte in token)
+
+
+def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
+    """Return byte-level BPE: every byte a printable character, merged in that order."""
     printable, end = printable_bytes(), GPT2_EOT.decode()
-    written = ["".join(printable[byte] for byte in token) for token in tokens[:-1]]
+    written = [_printed(token, printable) for token in tokens[:-1]]
     vocab = {token: index for index, token in enumerate([*written, end])}
-    merges = GPT2_MERGES.read_text(encoding="utf-8")
-    pairs = [line.split(" ") for line in merges.split("\n")[1:-1]]
+    pairs = [line.split(" ") for line in merges]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     model = {
         "type": "BPE",
@@ -50,7 +72,7 @@ def _gpt2(tokens: Sequence[bytes]) -> dict[str, Any]:
     config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), end)
     return {
         "vocab.json": json.dumps(vocab, ensure_ascii=False),
-        "merges.txt": merges,
+        "merges.txt": "\n".join(["#version: 0.2", *merges, ""]),
         "tokenizer.json": _tokenizer(
             added_tokens=[{"id": len(tokens) - 1, "content": end, **flags}],
             pre_tokenizer=bytes_in,

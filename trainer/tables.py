@@ -63,10 +63,13 @@ class DataConfig:
 
     source: str
     tokenizer: str
+    vocab_size: int = 0
+    """Tokens of a vocabulary that is trained on the text ("bpe"); 0: 8,192."""
     val_fraction: float = 0.1
     limit_mb: int = 0
 
     def __post_init__(self) -> None:
+        combinations.check_data(self)
         _check(0.0 < self.val_fraction < 1.0, f"data.val_fraction is {self.val_fraction}; it must lie between 0 and 1")
 
 

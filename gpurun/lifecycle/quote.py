@@ -23,7 +23,7 @@ from gpurun.planning.software import images_by_provider, outfitted
 
 # Shards that are not there yet are counted as pulled from a bucket; a home line would be the whole bill.
 BYTES_PER_TOKEN = 2
-VOCABULARIES = {"gpt2": 50257, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
+VOCABULARIES = {"gpt2": 50257, "bpe": 8192, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
 DEFAULT_TEXT_MB = 32
 WEAK = "needs --accept-weak-lease"
 
@@ -237,4 +237,5 @@ def _not_prepared(full: ResolvedRecipe, size: int) -> DataSummary:
 
 def _vocabulary(full: ResolvedRecipe) -> int:
     """The recipe's vocabulary; where only the text will tell, what Python source gives, or the most words there are."""
-    return full.tables.model.vocab_size or VOCABULARIES[full.tables.data.tokenizer]
+    data = full.tables.data
+    return full.tables.model.vocab_size or data.vocab_size or VOCABULARIES[data.tokenizer]

@@ -43,6 +43,7 @@ def prepared(
     source = wanted["source"] if data is None else _absolute(data, wanted["tokenizer"])
     text = ["--source", source, "--tokenizer", wanted["tokenizer"], "--cache", str(cache)]
     text += ["--val-fraction", str(wanted["val_fraction"]), "--limit-bytes", str(wanted["limit_mb"] << 20)]
+    text += ["--vocab-limit", str(wanted["vocab_size"])]
     text += ["--context", str(resolved["model"]["context"])]
     _prepare(text, resolved, into=into, root=root, say=say)
     return inspect(into, tokenizer=wanted["tokenizer"], vocab_size=0)

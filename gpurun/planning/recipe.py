@@ -249,7 +249,7 @@ context = 128
 
 [data]
 source = "stdlib"       # or the path of a text file, or of a folder of them
-tokenizer = "char"      # or "gpt2"
+tokenizer = "char"      # or "gpt2"; or "bpe", trained on the text: vocab_size = 4096
 
 [optim]
 lr = 1e-3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpurun.planning.tables import ModelTable, RecipeTables, ScheduleTable
+from gpurun.planning.tables import DataTable, ModelTable, RecipeTables, ScheduleTable
 
 __all__ = ["cooldown_steps", "what_does_not_add_up"]
 
@@ -15,6 +15,7 @@ __all__ = ["cooldown_steps", "what_does_not_add_up"]
 def what_does_not_add_up(recipe: RecipeTables) -> Iterator[str]:
     """Yield a sentence, with the real numbers and without its full stop, for everything that does not fit together."""
     yield from _model(recipe.model)
+    yield from _data(recipe.data)
     yield from _schedule(recipe.schedule)
     optim, schedule, steps = recipe.optim, recipe.schedule, recipe.train.steps
     if optim.muon_lr and optim.kind != "muon":
@@ -50,6 +51,15 @@ def _model(model: ModelTable) -> Iterator[str]:
         yield 'model.tied is true, but the preset "modern" has a head of its own; set it to false'
     if each % 2:
         yield f"model.width {model.width} by model.heads {model.heads} is {each}; a rotation needs an even number"
+
+
+def _data(data: DataTable) -> Iterator[str]:
+    size = data.vocab_size
+    if size and data.tokenizer != "bpe":
+        own = f'data.vocab_size is {size}, but data.tokenizer is "{data.tokenizer}"'
+        yield f'{own}; only "bpe" trains a vocabulary of that size'
+    elif 0 < size < 257:
+        yield f"data.vocab_size is {size}; it must be 0, or lie between 257 and 50257"
 
 
 def _schedule(schedule: ScheduleTable) -> Iterator[str]:

@@ -37,10 +37,11 @@ class ModelTable(Table):
 
 
 class DataTable(Table):
-    """The text, its tokeniser, what is held out, and how much of it is taken (megabytes; 0: all)."""
+    """The text, its tokeniser (how many tokens, if trained), what is held out, how much is taken (MB; 0: all)."""
 
     source: str = Field(default="stdlib", min_length=1)
-    tokenizer: Literal["char", "gpt2", "char-pairs", "word-pairs"]
+    tokenizer: Literal["char", "gpt2", "bpe", "char-pairs", "word-pairs"]
+    vocab_size: int = Field(default=0, ge=0, le=50_257)
     val_fraction: Share = 0.1
     limit_mb: int = Field(default=0, ge=0)
 

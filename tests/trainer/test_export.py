@@ -15,7 +15,9 @@ from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.export import export_hf, main
 from trainer.model import GPT
-from trainer.prepare.tokenizers import Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens
+from trainer.prepare.bpe import train_bpe
+from trainer.prepare.shards import write_vocabulary
+from trainer.prepare.tokenizers import BpeTokenizer, Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens
 from trainer.pretrained import load_weights
 from trainer.tensors import write_tensors
 
@@ -27,10 +29,14 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="the reference GPT-2 is a test dependency only")
 
 
-def gpt2_checkpoint(out: Path, **keys: Any) -> tuple[Path, GPT]:
-    """Write a checkpoint of a small model of GPT-2's vocabulary, its rows padded, every weight drawn."""
+def gpt2_checkpoint(
+    out: Path, tokens: list[bytes] | None = None, tokenizer: str = "gpt2", **keys: Any
+) -> tuple[Path, GPT]:
+    """Write a checkpoint of a small model of that vocabulary (GPT-2's), its rows padded, every weight drawn."""
+    tokens = tokens or shipped_gpt2_tokens()
+    rows = -(-len(tokens) // 64) * 64
     record = recipe_record(
-        model={"layers": 2, "heads": 4, "context": 32, "vocab_size": 50304, **keys}, data={"tokenizer": "gpt2"}
+        model={"layers": 2, "heads": 4, "context": 32, "vocab_size": rows, **keys}, data={"tokenizer": tokenizer}
     )
     torch.manual_seed(0)
     model = GPT(ModelConfig(**record["model"])).eval()
@@ -42,7 +48,7 @@ def gpt2_checkpoint(out: Path, **keys: Any) -> tuple[Path, GPT]:
     with weights.open("wb") as file:
         write_tensors(file.write, model.state_dict())
     state = {"v": 1, "step": 7, "tokens": 896, "loss": 3.5, "recipe": record}
-    state["data"] = {"tokenizer": sha256_of_tokens(shipped_gpt2_tokens())}
+    state["data"] = {"tokenizer": sha256_of_tokens(tokens)}
     weights.with_name("000007.state.json").write_text(json.dumps(state))
     return weights, model
 
@@ -78,6 +84,23 @@ def test_the_exported_gpt2_tokeniser_gives_the_ids_of_training(tmp_path: Path, t
         assert tokenizer(TEXT).input_ids == wanted
         assert tokenizer.decode(wanted) == TEXT
         assert tokenizer("a<|endoftext|>").input_ids[-1] == tokenizer.eos_token_id == 50256
+
+
+def test_a_trained_tokeniser_is_exported_with_the_ids_of_training(tmp_path: Path, transformers: Any) -> None:
+    text = Path(torch.__file__).read_text(encoding="utf-8")
+    tokens = train_bpe([text], 1000)
+    weights, _ = gpt2_checkpoint(tmp_path / "out", tokens, "bpe")
+    (tmp_path / "data").mkdir()
+    write_vocabulary(tmp_path / "data", "bpe", tokens)
+    export_hf(weights, tmp_path / "hf", data=tmp_path / "data", figures={})
+    for kind in (transformers.AutoTokenizer, transformers.GPT2Tokenizer):
+        tokenizer = kind.from_pretrained(tmp_path / "hf")
+        for sample in (TEXT, text):
+            wanted = BpeTokenizer(tokens).encode([sample])[0].tolist()
+            assert tokenizer(sample).input_ids == wanted
+            assert tokenizer.decode(wanted) == sample
+        assert tokenizer.eos_token_id == len(tokenizer) - 1 == 999
+    assert transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").config.vocab_size == 1000
 
 
 def test_a_character_run_is_exported_with_its_own_alphabet(

@@ -42,6 +42,8 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
             {"schedule": {"kind": "trapezoid", "warmup_steps": 301, "cooldown_fraction": 0.4}},
             "schedule.warmup_steps 301 and a cool-down of 200 steps are more than train.steps 500",
         ),
+        ({"data": {"vocab_size": 512}}, 'data.vocab_size is 512, but data.tokenizer is "char"; only "bpe" trains'),
+        ({"data": {"tokenizer": "bpe", "vocab_size": 9}}, "data.vocab_size is 9; it must be 0, or lie between 257 and"),
         ({"schedule": {"kind": "noam"}}, 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'),
         (
             {"schedule": {"kind": "noam", "warmup_steps": 9, "min_lr": 1e-5}},
@@ -88,6 +90,7 @@ def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]
         {"schedule": {"kind": "trapezoid", "warmup_steps": 300, "cooldown_fraction": 0.4, "min_lr": 1e-5}},
         {"schedule": {"kind": "noam", "warmup_steps": 1}, "optim": {"lr": 1.0}},
         {"train": HUGGINGFACE},
+        {"data": {"tokenizer": "bpe", "vocab_size": 257}},
         TRANSLATION | {"train": {"label_smoothing": 0.1}, "sample": {"beams": 4, "length_penalty": 0.0}},
     ],
 )

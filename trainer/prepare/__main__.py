@@ -13,6 +13,7 @@ from trainer.prepare.errors import Refusal
 from trainer.prepare.pair_tokenizers import TOKENIZERS
 from trainer.prepare.parallel import BUILT_IN, PairRequest, prepare_pairs
 from trainer.prepare.program import run_program, say
+from trainer.prepare.tokenizers import NAMES
 
 
 def main() -> int:
@@ -49,13 +50,14 @@ def _given(arguments: list[str]) -> dict[str, Any]:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--source", help="a UTF-8 text file, a folder of them, or: stdlib, copy, english-german")
     what.add_argument("--shards", type=Path, help="shards that exist: only write what they need beside them")
-    parser.add_argument("--tokenizer", default="gpt2", choices=("char", "gpt2", *TOKENIZERS))
+    parser.add_argument("--tokenizer", default="gpt2", choices=(*NAMES, *TOKENIZERS))
     parser.add_argument("--val-fraction", type=float, default=0.1, help="the share of the text that is held out")
     parser.add_argument("--prompts", default="[]", help='what samples start from, as JSON: ["The ", "def "]')
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     parser.add_argument("--cache", type=Path, help="where tokenised text is kept for the next time")
     parser.add_argument("--limit-bytes", type=int, default=0, help="take this much text (0: all)")
-    parser.add_argument("--vocab-limit", type=int, default=0, help="at most so many characters (0: as many as matter)")
+    size = "at most so many characters, words, or trained tokens (0: as many as matter)"
+    parser.add_argument("--vocab-limit", type=int, default=0, help=size)
     parser.add_argument("--context", type=int, default=64, help="the model's: what a split must fill, a pair must not")
     given = vars(parser.parse_args(arguments))
     given["prompts"] = _prompts(given["prompts"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.prepare.bpe import train_bpe
 from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
@@ -21,6 +22,7 @@ from trainer.prepare.pair_tokenizers import TOKENIZERS, PairTokenizer
 from trainer.prepare.shards import ShardWriter, read_vocabulary, sha256_of_file, write_json, write_vocabulary
 from trainer.prepare.tokenizers import (
     REPLACEMENT,
+    BpeTokenizer,
     CharTokenizer,
     Tokenizer,
     count_characters,
@@ -150,9 +152,15 @@ def _tokenise(request: Request, corpus: Corpus, folder: Path, say: Say) -> None:
 
 
 def _open_tokenizer(request: Request, corpus: Corpus, say: Say) -> Tokenizer:
-    """GPT-2's tokeniser, or the characters of this corpus."""
+    """GPT-2's tokeniser, or one that is trained on this corpus, or its characters."""
     if request.tokenizer == "gpt2":
         return load_gpt2(say)
+    if request.tokenizer == "bpe":
+        train, _ = hold_out(corpus, request.val_fraction)
+        texts = (read_text(part.document)[part.start : part.stop] for part in train)
+        tokenizer = BpeTokenizer(train_bpe(texts, request.vocab_limit))
+        say(f"{len(tokenizer.tokens):,} tokens trained on the text")
+        return tokenizer
     counts = count_characters(read_text(document) for document in corpus.documents)
     tokenizer = CharTokenizer.for_counts(counts, request.vocab_limit)
     known = [ord(token.decode("utf-8")) for token in tokenizer.tokens]

@@ -1,4 +1,4 @@
-"""Text to token ids: by character, or by GPT-2's byte-pair encoding."""
+"""Text to token ids: by character, or by byte-pair encoding, GPT-2's or one that was trained."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import numpy as np
 from trainer.prepare.errors import Refusal
 
 __all__ = [
+    "NAMES",
+    "BpeTokenizer",
     "CharTokenizer",
     "Gpt2Tokenizer",
     "Tokenizer",
@@ -27,6 +29,7 @@ __all__ = [
     "tokenizer_of",
 ]
 
+NAMES = ("char", "gpt2", "bpe")
 REPLACEMENT = "\ufffd"
 COVERAGE = 0.9995
 """The share of a text whose characters get ids of their own; the rarest of the rest become U+FFFD."""
@@ -35,6 +38,7 @@ MOST_CHARACTERS = 8192
 GPT2_MERGES = Path(__file__).parent / "gpt2" / "vocab.bpe"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 GPT2_EOT = b"<|endoftext|>"
+GPT2_EOT_ID = 50_256
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """How GPT-2 cuts text before it merges bytes (openai/gpt-2, encoder.py)."""
 _DOWNLOAD_S = 5.0
@@ -96,7 +100,9 @@ class CharTokenizer:
 
 def tokenizer_of(name: str, tokens: Sequence[bytes], threads: int = 0) -> Tokenizer:
     """The tokeniser of text with this name and vocabulary."""
-    return Gpt2Tokenizer(tokens, threads) if name == Gpt2Tokenizer.name else CharTokenizer(tokens)
+    if name == CharTokenizer.name:
+        return CharTokenizer(tokens)
+    return Gpt2Tokenizer(tokens, threads) if name == Gpt2Tokenizer.name else BpeTokenizer(tokens, threads)
 
 
 def count_characters(texts: Iterable[str]) -> np.ndarray:
@@ -112,21 +118,25 @@ def _codes(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
 
 
-class Gpt2Tokenizer:
-    """GPT-2's byte-level BPE, rebuilt from the bytes of its tokens, whose order is the order of the merges."""
+class BpeTokenizer:
+    """Byte-level BPE after GPT-2's pattern, rebuilt from the bytes of its tokens, whose order is that of the merges.
 
-    name = "gpt2"
-    eot_id = 50256
+    The last token is the end of text. Which two tokens were merged is nowhere written and need not be: where neighbours
+    make a token together, they are merged, the earliest token first.
+    """
+
+    name = "bpe"
 
     def __init__(self, tokens: Sequence[bytes], threads: int = 0) -> None:
         """`threads` of 0 are as many as there are cores."""
         tiktoken = _tiktoken()
         self._threads = threads or max(1, os.cpu_count() or 1)
         self.tokens = tuple(tokens)
+        self.eot_id = len(self.tokens) - 1
         ranks = {token: rank for rank, token in enumerate(self.tokens[: self.eot_id])}
         special = {GPT2_EOT.decode(): self.eot_id}
         self._encoding = tiktoken.Encoding(
-            "gpt2",
+            self.name,
             pat_str=GPT2_PATTERN,
             mergeable_ranks=ranks,
             special_tokens=special,
@@ -144,6 +154,12 @@ class Gpt2Tokenizer:
         # As encode_ordinary, but without a Python list of the ids, which costs a fifth of the time.
         ids: np.ndarray = self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
         return ids
+
+
+class Gpt2Tokenizer(BpeTokenizer):
+    """GPT-2's own."""
+
+    name = "gpt2"
 
 
 def load_gpt2(say: Callable[[str], None]) -> Gpt2Tokenizer:
@@ -188,7 +204,7 @@ def _from_tiktoken() -> list[bytes] | None:
     def load() -> None:
         try:
             encoding = tiktoken.get_encoding("gpt2")
-            found.extend([*map(encoding.decode_single_token_bytes, range(Gpt2Tokenizer.eot_id)), GPT2_EOT])
+            found.extend([*map(encoding.decode_single_token_bytes, range(GPT2_EOT_ID)), GPT2_EOT])
         except (OSError, ValueError, AssertionError, ImportError):
             return  # Offline, or a damaged cache that could not be fetched anew: the caller has another source.
 
@@ -196,7 +212,7 @@ def _from_tiktoken() -> list[bytes] | None:
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     thread.join(_DOWNLOAD_S)
-    return None if thread.is_alive() or len(found) != Gpt2Tokenizer.eot_id + 1 else found
+    return None if thread.is_alive() or len(found) != GPT2_EOT_ID + 1 else found
 
 
 def _tiktoken() -> ModuleType:
@@ -204,7 +220,7 @@ def _tiktoken() -> ModuleType:
         import tiktoken
     except ImportError:
         raise Refusal(
-            "tokenizer.not_installed", "The gpt2 tokeniser needs tiktoken.", hint="Install it: pip install tiktoken"
+            "tokenizer.not_installed", "Byte-pair encoding needs tiktoken.", hint="Install it: pip install tiktoken"
         ) from None
     return tiktoken
 

@@ -1,0 +1,123 @@
+"""A vocabulary trained on one's own text: the library that trained it is needed by nobody afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpurun.lifecycle.shards import inspect
+from trainer.generate import encode
+from trainer.prepare import bpe
+from trainer.prepare.bpe import train_bpe
+from trainer.prepare.build import Request, prepare
+from trainer.prepare.corpus import open_corpus, read_text
+from trainer.prepare.errors import Refusal
+from trainer.prepare.shards import read_vocabulary
+from trainer.prepare.tokenizers import GPT2_EOT, BpeTokenizer, printable_bytes, shipped_gpt2_tokens
+from trainer.shards import Tokenizer
+
+ODD = "naïve café 🦉\n\n  two  spaces 123\t'll don't <|endoftext|>\u2028 end \x00 日本語のテキスト"
+
+
+@pytest.fixture(scope="module")
+def real() -> list[str]:
+    """Two megabytes of the standard library."""
+    return [read_text(document) for document in open_corpus("stdlib", 2_000_000).documents]
+
+
+@pytest.fixture(scope="module")
+def tokens(real: list[str]) -> list[bytes]:
+    return train_bpe(real, 3000)
+
+
+def test_its_ids_are_gpt2s_way_bytes_merges_end_of_text(tokens: list[bytes]) -> None:
+    assert len(tokens) == len(set(tokens)) == 3000
+    assert tokens[:256] == [bytes([byte]) for byte in printable_bytes()] == shipped_gpt2_tokens()[:256]
+    assert tokens[-1] == GPT2_EOT
+    assert b" self" in tokens
+
+
+def test_tiktoken_gives_the_ids_that_the_library_which_trained_it_gives(real: list[str], tokens: list[bytes]) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers, trainers
+
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=2999, min_frequency=2, show_progress=False, initial_alphabet=alphabet)
+    library.train_from_iterator(real, trainer)
+    ours = BpeTokenizer(tokens)
+    unseen = [path.read_text(encoding="utf-8") for path in sorted(Path(np.__file__).parent.glob("*.py"))]
+    for text in [ODD, *real[:20], *unseen[:6]]:
+        assert ours.encode([text])[0].tolist() == library.encode(text).ids
+
+
+def test_every_text_comes_back_and_the_end_of_text_is_never_read_out_of_one(tokens: list[bytes]) -> None:
+    tokenizer = BpeTokenizer(tokens, threads=1)
+    ids = tokenizer.encode([ODD, ""])
+    assert b"".join(tokens[i] for i in ids[0]).decode() == ODD
+    assert ids[0].dtype == np.uint16
+    assert tokenizer.eot_id == 2999 not in ids[0]
+    assert len(ids[1]) == 0
+
+
+def test_the_same_text_gives_the_same_tokens_on_any_number_of_threads(tmp_path: Path, real: list[str]) -> None:
+    (tmp_path / "text").write_text("\n".join(real[:40]), encoding="utf-8")
+    program = (
+        "import sys, hashlib; from trainer.prepare.bpe import train_bpe; from pathlib import Path;"
+        "print(hashlib.sha256(b'/'.join(train_bpe([Path(sys.argv[1]).read_text(encoding='utf-8')], 600))).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "text")],
+            env=os.environ | {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
+            capture_output=True, check=True, cwd=Path(__file__).parents[2],
+        ).stdout
+        for threads in ("1", "2", "7")
+    }  # fmt: skip
+    assert len(found) == 1
+
+
+def test_a_little_text_gives_as_many_tokens_as_it_has_pairs_that_occur_twice() -> None:
+    assert train_bpe(["ab ab"], 1000)[256:] == [b"ab", GPT2_EOT]
+    assert len(train_bpe(["\ud800 half a pair"], 257)) == 257
+
+
+def test_of_a_large_text_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "SAMPLE_CHARS", 11)
+    assert train_bpe(["ab ab ab", "cd cd cd"], 1000)[256:] == [b"ab", b" ab", GPT2_EOT]
+
+
+@pytest.mark.parametrize("size", [1, 256, 50_258])
+def test_a_vocabulary_that_cannot_be_is_refused(size: int) -> None:
+    with pytest.raises(Refusal, match=f"{size:,} tokens") as refused:
+        train_bpe(["text"], size)
+    assert refused.value.code == "tokenizer.vocab_size"
+
+
+def test_shards_are_made_with_it_and_need_nothing_but_their_folder(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"The owl number {number} says hoo.\n" * (5 + number))
+    out = tmp_path / "out"
+    request = Request(str(tmp_path), "bpe", 0.2, ("The owl",), out, vocab_limit=300)
+    told: list[str] = []
+    result = prepare(request, told.append)
+    found = inspect(out, tokenizer="bpe", vocab_size=320)
+    tokens = read_vocabulary(out)
+    assert f"{len(tokens)} tokens trained on the text" in told
+    assert result["data"]["vocab_size"] == found.vocab_size == len(tokens) <= 300
+    manifest = json.loads((out / "data.json").read_bytes())
+    assert (manifest["eot"], manifest["tokenizer"]["eot_id"]) == ("before", len(tokens) - 1)
+    (prompt,) = json.loads((out / "prompts.json").read_bytes())
+    assert b"".join(tokens[i] for i in prompt["ids"]) == b"The owl"
+    known = Tokenizer("bpe", found.tokenizer_sha256, len(tokens) - 1, tuple(tokens))
+    assert encode("The owl", known) == prompt["ids"]
+    assert encode("", known) == [len(tokens) - 1]
+    ids = np.fromfile(out / manifest["val"][0]["name"], "<u2")[512:]
+    assert known.decode(ids.tolist()).count("owl") > 5
