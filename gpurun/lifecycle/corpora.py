@@ -54,6 +54,7 @@ def prepare_data(
     named = source or _own_source(wanted["source"])
     place = named if named in BUILT_IN or named.startswith(HUB) else str(Path(named).expanduser().absolute())
     arguments = ["--source", place, "--tokenizer", tokenizer, "--out", str(out), *options]
+    arguments += ["--vocab-size", str(wanted["vocab_size"])]
     # A step of the optimiser must have its tokens, an evaluation at least one window; a window's last is only a target.
     least = {"train": resolved["train"]["batch_tokens"] + 1, "val": resolved["model"]["context"] + 1}
     for split, tokens in least.items():

@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
 from trainer.prepare.pipeline import Order, prepare_corpus
 from trainer.prepare.program import run_program, say
 from trainer.prepare.shards import SHARD_TOKENS
+from trainer.prepare.tokenizers import NAMES
 
 _PROGRESS_S = 0.25
 
@@ -48,7 +50,10 @@ def _order(arguments: list[str]) -> Order:
     """Read the command line; a value that cannot be is a Refusal."""
     parser = argparse.ArgumentParser(prog="python -m trainer.prepare.corpora", description="A corpus in, shards out.")
     parser.add_argument("--source", required=True, help="stdlib, a file, a folder, or hf:OWNER/NAME[/DIR][@REVISION]")
-    parser.add_argument("--tokenizer", default="gpt2", choices=("char", "gpt2"))
+    parser.add_argument("--tokenizer", default="gpt2", choices=NAMES)
+    parser.add_argument("--vocab-size", type=int, default=0, help="tokens of bpe, which is trained on the corpus")
+    parser.add_argument("--dedupe", default="none", help="what makes a duplicate: url,exact,near, or none")
+    parser.add_argument("--similarity", type=float, default=Dedupe.threshold, help="of near ones; 0.3 to 1")
     parser.add_argument("--out", type=Path, required=True, help="the folder to make, or to go on with")
     parser.add_argument("--val-fraction", type=float, default=Order.val_fraction, help="the share that is held out")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help="about as many tokens a shard")
@@ -58,6 +63,8 @@ def _order(arguments: list[str]) -> Order:
     parser.add_argument("--least-val-tokens", type=int, default=1, help="fewer are refused")
     given = vars(parser.parse_args(arguments))
     given["out"] = given["out"].absolute()
+    kinds, similarity = given.pop("dedupe"), given.pop("similarity")
+    given["dedupe"] = None if kinds == "none" else Dedupe(tuple(kinds.split(",")), similarity)
     given["workers"] = given["workers"] or os.cpu_count() or 1
     if not 0.0 < given["val_fraction"] < 1.0:
         what = f"A val-fraction of {given['val_fraction']} is not between 0 and 1."

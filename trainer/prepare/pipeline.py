@@ -15,11 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.prepare.dedupe.dropped import drop_filter
+from trainer.prepare.dedupe.signatures import Dedupe
+from trainer.prepare.dedupe.stage import mark_duplicates
 from trainer.prepare.division import BYTES_PER_TOKEN, Task, divide
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import held
 from trainer.prepare.manifest import manifest_of, summary_of
-from trainer.prepare.resume import begin, identity_of, known_files, lasting_digest, remove, remove_state, what_is_asked
+from trainer.prepare.meter import Meter, Progress
+from trainer.prepare.resume import (
+    DUPLICATES,
+    begin,
+    identity_of,
+    known_files,
+    lasting_digest,
+    remove,
+    remove_state,
+    what_is_asked,
+)
 from trainer.prepare.room import check_room
 from trainer.prepare.shards import SHARD_TOKENS, read_vocabulary, sha256_of_file, sync_folder, write_json
 from trainer.prepare.sources.opening import Source, open_source
@@ -32,13 +45,14 @@ from trainer.prepare.workers import Tell, work_through
 __all__ = ["Order", "Progress", "prepare_corpus"]
 
 Say = Callable[[str], None]
-Progress = Callable[[dict[str, int]], None]
-"""Hears how far it is: done_bytes, total_bytes (of text, as expected), tokens, tasks, total_tasks."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to prepare, and how: see docs/DATA.md. The last three change nothing in what is written."""
+    """What to prepare, and how: see docs/DATA.md. The last three change nothing in what is written.
+
+    `vocab_size` is that of a tokeniser that is trained on the corpus; 0: its own choice.
+    """
 
     source: str
     tokenizer: str
@@ -46,6 +60,8 @@ class Order:
     val_fraction: float = 0.005
     shard_tokens: int = SHARD_TOKENS
     column: str = "text"
+    vocab_size: int = 0
+    dedupe: Dedupe | None = None
     workers: int = 1
     least_train_tokens: int = 1
     least_val_tokens: int = 1
@@ -58,7 +74,8 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
     """
     with held(order.out):
         source = open_source(order.source, order.column, say, known_files(order.out))
-        asked = what_is_asked(source, order.tokenizer, order.val_fraction, order.shard_tokens, order.column)
+        asked = what_is_asked(source, order.tokenizer, order.val_fraction, order.shard_tokens, order.column,
+                              vocab_size=order.vocab_size, dedupe=str(order.dedupe or "none"))  # fmt: skip
         if (order.out / "data.json").exists():
             return _already(order, source, asked, say)
         begin(order.out, asked, source)
@@ -66,13 +83,19 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         tasks = divide(source.files, order.shard_tokens, per_token)
         what = f"{len(source.files)} files, {source.text_bytes / 1e6:,.1f} MB of text"
         say(f"{what}, {_counted(len(tasks), 'shard')} to make in {_counted(min(order.workers, len(tasks)), 'process')}")
-        tokenizer = make_vocabulary(order.out, order.tokenizer, tasks, order.column, order.workers, say)
+        size = order.vocab_size
+        tokenizer = make_vocabulary(order.out, order.tokenizer, size, tasks, order.column, order.workers, say)
         identity = identity_of(asked, tokenizer)
+        meter = Meter(tasks, 2 if order.dedupe else 1, progress)
+        if order.dedupe:
+            named = json.dumps(asked, sort_keys=True)
+            mark_duplicates(order.out / DUPLICATES, tasks, order.dedupe, source=named, column=order.column,
+                            workers=order.workers, meter=meter, say=say)  # fmt: skip
         records = _records(order.out, tasks, identity, say)
         left = [(index, task) for index, task in enumerate(tasks) if index not in records]
         check_room(order.out, [task for _, task in left], tokenizer, order.column, say)
         try:
-            records |= _work(order, identity, tasks, records, left, progress)
+            records |= _work(order, identity, records, left, meter)
         finally:
             remove(order.out.glob(f"{UNFINISHED}*"))
         return _finish(order, source, asked, tokenizer, [records[index] for index in range(len(tasks))], say)
@@ -87,6 +110,8 @@ class TaskWriter:
     val_fraction: float
     column: str
     identity: str
+    duplicates: Path | None = None
+    """Where it is written which documents of a task go."""
 
     def open(self) -> Callable[[tuple[int, Task], Tell], dict[str, Any]]:
         """Load the tokeniser; every process has one of its own."""
@@ -95,8 +120,9 @@ class TaskWriter:
         def write(numbered: tuple[int, Task], tell: Tell) -> dict[str, Any]:
             index, task = numbered
             texts = read_spans(task, self.column)
-            fraction, identity = self.val_fraction, self.identity
-            return write_task(texts, tokenizer, self.folder, index, val_fraction=fraction, identity=identity, tell=tell)
+            drop = drop_filter(self.duplicates, index) if self.duplicates else None
+            how = {"val_fraction": self.val_fraction, "identity": self.identity}
+            return write_task(texts, tokenizer, self.folder, index, **how, drop=drop, tell=tell)
 
         return write
 
@@ -113,38 +139,22 @@ def _records(folder: Path, tasks: Sequence[Task], identity: str, say: Say) -> di
 def _work(
     order: Order,
     identity: str,
-    tasks: Sequence[Task],
     records: dict[int, dict[str, Any]],
     left: list[tuple[int, Task]],
-    progress: Progress,
+    meter: Meter,
 ) -> dict[int, dict[str, Any]]:
     """Do the tasks that are left; their records by index."""
-    weights = [sum(span.text_bytes for span in task) for task in tasks]
-    done_bytes = sum(weights[index] for index in records)
-    tokens = sum(_tokens(record) for record in records.values())
+    for index, record in records.items():
+        meter.written(index, _tokens(record))
+    meter.report()
     new: dict[int, dict[str, Any]] = {}
-    halves: dict[int, int] = {}
-
-    def report() -> None:
-        # What a row has besides its text was expected too: a task is never further than all of it.
-        now = sum(min(halves[index], weights[index]) for index in halves)
-        tasks_done = len(records) + len(new)
-        figures = {"tokens": tokens, "tasks": tasks_done, "total_tasks": len(tasks)}
-        progress({"done_bytes": done_bytes + now, "total_bytes": sum(weights), **figures})
-
-    def tell(place: int, count: int) -> None:
-        halves[left[place][0]] = halves.get(left[place][0], 0) + count
-        report()
-
-    report()
-    job = TaskWriter(order.out, order.tokenizer, order.val_fraction, order.column, identity)
-    for place, record in work_through(job, left, order.workers, tell):
+    duplicates = order.out / DUPLICATES if order.dedupe else None
+    job = TaskWriter(order.out, order.tokenizer, order.val_fraction, order.column, identity, duplicates)
+    for place, record in work_through(job, left, order.workers, lambda place, count: meter.part(left[place][0], count)):
         index = left[place][0]
         new[index] = record
-        halves.pop(index, None)
-        done_bytes += weights[index]
-        tokens += _tokens(record)
-        report()
+        meter.written(index, _tokens(record))
+        meter.report()
     return new
 
 

@@ -18,15 +18,26 @@ from trainer.prepare.sources.opening import Known, Source
 from trainer.prepare.task import UNFINISHED
 from trainer.prepare.tokenizers import Tokenizer, sha256_of_tokens
 
-__all__ = ["begin", "identity_of", "known_files", "lasting_digest", "remove", "remove_state", "what_is_asked"]
+__all__ = [
+    "DUPLICATES",
+    "begin",
+    "identity_of",
+    "known_files",
+    "lasting_digest",
+    "remove",
+    "remove_state",
+    "what_is_asked",
+]
 
 FORMAT = 1
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 _ASKED = "prepare.json"
+DUPLICATES = "dedupe"
+"""The folder in which it is written which documents go."""
 
 
 def what_is_asked(
-    source: Source, tokenizer: str, val_fraction: float, shard_tokens: int, column: str
+    source: Source, tokenizer: str, val_fraction: float, shard_tokens: int, column: str, **more: int | str
 ) -> dict[str, Any]:
     """Everything that the bytes depend on, by the names under which a difference is told."""
     return {
@@ -36,6 +47,7 @@ def what_is_asked(
         "val-fraction": val_fraction,
         "shard-tokens": shard_tokens,
         "text-column": column,
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
 
 
@@ -95,7 +107,7 @@ def lasting_digest(asked: dict[str, Any], source: Source) -> str:
 
 def remove_state(folder: Path) -> None:
     """Remove what a finished folder has no use for."""
-    remove([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / _ASKED])
+    remove([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / DUPLICATES, folder / _ASKED])
 
 
 def remove(paths: Iterable[Path]) -> None:

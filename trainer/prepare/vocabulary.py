@@ -1,4 +1,4 @@
-"""The vocabulary of a corpus that is being prepared: GPT-2's as it is, or its own characters, counted by all processes.
+"""The vocabulary of a corpus that is being prepared: GPT-2's as it is, its own characters, or tokens trained on it.
 
 It is written into the folder before any shard, so that every process and every later call has the same one.
 """
@@ -6,16 +6,18 @@ It is written into the folder before any shard, so that every process and every 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from trainer.prepare.bpe import SAMPLE_CHARS, check_vocab_size, train_bpe
 from trainer.prepare.division import Task
 from trainer.prepare.shards import read_vocabulary, write_vocabulary
 from trainer.prepare.sources.reading import read_spans
 from trainer.prepare.tokenizers import (
+    BpeTokenizer,
     CharTokenizer,
     Tokenizer,
     count_characters,
@@ -28,12 +30,19 @@ __all__ = ["make_vocabulary"]
 
 
 def make_vocabulary(
-    folder: Path, name: str, tasks: Sequence[Task], column: str, workers: int, say: Callable[[str], None]
+    folder: Path, name: str, size: int, tasks: Sequence[Task], column: str, workers: int, say: Callable[[str], None]
 ) -> Tokenizer:
-    """The tokeniser for a corpus, with its vocabulary in `folder`; one that is there was made for these tasks."""
+    """The tokeniser for a corpus, with its vocabulary in `folder`; one that is there was made for these tasks.
+
+    `size` is the number of tokens of one that is trained; 0: its own choice.
+    """
     if (folder / "vocab.json").exists():
         return tokenizer_of(name, read_vocabulary(folder))
-    tokenizer = _characters(tasks, column, workers, say) if name == CharTokenizer.name else load_gpt2(say)
+    tokenizer: Tokenizer
+    if name == CharTokenizer.name:
+        tokenizer = _characters(tasks, column, workers, say)
+    else:
+        tokenizer = _trained(tasks, column, size, say) if name == BpeTokenizer.name else load_gpt2(say)
     # Under another name first: what is there is whole.
     fresh = folder / ".vocabulary"
     fresh.mkdir(exist_ok=True)
@@ -60,3 +69,37 @@ def _characters(tasks: Sequence[Task], column: str, workers: int, say: Callable[
     for _, found in work_through(CharacterCounter(column), tasks, workers, lambda place, count: None):
         counts[: len(found)] += found
     return CharTokenizer.for_counts(counts)
+
+
+_SAMPLED_TASKS = 32
+
+
+@dataclass(frozen=True)
+class BpeTrainer:
+    """The job of a worker, whose memory ends with it: train on the beginnings of some tasks; the tokens."""
+
+    column: str
+    vocab_size: int
+    chars: int
+    """Of each task, about."""
+
+    def open(self) -> Callable[[Sequence[Task], Tell], list[bytes]]:
+        """There is nothing to load."""
+        return lambda tasks, _: train_bpe((text for task in tasks for text in self._beginning(task)), self.vocab_size)
+
+    def _beginning(self, task: Task) -> Iterator[str]:
+        left = self.chars
+        for text in read_spans(task, self.column):
+            yield text.text[:left]
+            left -= len(text.text)
+            if left <= 0:
+                return
+
+
+def _trained(tasks: Sequence[Task], column: str, size: int, say: Callable[[str], None]) -> BpeTokenizer:
+    wanted = check_vocab_size(size)
+    say(f"training a vocabulary of {wanted:,} tokens on the text")
+    chosen = [tasks[place] for place in sorted({i * len(tasks) // _SAMPLED_TASKS for i in range(_SAMPLED_TASKS)})]
+    job = BpeTrainer(column, size, SAMPLE_CHARS // len(chosen))
+    ((_, tokens),) = work_through(job, [chosen], 1, lambda place, count: None)
+    return BpeTokenizer(tokens)

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data, name="data")
     preparing = [
         "gpurun data prepare gpt2-124m --out ./fineweb-edu",
-        "gpurun data prepare gpt2-124m --source ./parquet --workers 4",
+        "gpurun data prepare gpt2-124m --source ./parquet --workers 4 --dedupe url,exact,near",
     ]
     verb(data, "data prepare", examples=preparing)(prepare)
     verb(data, "data inspect", examples=["gpurun data inspect ./fineweb-edu"])(inspect)
@@ -39,6 +39,12 @@ def prepare(
     text_column: Annotated[
         str, typer.Option("--text-column", metavar="NAME", help="Where Parquet and JSON Lines have the text.")
     ] = "text",
+    dedupe: Annotated[
+        str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: url,exact,near, or some of them.")
+    ] = "none",
+    similarity: Annotated[
+        float, typer.Option("--similarity", metavar="J", help="Of near duplicates: Jaccard's, of runs of five words.")
+    ] = 0.5,
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", metavar="N", help="A shard's at most, about.")
     ] = 100_000_000,
@@ -48,6 +54,7 @@ def prepare(
 
     options: dict[str, int | float | str] = {"workers": workers, "shard-tokens": shard_tokens}
     options |= {"val-fraction": val_fraction, "text-column": text_column}
+    options |= {"dedupe": dedupe, "similarity": similarity}
     return prepare_folder(session, recipe, source=source, out=out, options=options)
 
 

@@ -56,6 +56,10 @@ class Dedupe:
                 hint="0.5 finds texts of which up to one word in twenty was changed, 0.8 one in fifty.",
             )
 
+    def __str__(self) -> str:
+        near = f"@{self.threshold}" if "near" in self.kinds else ""
+        return ",".join(kind + (near if kind == "near" else "") for kind in KINDS if kind in self.kinds)
+
     @property
     def bands(self) -> tuple[int, int]:
         """How many bands of how many hash values: the longest ones that meet in 85 % of pairs at the threshold.

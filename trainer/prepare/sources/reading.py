@@ -34,7 +34,8 @@ def _cut(text: Text) -> Iterator[Text]:
         yield text
         return
     for number, start in enumerate(range(0, len(text.text), most)):
-        yield Text(f"{text.name}.{number}", text.text[start : start + most], text.url)
+        # Only the first has the address: the others are no duplicates of it.
+        yield Text(f"{text.name}.{number}", text.text[start : start + most], "" if number else text.url)
 
 
 def _check_unchanged(file: SourceFile) -> None:

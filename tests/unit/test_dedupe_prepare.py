@@ -1,0 +1,98 @@
+"""`--dedupe` in a whole prepare: what goes is in no shard, and what was signed before a kill is not signed again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.prepare.dedupe.signatures import Dedupe
+from trainer.prepare.errors import Refusal
+from trainer.prepare.pipeline import Order, prepare_corpus
+
+ROOT = Path(__file__).parents[2]
+WORDS = [f"word{number}" for number in range(3000)]
+
+
+def write_rows(path: Path, seeds: Sequence[int], words: int = 300) -> Path:
+    """JSON Lines, a text for every seed; its address is its seed's."""
+    with open(path, "w") as file:
+        for seed in seeds:
+            text = " ".join(random.Random(seed).choices(WORDS, k=words))
+            file.write(json.dumps({"text": text, "url": f"https://example.org/{seed}"}) + "\n")
+    return path
+
+
+def prepared(source: Path, out: Path, **settings: Any) -> dict[str, Any]:
+    order = Order(str(source), "char", out, val_fraction=0.2, **settings)
+    prepare_corpus(order, lambda _: None, lambda _: None)
+    return json.loads((out / "data.json").read_bytes())
+
+
+def test_shards_hold_every_document_once(tmp_path: Path) -> None:
+    once = prepared(write_rows(tmp_path / "once.jsonl", range(60)), tmp_path / "1")
+    twice = write_rows(tmp_path / "twice.jsonl", [*range(60), *range(40)])
+    kept = prepared(twice, tmp_path / "2")
+    cleaned = prepared(twice, tmp_path / "3", dedupe=Dedupe(), workers=2)
+    assert cleaned["train"] == once["train"]
+    assert cleaned["val"] == once["val"]
+    assert (kept["source"]["documents"], cleaned["source"]["documents"]) == (100, 60)
+    assert cleaned["source"]["dropped"] == 40
+    assert sorted(path.name for path in (tmp_path / "3").iterdir()) == sorted(
+        path.name for path in (tmp_path / "1").iterdir()
+    )
+
+
+def test_another_choice_of_duplicates_is_another_preparation(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", range(40))
+    prepared(source, tmp_path / "out", dedupe=Dedupe(("exact",)))
+    with pytest.raises(Refusal) as refused:
+        prepared(source, tmp_path / "out", dedupe=Dedupe(("near",)))
+    assert refused.value.code == "data.out_in_use"
+
+
+def test_a_trained_vocabulary_is_that_of_the_corpus_on_any_number_of_processes(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", range(80))
+    found = []
+    for workers in (1, 2):
+        order = Order(str(source), "bpe", tmp_path / f"{workers}", 0.2, vocab_size=500, workers=workers)
+        prepare_corpus(order, lambda _: None, lambda _: None)
+        found.append(json.loads((tmp_path / f"{workers}" / "data.json").read_bytes()))
+    assert found[0] == found[1]
+    assert found[0]["tokenizer"]["vocab_size"] == 500
+    assert found[0]["train"][0]["tokens"] < 80 * 300 * 3
+
+
+@pytest.mark.slow
+def test_a_prepare_that_is_killed_while_it_signs_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for number in range(2):  # Each a task of its own, as small ones are joined up to eight megabytes.
+        write_rows(source / f"{number}.jsonl", range(number * 20, number * 20 + 25), words=42_000)
+    words = ["--source", str(source), "--tokenizer", "char", "--out", str(out), "--dedupe", "url,exact,near"]
+    command = [sys.executable, "-m", "trainer.prepare.corpora", *words, "--workers", "1", "--val-fraction", "0.2"]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               start_new_session=True)  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "dedupe" / "signatures-000000.bin").exists():
+            assert time.monotonic() < deadline
+            assert running.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    first = next(line for line in again.stderr.splitlines() if line.startswith("progress "))
+    assert json.loads(first.removeprefix("progress "))["done_bytes"] > 8_000_000
+    ended = json.loads((out / "data.json").read_bytes())
+    assert (ended["source"]["documents"], ended["source"]["dropped"]) == (45, 5)

@@ -1,0 +1,94 @@
+"""The pass over a corpus that finds its duplicates, before anything of it is written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.prepare.dedupe.dropped import find_duplicates, identity_of, is_signed, read_duplicates, sign_task
+from trainer.prepare.dedupe.signatures import Dedupe
+from trainer.prepare.division import Task
+from trainer.prepare.errors import Refusal
+from trainer.prepare.meter import Meter
+from trainer.prepare.sources.reading import read_spans
+from trainer.prepare.workers import Tell, work_through
+
+__all__ = ["Signer", "mark_duplicates"]
+
+_DOCUMENT_BYTES = 2000
+"""What a document is taken to have when the disk is looked at; those of the web have more."""
+
+
+@dataclass(frozen=True)
+class Signer:
+    """The job of a worker: write the fingerprints of the task (index, spans)."""
+
+    folder: Path
+    dedupe: Dedupe
+    column: str
+    identity: str
+
+    def open(self) -> Callable[[tuple[int, Task], Tell], None]:
+        """There is nothing to load."""
+
+        def sign(numbered: tuple[int, Task], tell: Tell) -> None:
+            index, task = numbered
+            texts = read_spans(task, self.column)
+            sign_task(texts, self.dedupe, self.folder, index, identity=self.identity, tell=tell)
+
+        return sign
+
+
+def mark_duplicates(
+    folder: Path,
+    tasks: Sequence[Task],
+    dedupe: Dedupe,
+    *,
+    source: str,
+    column: str,
+    workers: int,
+    meter: Meter,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write into `folder` which documents of the tasks go, or go on with it; the record that `find_duplicates` makes.
+
+    `source` names the texts and their division. Raises Refusal, and OSError from writing.
+    """
+    folder.mkdir(exist_ok=True)
+    identity = identity_of(source, dedupe)
+    record = read_duplicates(folder, identity)
+    if record is None:
+        signed = {index for index in range(len(tasks)) if is_signed(folder, index, dedupe, identity)}
+        left = [(index, task) for index, task in enumerate(tasks) if index not in signed]
+        _check_room(folder, [task for _, task in left], dedupe, say)
+        for index in signed:
+            meter.read(index)
+        job = Signer(folder, dedupe, column, identity)
+        tell = lambda place, count: meter.part(left[place][0], count)  # noqa: E731
+        for place, _ in work_through(job, left, workers, tell):
+            meter.read(left[place][0])
+            meter.report()
+        say("looking for duplicates among the fingerprints of all documents")
+        record = find_duplicates(folder, len(tasks), dedupe, identity=identity, say=lambda _: None)
+    else:
+        for index in range(len(tasks)):
+            meter.read(index)
+    dropped = record["dropped"]
+    each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())
+    say(f"{sum(dropped.values()):,} of {record['documents']:,} documents are duplicates and go ({each})")
+    return record
+
+
+def _check_room(folder: Path, tasks: Sequence[Task], dedupe: Dedupe, say: Callable[[str], None]) -> None:
+    text_bytes = sum(span.text_bytes for task in tasks for span in task)
+    need, free = text_bytes * dedupe.bytes_per_document // _DOCUMENT_BYTES, shutil.disk_usage(folder).free
+    say(f"fingerprints of {text_bytes / 1e6:,.1f} MB of text first; they need about {need / 1e9:,.2f} GB for a while")
+    if need > free:
+        raise Refusal(
+            "disk.too_small",
+            f"The documents' fingerprints need about {need / 1e9:,.2f} GB; {folder} has {free / 1e9:,.2f} GB free.",
+            hint="Name a folder on another disk with --out, or compare less: --dedupe url,exact.",
+        )
