@@ -12,8 +12,11 @@ errors.py       a refusal, with what to do about it; program.py tells it to whoe
 corpora.py      the command `python -m trainer.prepare.corpora`: what is too large for one process, or for memory
 pipeline.py     from a corpus to a finished data folder; resume.py is how it goes on after it was ended
 sources/        text files, JSON Lines, Parquet and the hub, as documents (texts.py) that stream
-division.py     a source divided into tasks; workers.py are the processes that do them, task.py is what they do
-vocabulary.py   GPT-2's, or the characters of the corpus; room.py is the disk that the shards will need
+division.py     a source divided into tasks; task.py writes one of them, jobs.py is what may be done with one
+executors.py    who does them: workers.py are processes of our own, datatrove_steps.py our ends of datatrove's pipelines
+meter.py        how far they are
+vocabulary.py   GPT-2's, the characters of the corpus, or tokens trained on it (bpe.py)
+room.py         the disk that the shards will need
 dedupe/         which documents repeat an earlier one (datasketch's MinHash)
 gpt2/           GPT-2's merges, so that tokenising needs no network
 """

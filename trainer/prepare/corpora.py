@@ -15,6 +15,7 @@ from typing import Any
 
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
+from trainer.prepare.executors import EXECUTORS
 from trainer.prepare.pipeline import Order, prepare_corpus
 from trainer.prepare.program import run_program, say
 from trainer.prepare.shards import SHARD_TOKENS
@@ -58,6 +59,7 @@ def _order(arguments: list[str]) -> Order:
     parser.add_argument("--val-fraction", type=float, default=Order.val_fraction, help="the share that is held out")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help="about as many tokens a shard")
     parser.add_argument("--text-column", default="text", dest="column", help="where rows have their text")
+    parser.add_argument("--executor", default="processes", choices=EXECUTORS, help="who does it; see docs/DATA.md")
     parser.add_argument("--workers", type=int, default=0, help="processes (0: as many as there are cores)")
     parser.add_argument("--least-train-tokens", type=int, default=1, help="fewer are refused")
     parser.add_argument("--least-val-tokens", type=int, default=1, help="fewer are refused")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer.prepare.shards import sync_folder, write_json
 from trainer.prepare.tokenizers import sha256_of_tokens
 
-__all__ = ["Described", "manifest_of", "summary_of"]
+__all__ = ["Described", "finish_folder", "manifest_of", "summary_of"]
 
 Entries = dict[str, list[dict[str, Any]]]
 
@@ -32,6 +36,23 @@ def manifest_of(tokenizer: Described, source: dict[str, Any], entries: Entries, 
         **more,
         **entries,
     }
+
+
+def finish_folder(
+    folder: Path, tokenizer: Described, records: Sequence[dict[str, Any]], about: dict[str, Any]
+) -> dict[str, Any]:
+    """Write data.json over the shards of these tasks, in their order, which ends their folder; return its content.
+
+    `about` is what is said of the source besides what the records tell.
+    """
+    entries = {split: [entry for record in records for entry in record[split]] for split in ("train", "val")}
+    sums = {name: sum(record[name] for record in records) for name in ("documents", "dropped", "bytes")}
+    digest = hashlib.sha256("".join(record["digest"] for record in records).encode()).hexdigest()
+    manifest = manifest_of(tokenizer, {**about, "digest": digest, **sums}, entries)
+    write_json(folder / ".data.json", manifest)
+    os.rename(folder / ".data.json", folder / "data.json")
+    sync_folder(folder)
+    return manifest
 
 
 def summary_of(manifest: dict[str, Any], folder: Path, sha256: str, source: str) -> dict[str, Any]:

@@ -7,24 +7,24 @@ prepare is gone on with by asking again; asking for something else is refused. `
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.dedupe.dropped import drop_filter
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.dedupe.stage import mark_duplicates
 from trainer.prepare.division import BYTES_PER_TOKEN, Task, divide
 from trainer.prepare.errors import Refusal
+from trainer.prepare.executors import Executor
 from trainer.prepare.folders import held
-from trainer.prepare.manifest import manifest_of, summary_of
+from trainer.prepare.jobs import TaskWriter
+from trainer.prepare.manifest import finish_folder, summary_of
 from trainer.prepare.meter import Meter, Progress
 from trainer.prepare.resume import (
     DUPLICATES,
+    LOGS,
     begin,
     identity_of,
     known_files,
@@ -34,13 +34,11 @@ from trainer.prepare.resume import (
     what_is_asked,
 )
 from trainer.prepare.room import check_room
-from trainer.prepare.shards import SHARD_TOKENS, read_vocabulary, sha256_of_file, sync_folder, write_json
+from trainer.prepare.shards import SHARD_TOKENS, sha256_of_file
 from trainer.prepare.sources.opening import Source, open_source
-from trainer.prepare.sources.reading import read_spans
-from trainer.prepare.task import UNFINISHED, read_record, record_path, write_task
-from trainer.prepare.tokenizers import Tokenizer, tokenizer_of
+from trainer.prepare.task import UNFINISHED, read_record, record_path
+from trainer.prepare.tokenizers import Tokenizer
 from trainer.prepare.vocabulary import make_vocabulary
-from trainer.prepare.workers import Tell, work_through
 
 __all__ = ["Order", "Progress", "prepare_corpus"]
 
@@ -49,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Order:
-    """What to prepare, and how: see docs/DATA.md. The last three change nothing in what is written.
+    """What to prepare, and how: see docs/DATA.md. The last four change nothing in what is written.
 
     `vocab_size` is that of a tokeniser that is trained on the corpus; 0: its own choice.
     """
@@ -62,6 +60,7 @@ class Order:
     column: str = "text"
     vocab_size: int = 0
     dedupe: Dedupe | None = None
+    executor: str = "processes"
     workers: int = 1
     least_train_tokens: int = 1
     least_val_tokens: int = 1
@@ -86,45 +85,20 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         size = order.vocab_size
         tokenizer = make_vocabulary(order.out, order.tokenizer, size, tasks, order.column, order.workers, say)
         identity = identity_of(asked, tokenizer)
+        executor = Executor(order.executor, order.workers, order.column, order.out / LOGS)
         meter = Meter(tasks, 2 if order.dedupe else 1, progress)
         if order.dedupe:
             named = json.dumps(asked, sort_keys=True)
-            mark_duplicates(order.out / DUPLICATES, tasks, order.dedupe, source=named, column=order.column,
-                            workers=order.workers, meter=meter, say=say)  # fmt: skip
+            place = order.out / DUPLICATES
+            mark_duplicates(place, tasks, order.dedupe, source=named, executor=executor, meter=meter, say=say)
         records = _records(order.out, tasks, identity, say)
         left = [(index, task) for index, task in enumerate(tasks) if index not in records]
         check_room(order.out, [task for _, task in left], tokenizer, order.column, say)
         try:
-            records |= _work(order, identity, records, left, meter)
+            records |= _work(order, executor, identity, records, left, meter)
         finally:
             remove(order.out.glob(f"{UNFINISHED}*"))
         return _finish(order, source, asked, tokenizer, [records[index] for index in range(len(tasks))], say)
-
-
-@dataclass(frozen=True)
-class TaskWriter:
-    """The job of a worker: write the task (index, spans) with the tokeniser whose vocabulary lies in the folder."""
-
-    folder: Path
-    tokenizer: str
-    val_fraction: float
-    column: str
-    identity: str
-    duplicates: Path | None = None
-    """Where it is written which documents of a task go."""
-
-    def open(self) -> Callable[[tuple[int, Task], Tell], dict[str, Any]]:
-        """Load the tokeniser; every process has one of its own."""
-        tokenizer = tokenizer_of(self.tokenizer, read_vocabulary(self.folder), threads=1)
-
-        def write(numbered: tuple[int, Task], tell: Tell) -> dict[str, Any]:
-            index, task = numbered
-            texts = read_spans(task, self.column)
-            drop = drop_filter(self.duplicates, index) if self.duplicates else None
-            how = {"val_fraction": self.val_fraction, "identity": self.identity}
-            return write_task(texts, tokenizer, self.folder, index, **how, drop=drop, tell=tell)
-
-        return write
 
 
 def _records(folder: Path, tasks: Sequence[Task], identity: str, say: Say) -> dict[int, dict[str, Any]]:
@@ -138,6 +112,7 @@ def _records(folder: Path, tasks: Sequence[Task], identity: str, say: Say) -> di
 
 def _work(
     order: Order,
+    executor: Executor,
     identity: str,
     records: dict[int, dict[str, Any]],
     left: list[tuple[int, Task]],
@@ -149,9 +124,8 @@ def _work(
     meter.report()
     new: dict[int, dict[str, Any]] = {}
     duplicates = order.out / DUPLICATES if order.dedupe else None
-    job = TaskWriter(order.out, order.tokenizer, order.val_fraction, order.column, identity, duplicates)
-    for place, record in work_through(job, left, order.workers, lambda place, count: meter.part(left[place][0], count)):
-        index = left[place][0]
+    job = TaskWriter(order.out, order.tokenizer, order.val_fraction, identity, duplicates)
+    for index, record in executor.work(job, left, meter.part):
         new[index] = record
         meter.written(index, _tokens(record))
         meter.report()
@@ -171,9 +145,8 @@ def _finish(
     say: Say,
 ) -> dict[str, Any]:
     """Write data.json, which ends it, and remove what was only needed to go on."""
-    entries = {split: [entry for record in records for entry in record[split]] for split in ("train", "val")}
     for split, least in (("train", order.least_train_tokens), ("val", order.least_val_tokens)):
-        found = sum(entry["tokens"] for entry in entries[split])
+        found = sum(entry["tokens"] for record in records for entry in record[split])
         say(f"{split}: {found:,} tokens")
         if found < least:
             remove(order.out.iterdir())
@@ -182,18 +155,8 @@ def _finish(
                 f"{order.source} gives {found:,} tokens to {split}; the recipe needs at least {least:,}.",
                 hint="Take more text, another --val-fraction, or a recipe with a smaller batch or context.",
             )
-    about = {
-        "kind": source.kind,
-        "digest": hashlib.sha256("".join(record["digest"] for record in records).encode()).hexdigest(),
-        "documents": sum(record["documents"] for record in records),
-        "dropped": sum(record["dropped"] for record in records),
-        "bytes": sum(record["bytes"] for record in records),
-        "asked": lasting_digest(asked, source),
-    }
-    manifest = manifest_of(tokenizer, about, entries)
-    write_json(order.out / ".data.json", manifest)
-    os.rename(order.out / ".data.json", order.out / "data.json")
-    sync_folder(order.out)
+    about = {"kind": source.kind, "asked": lasting_digest(asked, source)}
+    manifest = finish_folder(order.out, tokenizer, records, about)
     remove_state(order.out)
     return _result(order, manifest, dict(source.skipped), made=True)
 

@@ -20,6 +20,7 @@ from trainer.prepare.tokenizers import Tokenizer, sha256_of_tokens
 
 __all__ = [
     "DUPLICATES",
+    "LOGS",
     "begin",
     "identity_of",
     "known_files",
@@ -32,6 +33,8 @@ __all__ = [
 FORMAT = 1
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 _ASKED = "prepare.json"
+LOGS = "logs"
+"""The folder in which datatrove writes what it does."""
 DUPLICATES = "dedupe"
 """The folder in which it is written which documents go."""
 
@@ -107,7 +110,15 @@ def lasting_digest(asked: dict[str, Any], source: Source) -> str:
 
 def remove_state(folder: Path) -> None:
     """Remove what a finished folder has no use for."""
-    remove([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / DUPLICATES, folder / _ASKED])
+    remove(
+        [
+            *folder.glob("task-*.json"),
+            *folder.glob(f"{UNFINISHED}*"),
+            folder / DUPLICATES,
+            folder / LOGS,
+            folder / _ASKED,
+        ]
+    )
 
 
 def remove(paths: Iterable[Path]) -> None:

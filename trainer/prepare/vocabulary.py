@@ -5,6 +5,7 @@ It is written into the folder before any shard, so that every process and every 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ import numpy as np
 
 from trainer.prepare.bpe import SAMPLE_CHARS, check_vocab_size, train_bpe
 from trainer.prepare.division import Task
+from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary, write_vocabulary
 from trainer.prepare.sources.reading import read_spans
 from trainer.prepare.tokenizers import (
     BpeTokenizer,
     CharTokenizer,
+    Gpt2Tokenizer,
     Tokenizer,
     count_characters,
     load_gpt2,
@@ -26,7 +29,7 @@ from trainer.prepare.tokenizers import (
 )
 from trainer.prepare.workers import Tell, work_through
 
-__all__ = ["make_vocabulary"]
+__all__ = ["keep_vocabulary", "make_vocabulary"]
 
 
 def make_vocabulary(
@@ -43,13 +46,32 @@ def make_vocabulary(
         tokenizer = _characters(tasks, column, workers, say)
     else:
         tokenizer = _trained(tasks, column, size, say) if name == BpeTokenizer.name else load_gpt2(say)
+    _keep(folder, tokenizer)
+    return tokenizer
+
+
+def keep_vocabulary(folder: Path, name: str) -> None:
+    """See to it that the folder has the vocabulary of that tokeniser: GPT-2's is put there, others must be there."""
+    path = folder / "vocab.json"
+    found = json.loads(path.read_bytes())["name"] if path.exists() else None
+    if found is None and name == Gpt2Tokenizer.name:
+        _keep(folder, load_gpt2(lambda _: None))
+    elif found != name:
+        there = "no vocab.json" if found is None else f"the vocabulary of {found!r}"
+        raise Refusal(
+            "data.no_vocabulary",
+            f"{folder} has {there}, not the vocabulary of {name!r}.",
+            hint="Copy the vocab.json of a folder that was prepared with it, or train it first: docs/DATA.md.",
+        )
+
+
+def _keep(folder: Path, tokenizer: Tokenizer) -> None:
     # Under another name first: what is there is whole.
     fresh = folder / ".vocabulary"
     fresh.mkdir(exist_ok=True)
     write_vocabulary(fresh, tokenizer.name, tokenizer.tokens)
     os.rename(fresh / "vocab.json", folder / "vocab.json")
     fresh.rmdir()
-    return tokenizer
 
 
 @dataclass(frozen=True)

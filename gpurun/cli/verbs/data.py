@@ -33,6 +33,9 @@ def prepare(
     ] = "",
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to make, or to go on with.")] = "",
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes; 0: one a core.")] = 0,
+    executor: Annotated[
+        str, typer.Option("--executor", metavar="WHO", help="processes, or datatrove, or ray (docs/DATA.md).")
+    ] = "processes",
     val_fraction: Annotated[
         float, typer.Option("--val-fraction", metavar="F", help="The share of documents that is held out.")
     ] = 0.005,
@@ -54,7 +57,7 @@ def prepare(
 
     options: dict[str, int | float | str] = {"workers": workers, "shard-tokens": shard_tokens}
     options |= {"val-fraction": val_fraction, "text-column": text_column}
-    options |= {"dedupe": dedupe, "similarity": similarity}
+    options |= {"executor": executor, "dedupe": dedupe, "similarity": similarity}
     return prepare_folder(session, recipe, source=source, out=out, options=options)
 
 

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.dedupe.dropped import find_duplicates, identity_of, is_signed, read_duplicates, sign_task
+from trainer.prepare.dedupe.dropped import find_duplicates, identity_of, is_signed, read_duplicates
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.division import Task
 from trainer.prepare.errors import Refusal
+from trainer.prepare.executors import Executor
+from trainer.prepare.jobs import Signer
 from trainer.prepare.meter import Meter
-from trainer.prepare.sources.reading import read_spans
-from trainer.prepare.workers import Tell, work_through
 
-__all__ = ["Signer", "mark_duplicates"]
+__all__ = ["mark_duplicates"]
 
 _DOCUMENT_BYTES = 2000
 """What a document is taken to have when the disk is looked at; those of the web have more."""
-
-
-@dataclass(frozen=True)
-class Signer:
-    """The job of a worker: write the fingerprints of the task (index, spans)."""
-
-    folder: Path
-    dedupe: Dedupe
-    column: str
-    identity: str
-
-    def open(self) -> Callable[[tuple[int, Task], Tell], None]:
-        """There is nothing to load."""
-
-        def sign(numbered: tuple[int, Task], tell: Tell) -> None:
-            index, task = numbered
-            texts = read_spans(task, self.column)
-            sign_task(texts, self.dedupe, self.folder, index, identity=self.identity, tell=tell)
-
-        return sign
 
 
 def mark_duplicates(
@@ -48,8 +27,7 @@ def mark_duplicates(
     dedupe: Dedupe,
     *,
     source: str,
-    column: str,
-    workers: int,
+    executor: Executor,
     meter: Meter,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -66,10 +44,8 @@ def mark_duplicates(
         _check_room(folder, [task for _, task in left], dedupe, say)
         for index in signed:
             meter.read(index)
-        job = Signer(folder, dedupe, column, identity)
-        tell = lambda place, count: meter.part(left[place][0], count)  # noqa: E731
-        for place, _ in work_through(job, left, workers, tell):
-            meter.read(left[place][0])
+        for index, _ in executor.work(Signer(folder, dedupe, identity), left, meter.part):
+            meter.read(index)
             meter.report()
         say("looking for duplicates among the fingerprints of all documents")
         record = find_duplicates(folder, len(tasks), dedupe, identity=identity, say=lambda _: None)

@@ -1,0 +1,109 @@
+"""Who does the tasks of a corpus: processes of this machine, or datatrove's executors, here or on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.prepare.division import Task
+from trainer.prepare.errors import Refusal
+from trainer.prepare.jobs import TextJob
+from trainer.prepare.sources.reading import read_spans
+from trainer.prepare.workers import Tell, work_through
+
+__all__ = ["EXECUTORS", "Executor", "Numbered"]
+
+EXECUTORS = ("processes", "datatrove", "ray")
+
+Numbered = tuple[int, Task]
+"""A task with its index."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """One of EXECUTORS with so many tasks at once; `logs` is where datatrove writes what it does."""
+
+    kind: str
+    workers: int
+    column: str
+    logs: Path
+
+    def work(
+        self, job: TextJob, tasks: Sequence[Numbered], tell: Callable[[int, int], None]
+    ) -> Iterator[tuple[int, Any]]:
+        """Do the job with every task; yields (index, the job's result) as they end, from datatrove's at the very end.
+
+        `tell` hears (index, count) of what the job tells; nothing from datatrove's. Raises Refusal and OSError as the
+        job does; a Refusal with the place of the logs where datatrove ends without having done all of it.
+        """
+        if self.kind == "processes":
+            told = lambda place, count: tell(tasks[place][0], count)  # noqa: E731
+            for place, result in work_through(_Reading(job, self.column), tasks, self.workers, told):
+                yield tasks[place][0], result
+            return
+        if tasks:
+            with _errors_into(self.logs):
+                _run_datatrove(self, job, tasks)
+        for index, _ in tasks:
+            result = job.result(index)
+            if result is None:
+                raise Refusal(
+                    "prepare.task_failed",
+                    f"Task {index} of {len(tasks)} was not done by {self.kind}; {self.logs} has its logs.",
+                    hint="The same command goes on with what is finished. --executor processes says more of an error.",
+                )
+            yield index, result
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The job of a worker of our own: read a task, have the job done with its documents."""
+
+    job: TextJob
+    column: str
+
+    def open(self) -> Callable[[Numbered, Tell], Any]:
+        """Load what the job needs."""
+        do = self.job.open()
+
+        def read(numbered: Numbered, tell: Tell) -> Any:
+            index, task = numbered
+            return do(index, read_spans(task, self.column), tell)
+
+        return read
+
+
+def _run_datatrove(executor: Executor, job: TextJob, tasks: Sequence[Numbered]) -> None:
+    try:
+        from trainer.prepare.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
+    except ImportError as error:
+        extra = "ray" if executor.kind == "ray" else "data"
+        raise Refusal(
+            "prepare.not_installed",
+            f"--executor {executor.kind} needs {error.name}.",
+            hint=f"Install it: pip install 'gpurun[{extra}]'; or leave --executor away.",
+        ) from None
+    steps = [CorpusReader(tasks, executor.column), JobSink(job, [index for index, _ in tasks])]
+    run = run_ray if executor.kind == "ray" else run_local
+    run(steps, len(tasks), executor.workers, executor.logs)
+
+
+@contextlib.contextmanager
+def _errors_into(logs: Path) -> Iterator[None]:
+    """Let standard error, of the processes that are started meanwhile too, go into a file beside the logs."""
+    logs.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(logs / "executor.log", "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
