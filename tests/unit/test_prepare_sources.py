@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 
 from trainer.prepare.division import divide
 from trainer.prepare.errors import Refusal
+from trainer.prepare.sources import lines as json_lines
+from trainer.prepare.sources import parquet as parquet_rows
 from trainer.prepare.sources import plain
 from trainer.prepare.sources.files import SourceFile, Span
+from trainer.prepare.sources.long_lines import string_pieces
 from trainer.prepare.sources.opening import Source, open_source
 from trainer.prepare.sources.reading import read_spans
 
@@ -122,17 +125,70 @@ def test_no_byte_of_a_text_is_lost_or_read_twice_wherever_it_is_divided(
     assert max(map(len, texts), default=0) <= 300
 
 
-def test_a_document_larger_than_may_be_in_memory_goes_on_as_others(
+def joined(source: Path) -> list[str]:
+    """Every document, its pieces put together; none of them may be long."""
+    found: list[str] = []
+    for task in divide(opened(source).files, 10**9):
+        for text in read_spans(task, "text"):
+            assert len(text.text) <= 2000
+            found = [*found[:-1], found[-1] + text.text] if text.continues else [*found, text.text]
+    return found
+
+
+def test_a_document_larger_than_may_be_in_memory_comes_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain, "DOCUMENT_BYTES", 1000)
-    story = "word " * 900
-    path = written(tmp_path / "one.jsonl", json.dumps({"text": story}).encode())
-    assert [len(text) for text in read(path)] == [1000, 1000, 1000, 1000, 500]
-    long = written(tmp_path / "long.txt", f"begin\n<|endoftext|>\n{story}\n<|endoftext|>\nend".encode())
-    texts = read(long)
-    assert "".join(texts) == f"begin\n{story}\nend"
-    assert max(map(len, texts)) <= 2000
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for module in (plain, json_lines, parquet_rows):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1000)
+    story = 'wörd \U0001f600 "said" \\ ' * 300
+    for name, raw in (("ascii", True), ("utf-8", False)):
+        rows = [{"id": {"text": 1}, "text": story}, {"text": "short"}, {"text": story[5:], "url": "late"}]
+        content = "".join(json.dumps(row, ensure_ascii=raw) + "\n" for row in rows).encode()
+        path = written(tmp_path / f"{name}.jsonl", content)
+        assert joined(path) == [story, "short", story[5:]]
+    path = written(tmp_path / "long.txt", f"begin\n<|endoftext|>\n{story}\n<|endoftext|>\nend".encode())
+    assert joined(path) == ["begin\n", f"{story}\n", "end"]
+    (tmp_path / "folder").mkdir()
+    written(tmp_path / "folder" / "whole.txt", story.encode())
+    assert joined(tmp_path / "folder") == [story]
+    parquet.write_table(arrow.table({"text": [story, None, "short"]}), tmp_path / "rows.parquet")
+    assert joined(tmp_path / "rows.parquet") == [story, "short"]
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "said"),
+    [
+        ('{"body": "LONG", "id": 7}', "data.no_text_column", "body, id"),
+        ('{"text": 7, "body": "LONG"}', "data.bad_line", "no text"),
+        ('{"text": "LONG \x01"}', "data.bad_line", "not JSON"),
+        ('{"text": "LONG \\q"}', "data.bad_line", "not JSON"),
+        ('{"text": "LONG', "data.bad_line", "no end"),
+    ],
+)
+def test_a_long_line_with_something_wrong_is_refused_like_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, code: str, said: str
+) -> None:
+    monkeypatch.setattr(json_lines, "PIECE_BYTES", 1000)
+    path = written(tmp_path / "a.jsonl", row.replace("LONG", "word " * 1000).encode())
+    found = refusal(lambda: read(path))
+    assert (found.code, said in found.message) == (code, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(st.sampled_from('a\\"\n é\U0001f600\ud83d\ude00u{:,')),
+    before=st.sampled_from([1, None, 'x"y', [1, {"text": "no"}], {"text": "inner"}]),
+    size=st.integers(1, 9),
+    plain_ascii=st.booleans(),
+)
+def test_the_pieces_of_a_long_line_are_what_json_makes_of_the_whole(
+    text: str, before: object, size: int, plain_ascii: bool
+) -> None:
+    mended = text if plain_ascii else text.encode("utf-8", "replace").decode()
+    raw = json.dumps({"id": before, "text": mended, "z": {"text": []}}, ensure_ascii=plain_ascii).encode()
+    chunks = [raw[start : start + size] for start in range(0, len(raw), size)]
+    assert "".join(string_pieces(chunks, "text")) == json.loads(raw)["text"]
 
 
 @pytest.mark.parametrize(

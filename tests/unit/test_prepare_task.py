@@ -67,6 +67,15 @@ def test_blank_documents_and_half_characters_harm_nothing(tmp_path: Path, gpt2: 
     assert documents_of(tmp_path / "train_000001.bin", gpt2) == ["half \ufffd of a pair"]
 
 
+def test_the_pieces_of_a_long_document_are_one_document_of_one_split(tmp_path: Path, gpt2: Gpt2Tokenizer) -> None:
+    texts = [Text(f"d#{i}", f"{i} one.\n") for i in range(40)]
+    long = [part for text in texts for part in (text, Text(text.name, "two.", continues=True))]
+    record = write_task(long, gpt2, tmp_path, 0, val_fraction=0.3, drop=lambda text: text.name == "d#7")
+    kept = documents_of(tmp_path / "train_000001.bin", gpt2) + documents_of(tmp_path / "val_000000.bin", gpt2)
+    assert sorted(kept) == sorted(f"{i} one.\ntwo." for i in range(40) if i != 7)
+    assert (record["documents"], record["dropped"]) == (39, 1)
+
+
 def test_a_character_tokeniser_puts_nothing_between_documents(tmp_path: Path) -> None:
     tokenizer = CharTokenizer.for_counts(count_characters(d.text for d in DOCUMENTS))
     write_task(DOCUMENTS, tokenizer, tmp_path, 0, val_fraction=0.0)

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,22 @@ def write_task(
     own. `tell` hears of every batch's bytes of text. Documents stream: some megabytes are in memory at a time.
 
     The record: {"v": 1, "index", "identity", "documents", "dropped", "bytes" (of text, UTF-8), "digest" (sha256 over
-    the sha256 of each document taken), "train": [entry], "val": [entry]}, an entry as in data.json.
+    the sha256 of each text taken), "train": [entry], "val": [entry]}, an entry as in data.json.
     """
     with _workplace(folder, index) as place:
         counts = {"documents": 0, "dropped": 0, "bytes": 0}
         digest = hashlib.sha256()
         train = ShardWriter(place, "train", _UNBOUNDED, number=index + 1)
         val = ShardWriter(place, "val", _UNBOUNDED, number=index)
+        splitter = _Splitter(tokenizer, train, val, val_fraction)
         with train, val:
             for batch in _batches(_taken(texts, drop, counts)):
-                _write_batch(batch, tokenizer, train, val, val_fraction, digest)
-                size = sum(len(raw) for _, raw in batch)
-                counts["documents"] += len(batch)
-                counts["bytes"] += size
-                tell(size)
+                splitter.write(batch)
+                for part in batch:
+                    digest.update(part.sha256)
+                    counts["documents"] += not part.continues
+                    counts["bytes"] += len(part.raw)
+                tell(sum(len(part.raw) for part in batch))
         files = {"train": train.entries, "val": val.entries}
         for entry in [*train.entries, *val.entries]:
             os.rename(place / entry["name"], folder / entry["name"])
@@ -97,7 +100,7 @@ def read_record(folder: Path, index: int, identity: str = "") -> dict[str, Any] 
 
 
 def is_held_out(sha256: bytes, val_fraction: float) -> bool:
-    """Whether a document is held out: a matter of the sha256 of its text alone, so equal ones never part."""
+    """Whether a document is held out: a matter of the sha256 of its (first) text alone, so equal ones never part."""
     return int.from_bytes(sha256[:8], "big") < val_fraction * 2.0**64
 
 
@@ -112,28 +115,46 @@ def _workplace(folder: Path, index: int) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _taken(texts: Iterable[Text], drop: Drop | None, counts: dict[str, int]) -> Iterator[tuple[str, bytes]]:
-    """Each document that is not dropped and not blank, as text and as UTF-8."""
+@dataclass(frozen=True)
+class _Part:
+    """A text that is taken: with its UTF-8, that one's sha256, and whether it goes on with the document before it."""
+
+    text: str
+    raw: bytes
+    sha256: bytes
+    continues: bool
+
+
+def _taken(texts: Iterable[Text], drop: Drop | None, counts: dict[str, int]) -> Iterator[_Part]:
+    """Each document that is neither blank nor dropped; what goes on with one shares its fate."""
+    taken = False
     for text in texts:
-        if not text.text or text.text.isspace():
-            continue
-        if drop is not None and drop(text):
-            counts["dropped"] += 1
-            continue
-        try:
-            yield text.text, text.text.encode("utf-8")
-        except UnicodeEncodeError:
-            # JSON can spell half a surrogate pair, which no UTF-8 has: U+FFFD stands for it.
-            mended = text.text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            yield mended, mended.encode("utf-8")
+        if not text.continues:
+            taken = bool(text.text) and not text.text.isspace()
+            if taken and drop is not None and drop(text):
+                counts["dropped"] += 1
+                taken = False
+        if taken:
+            yield _part(text)
 
 
-def _batches(documents: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    batch: list[tuple[str, bytes]] = []
+def _part(text: Text) -> _Part:
+    words = text.text
+    try:
+        raw = words.encode("utf-8")
+    except UnicodeEncodeError:
+        # JSON can spell half a surrogate pair, which no UTF-8 has: U+FFFD stands for it.
+        words = words.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        raw = words.encode("utf-8")
+    return _Part(words, raw, hashlib.sha256(raw).digest(), text.continues)
+
+
+def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    batch: list[_Part] = []
     size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[1])
+    for part in parts:
+        batch.append(part)
+        size += len(part.raw)
         if size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
@@ -141,28 +162,27 @@ def _batches(documents: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str,
         yield batch
 
 
-def _write_batch(
-    batch: list[tuple[str, bytes]],
-    tokenizer: Tokenizer,
-    train: ShardWriter,
-    val: ShardWriter,
-    val_fraction: float,
-    digest: Any,
-) -> None:
-    """Tokenise some documents, each into its split; a long one goes piece by piece."""
-    before = np.array([] if tokenizer.eot_id is None else [tokenizer.eot_id], dtype=np.uint16)
-    writers: list[tuple[ShardWriter, bool]] = []
-    parts: list[str] = []
-    for text, raw in batch:
-        sha256 = hashlib.sha256(raw).digest()
-        digest.update(sha256)
-        writer = val if is_held_out(sha256, val_fraction) else train
-        for number, piece in enumerate(pieces(text)):
-            parts.append(piece)
-            writers.append((writer, number == 0))
-    rows: dict[ShardWriter, list[np.ndarray]] = {train: [], val: []}
-    for (writer, starts), ids in zip(writers, tokenizer.encode(parts), strict=True):
-        rows[writer] += [before, ids] if starts else [ids]
-    for writer, found in rows.items():
-        if found:
-            writer.write(np.concatenate(found))
+class _Splitter:
+    """Tokenises documents, each into the split that it belongs to."""
+
+    def __init__(self, tokenizer: Tokenizer, train: ShardWriter, val: ShardWriter, val_fraction: float) -> None:
+        self._tokenizer, self._train, self._val, self._val_fraction = tokenizer, train, val, val_fraction
+        self._before = np.array([] if tokenizer.eot_id is None else [tokenizer.eot_id], dtype=np.uint16)
+        self._now = train
+
+    def write(self, batch: list[_Part]) -> None:
+        """Tokenise some documents; a long one goes piece by piece."""
+        targets: list[tuple[ShardWriter, bool]] = []
+        texts: list[str] = []
+        for part in batch:
+            if not part.continues:
+                self._now = self._val if is_held_out(part.sha256, self._val_fraction) else self._train
+            for number, piece in enumerate(pieces(part.text)):
+                texts.append(piece)
+                targets.append((self._now, number == 0 and not part.continues))
+        rows: dict[ShardWriter, list[np.ndarray]] = {self._train: [], self._val: []}
+        for (writer, begins), ids in zip(targets, self._tokenizer.encode(texts), strict=True):
+            rows[writer] += [self._before, ids] if begins else [ids]
+        for writer, found in rows.items():
+            if found:
+                writer.write(np.concatenate(found))

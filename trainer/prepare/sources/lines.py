@@ -8,41 +8,66 @@ from typing import Any
 
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources.files import SourceFile, Span
-from trainer.prepare.sources.streams import lines_from, open_content
+from trainer.prepare.sources.long_lines import NoSuchKey, NotAText, string_pieces
+from trainer.prepare.sources.streams import PIECE_BYTES, lines_from, open_content
 from trainer.prepare.texts import Text
 
 __all__ = ["rows"]
-
-LINE_BYTES = 64 << 20
-"""A longer line is refused: it would have to be in memory whole."""
 
 
 def rows(span: Span, column: str) -> Iterator[Text]:
     """The documents of the lines that begin within a span; a line whose text is null has none."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
-        for place, line in lines_from(stream, span.start, span.stop, LINE_BYTES):
-            if len(line) == LINE_BYTES and not line.endswith(b"\n"):
-                raise _bad_line(file, place, f"is longer than {LINE_BYTES >> 20} MB")
-            if line.strip():
-                record = _parsed(file, place, line)
-                text = record[column] if column in record else _no_text(file, place, column, record)
-                if text is not None and not isinstance(text, str):
-                    raise _bad_line(file, place, f"has {type(text).__name__} under {column!r}, which is no text")
-                url = record.get("url")
-                if text:
-                    yield Text(f"{file.name}#{place}", text, url if isinstance(url, str) else "")
+        lines = lines_from(stream, span.start, span.stop, PIECE_BYTES)
+        for place, line in lines:
+            if len(line) == PIECE_BYTES and not line.endswith(b"\n"):
+                yield from _long_row(file, place, line, lines, column)
+            elif line.strip():
+                yield from _row(file, place, line, column)
+
+
+def _row(file: SourceFile, place: int, line: bytes, column: str) -> Iterator[Text]:
+    record = _parsed(file, place, line)
+    if column not in record:
+        raise _no_text(file, place, column, ", ".join(sorted(record)) or "none")
+    text, url = record[column], record.get("url")
+    if text is not None and not isinstance(text, str):
+        raise _no_string(file, place, column, type(text).__name__)
+    if text:
+        yield Text(f"{file.name}#{place}", text, url if isinstance(url, str) else "")
+
+
+def _long_row(
+    file: SourceFile, place: int, first: bytes, lines: Iterator[tuple[int, bytes]], column: str
+) -> Iterator[Text]:
+    """A line that is too long to be in memory whole, with its other parts from `lines`."""
+
+    def parts() -> Iterator[bytes]:
+        yield first
+        for _, part in lines:
+            yield part
+            if part.endswith(b"\n"):
+                return
+
+    try:
+        for number, piece in enumerate(string_pieces(parts(), column)):
+            yield Text(f"{file.name}#{place}", piece, continues=number > 0)
+    except NoSuchKey as other:
+        raise _no_text(file, place, column, str(other)) from None
+    except NotAText as other:
+        raise _no_string(file, place, column, str(other)) from None
+    except UnicodeDecodeError:
+        raise _not_utf8(file, place) from None
+    except ValueError as error:
+        raise _bad_line(file, place, f"is not JSON: {error}") from None
 
 
 def _parsed(file: SourceFile, place: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except UnicodeDecodeError:
-        raise Refusal(
-            "data.not_utf8",
-            f"{file.path} is not UTF-8 in the line at offset {place:,}.",
-            hint="JSON is UTF-8; write the file again.",
-        ) from None
+        raise _not_utf8(file, place) from None
     except ValueError as error:
         raise _bad_line(file, place, f"is not JSON: {error}") from None
     if not isinstance(record, dict):
@@ -50,13 +75,21 @@ def _parsed(file: SourceFile, place: int, line: bytes) -> dict[str, Any]:
     return record
 
 
-def _no_text(file: SourceFile, place: int, column: str, record: dict[str, Any]) -> None:
-    keys = ", ".join(sorted(record)) or "none"
-    raise Refusal(
+def _not_utf8(file: SourceFile, place: int) -> Refusal:
+    what = f"{file.path} is not UTF-8 in the line at offset {place:,}."
+    return Refusal("data.not_utf8", what, hint="JSON is UTF-8; write the file again.")
+
+
+def _no_text(file: SourceFile, place: int, column: str, keys: str) -> Refusal:
+    return Refusal(
         "data.no_text_column",
         f"{file.path} has no {column!r} in the line at offset {place:,}; its keys are: {keys}.",
         hint="Name the one that holds the documents: --text-column NAME.",
     )
+
+
+def _no_string(file: SourceFile, place: int, column: str, kind: str) -> Refusal:
+    return _bad_line(file, place, f"has {kind} under {column!r}, which is no text")
 
 
 def _bad_line(file: SourceFile, place: int, what: str) -> Refusal:

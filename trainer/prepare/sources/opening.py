@@ -10,7 +10,7 @@ from trainer.prepare.corpus import STDLIB, files_of, why_no_text
 from trainer.prepare.errors import Refusal, unreadable
 from trainer.prepare.sources import hub, parquet
 from trainer.prepare.sources.files import Form, SourceFile
-from trainer.prepare.sources.plain import DOCUMENT_BYTES, SEPARATOR
+from trainer.prepare.sources.plain import SEPARATOR, WHOLE_BYTES
 from trainer.prepare.sources.streams import content_bytes, is_packed, open_content
 
 __all__ = ["HUB", "Known", "Source", "open_source"]
@@ -89,10 +89,10 @@ def _look(
     elif form == "parquet":
         weights = parquet.group_bytes(path, column)
     else:
-        if is_packed(path) and about.st_size > DOCUMENT_BYTES:
+        if is_packed(path) and about.st_size > WHOLE_BYTES:
             say(f"unpacking {name} once, for its length")
         weights = (content_bytes(path),)
-    if form == "whole" and (kind == "file" or weights[0] > DOCUMENT_BYTES):
+    if form == "whole" and (kind == "file" or weights[0] > WHOLE_BYTES):
         form = "blocks"
     return SourceFile(name, path, form, about.st_size, about.st_mtime_ns, weights)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trainer.prepare.errors import Refusal, unreadable
 from trainer.prepare.sources.files import Span
+from trainer.prepare.sources.streams import PIECE_BYTES, whole_characters
 from trainer.prepare.texts import Text
 
 __all__ = ["group_bytes", "rows"]
@@ -44,13 +45,28 @@ def rows(span: Span, column: str) -> Iterator[Text]:
             about = file.metadata.row_group(group)
             wanted = _BATCH_BYTES * about.num_rows // max(1, span.file.weights[group])
             size = min(max(wanted, 1), _MOST_ROWS)
-            number = 0
-            for batch in file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
-                urls = batch.column("url").to_pylist() if "url" in columns else [None] * len(batch)
-                for text, url in zip(batch.column(column).to_pylist(), urls, strict=True):
-                    if text:
-                        yield Text(f"{name}#{group}.{number}", text, url if isinstance(url, str) else "")
-                    number += 1
+            batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+            for number, (value, url) in enumerate(_cells(batches, column, "url" in columns)):
+                yield from _texts(f"{name}#{group}.{number}", value, url)
+
+
+def _cells(batches: Iterable[Any], column: str, with_url: bool) -> Iterator[tuple[Any, Any]]:
+    """(text, url) of each row, as pyarrow's scalars: a value becomes a string one row at a time."""
+    for batch in batches:
+        urls = batch.column("url") if with_url else None
+        for place, value in enumerate(batch.column(column)):
+            yield value, urls[place].as_py() if urls is not None else None
+
+
+def _texts(name: str, value: Any, url: Any) -> Iterator[Text]:
+    """A row's document, in pieces where it is long; none where it is null."""
+    raw = memoryview(value.as_buffer()) if value.is_valid else memoryview(b"")
+    known = url if isinstance(url, str) else ""
+    start = 0
+    while start < len(raw):
+        piece, _ = whole_characters(bytes(raw[start : start + PIECE_BYTES]))
+        yield Text(name, piece.decode("utf-8", "replace"), known, continues=start > 0)
+        start += len(piece)
 
 
 def _place_of(file: Any, column: str) -> int:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 from trainer.prepare.errors import not_utf8
 from trainer.prepare.sources.files import SourceFile, Span
-from trainer.prepare.sources.streams import line_start, lines_from, open_content
+from trainer.prepare.sources.streams import PIECE_BYTES, line_start, lines_from, open_content, whole_characters
 from trainer.prepare.texts import Text
 
-__all__ = ["DOCUMENT_BYTES", "SEPARATOR", "documents"]
+__all__ = ["SEPARATOR", "WHOLE_BYTES", "documents"]
 
 SEPARATOR = b"<|endoftext|>"
-DOCUMENT_BYTES = 16 << 20
-"""No document is larger: what is longer goes on as another one."""
+WHOLE_BYTES = 16 << 20
+"""A larger file of a folder is cut into blocks too."""
 BLOCK_BYTES = 64 << 10
 """Of a large file without separators, what counts as one document: about 16 thousand tokens."""
 
@@ -35,26 +35,45 @@ def documents(span: Span) -> Iterator[Text]:
 
 def _separated(span: Span) -> Iterator[Text]:
     """A document belongs to the span in which the separator before it begins, and is read to its own end."""
-    parts: list[bytes] = []
-    place, size, owned = 0, 0, span.start == 0
+    document = _Document(span.file)
+    owned = span.start == 0
     with open_content(span.file.path, max(0, span.start - 1)) as stream:
-        for at, line in lines_from(stream, span.start, span.file.weights[0], DOCUMENT_BYTES):
+        for place, line in lines_from(stream, span.start, span.file.weights[0], PIECE_BYTES):
             if line.strip() == SEPARATOR:
-                if parts and owned:
-                    yield _text(span.file, place, b"".join(parts))
-                parts, size, owned = [], 0, at < span.stop
+                yield from document.ended()
+                owned = place < span.stop
             elif owned:
-                place = place if parts else at
-                parts.append(line)
-                size += len(line)
-                if size >= DOCUMENT_BYTES:
-                    whole, rest = _whole_characters(b"".join(parts))
-                    yield _text(span.file, place, whole)
-                    place, parts, size = place + len(whole), [rest] if rest else [], len(rest)
-            if not owned and at >= span.stop:
+                yield from document.goes_on(place, line)
+            if not owned and place >= span.stop:
                 return
-    if parts and owned:
-        yield _text(span.file, place, b"".join(parts))
+    yield from document.ended()
+
+
+class _Document:
+    """Collects the lines of one document, and gives out what is long enough already."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+        self._lines: list[bytes] = []
+        self._size = self._place = 0
+        self._continues = False
+
+    def goes_on(self, place: int, line: bytes) -> Iterator[Text]:
+        """Another line of it, which begins at `place`."""
+        self._place = self._place if self._lines else place
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size >= PIECE_BYTES:
+            whole, rest = whole_characters(b"".join(self._lines))
+            yield _text(self._file, self._place, whole, continues=self._continues)
+            self._place += len(whole)
+            self._lines, self._size, self._continues = [rest] if rest else [], len(rest), True
+
+    def ended(self) -> Iterator[Text]:
+        """What is left of it; the next line is another document's."""
+        if self._lines:
+            yield _text(self._file, self._place, b"".join(self._lines), continues=self._continues)
+        self._lines, self._size, self._continues = [], 0, False
 
 
 def _blocks(span: Span) -> Iterator[Text]:
@@ -69,7 +88,7 @@ def _blocks(span: Span) -> Iterator[Text]:
             if len(raw) == len(rest):
                 break
             begins = raw.endswith(b"\n")
-            raw, rest = (raw, b"") if begins else _whole_characters(raw)
+            raw, rest = (raw, b"") if begins else whole_characters(raw)
             yield _text(span.file, place, raw)
             place += len(raw)
         if rest:
@@ -77,27 +96,20 @@ def _blocks(span: Span) -> Iterator[Text]:
 
 
 def _whole(span: Span) -> Iterator[Text]:
+    place, rest = 0, b""
     with open_content(span.file.path) as stream:
-        raw = stream.read(DOCUMENT_BYTES + 1)
-    text = _text(span.file, 0, raw)
-    yield Text(span.file.name, text.text)
+        while block := stream.read(PIECE_BYTES):
+            raw, rest = whole_characters(rest + block)
+            yield _text(span.file, place, raw, continues=place > 0)
+            place += len(raw)
+    if rest:
+        yield _text(span.file, place, rest, continues=place > 0)
 
 
-def _whole_characters(raw: bytes) -> tuple[bytes, bytes]:
-    """Cut off the beginning of a character that the bytes do not hold whole: one has at most four bytes."""
-    for back in range(1, min(4, len(raw)) + 1):
-        byte = raw[-back]
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return (raw[:-back], raw[-back:]) if length > back else (raw, b"")
-        if byte < 0x80:
-            break
-    return raw, b""
-
-
-def _text(file: SourceFile, place: int, raw: bytes) -> Text:
+def _text(file: SourceFile, place: int, raw: bytes, *, continues: bool = False) -> Text:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise not_utf8(file.path, raw[error.start], place + error.start) from None
-    return Text(f"{file.name}#{place}", text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    name = file.name if file.form == "whole" else f"{file.name}#{place}"
+    return Text(name, text.removeprefix("\ufeff").replace("\r\n", "\n"), continues=continues)

@@ -16,8 +16,7 @@ def read_spans(spans: Iterable[Span], column: str) -> Iterator[Text]:
     """The documents of some spans in order. Raises Refusal for whatever a source can have wrong with it."""
     for span in spans:
         _check_unchanged(span.file)
-        for text in _documents(span, column):
-            yield from _cut(text)
+        yield from _documents(span, column)
         _check_unchanged(span.file)
 
 
@@ -25,17 +24,6 @@ def _documents(span: Span, column: str) -> Iterator[Text]:
     if span.file.form == "parquet":
         return parquet.rows(span, column)
     return lines.rows(span, column) if span.file.form == "lines" else plain.documents(span)
-
-
-def _cut(text: Text) -> Iterator[Text]:
-    """A document of more characters than any may have goes on as others, with numbers behind their names."""
-    most = plain.DOCUMENT_BYTES
-    if len(text.text) <= most:
-        yield text
-        return
-    for number, start in enumerate(range(0, len(text.text), most)):
-        # Only the first has the address: the others are no duplicates of it.
-        yield Text(f"{text.name}.{number}", text.text[start : start + most], "" if number else text.url)
 
 
 def _check_unchanged(file: SourceFile) -> None:

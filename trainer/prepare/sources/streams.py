@@ -12,8 +12,18 @@ from typing import BinaryIO, cast
 
 from trainer.prepare.errors import Refusal, unreadable
 
-__all__ = ["content_bytes", "is_packed", "line_start", "lines_from", "open_content"]
+__all__ = [
+    "PIECE_BYTES",
+    "content_bytes",
+    "is_packed",
+    "line_start",
+    "lines_from",
+    "open_content",
+    "whole_characters",
+]
 
+PIECE_BYTES = 4 << 20
+"""A longer document comes in pieces of about so much: memory must not depend on what a source holds."""
 _BLOCK_BYTES = 1 << 20
 _PACKED_BLOCK_BYTES = 1 << 15
 """What is unpacked at once: a block of zstd can grow a thousandfold."""
@@ -81,6 +91,18 @@ def line_start(stream: BinaryIO, start: int, most: int) -> int:
     while (skipped := stream.readline(most)) and not skipped.endswith(b"\n"):
         place += len(skipped)
     return place + len(skipped)
+
+
+def whole_characters(raw: bytes) -> tuple[bytes, bytes]:
+    """Cut off the beginning of a character that the bytes do not hold whole: one has at most four bytes."""
+    for back in range(1, min(4, len(raw)) + 1):
+        byte = raw[-back]
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (raw[:-back], raw[-back:]) if length > back else (raw, b"")
+        if byte < 0x80:
+            break
+    return raw, b""
 
 
 @contextlib.contextmanager
