@@ -48,7 +48,10 @@ class CorpusReader(PipelineStep):
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Yield the rank's documents."""
         for text in read_spans(self.tasks[rank][1], self.column):
-            document = Document(text=text.text, id=text.name, metadata={"url": text.url} if text.url else {})
+            about = {"url": text.url} if text.url else {}
+            # What goes on with a long document: the sink puts it together again.
+            more = {"continues": True} if text.continues else {}
+            document = Document(text=text.text, id=text.name, metadata={**about, **more})
             self.update_doc_stats(document)
             yield document
 
@@ -125,4 +128,5 @@ def run_ray(steps: list[PipelineStep], tasks: int, workers: int, logs: Path) -> 
 
 
 def _text(document: Document) -> Text:
-    return Text(document.id, document.text, str(document.metadata.get("url") or ""))
+    about = document.metadata
+    return Text(document.id, document.text, str(about.get("url") or ""), bool(about.get("continues")))

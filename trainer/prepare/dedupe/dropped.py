@@ -45,12 +45,14 @@ def sign_task(
 ) -> None:
     """Write the fingerprints of a task's documents; `tell` hears of each document's characters.
 
-    Blank documents have no number here, as `write_task` leaves them out before it asks its filter.
+    Blank documents have no number here, as `write_task` leaves them out before it asks its filter; nor has what goes on
+    with a document that is too long for one text: such a one is judged by its beginning.
     """
     with SignatureWriter(folder, index, dedupe, identity) as writer:
         for text in texts:
             if text.text and not text.text.isspace():
-                writer.add(text)
+                if not text.continues:
+                    writer.add(text)
                 tell(len(text.text))
 
 
