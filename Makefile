@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-plan bench-presets picture clean
+.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-plan bench-prepare bench-presets picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -47,6 +47,10 @@ bench-trainer: venv
 
 bench-plan: venv
 	@$(BIN)/python tests/bench/bench_plan.py
+
+# The half against the usual script needs: .venv/bin/pip install datasets
+bench-prepare: venv
+	@$(BIN)/python tests/bench/bench_prepare.py
 
 # Hours on two cores; what was done is kept in build/, and the same command goes on.
 bench-presets: venv

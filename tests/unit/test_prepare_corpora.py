@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.memory import tree_bytes
 from trainer.prepare import division, room, tokenizers
 from trainer.prepare.errors import Refusal
 from trainer.prepare.pipeline import Order, prepare_corpus
@@ -297,6 +298,29 @@ def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert refusal(lambda: prepared(tmp_path / "none", tmp_path / "out")).code == "data.empty"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the tree's memory is told by /proc")
+def test_memory_does_not_depend_on_the_corpus_nor_on_its_largest_document(tmp_path: Path) -> None:
+    """A line of 5 MB with a character that makes a string four times as large, a text without line ends, one large
+    row group: with two processes the whole tree stays below 500 MB."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    story = "".join(f"{WORDS[: i % 80]}{i} \U0001f600 " for i in range(90_000))
+    (folder / "a.jsonl").write_text((json.dumps({"text": story}, ensure_ascii=False) + "\n") * 2)
+    (folder / "b.txt").write_text(story.replace("\n", " "))
+    rows = [story[start : start + 3000] for start in range(0, len(story) * 3 // 4, 3000)]
+    parquet.write_table(arrow.table({"text": rows}), folder / "c.parquet", row_group_size=10**6)
+    running = started(folder, tmp_path / "out", workers=2)
+    peak = 0
+    while running.poll() is None:
+        peak = max(peak, tree_bytes(running.pid))
+        time.sleep(0.02)
+    _, talk = running.communicate()
+    assert running.returncode == 0, talk
+    assert 50e6 < peak < 500e6
 
 
 def test_the_program_answers_in_json_and_tells_how_far_it_is(corpus: Path, tmp_path: Path) -> None:

@@ -101,4 +101,6 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
             "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
             hint="Install it: pip install 'gpurun[data]'",
         ) from None  # fmt: skip
+    # Its own allocator keeps what it once had; this one gives back what a large page took.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     return pyarrow, pyarrow.parquet

@@ -1,0 +1,191 @@
+"""Preparing a corpus, measured against what it is made of and against the usual script. `make bench-prepare`.
+
+Rates are ratios of CPU time (user and system, children included) over interleaved rounds, so that other work on the
+machine hurts both sides alike; wall time is told beside them. The usual script needs `pip install datasets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from tests.memory import tree_bytes
+from trainer.prepare.task import write_task
+from trainer.prepare.texts import Text
+from trainer.prepare.tokenizers import Gpt2Tokenizer, shipped_gpt2_tokens
+
+ROOT = Path(__file__).parents[2]
+
+
+def gather(folder: Path, most_bytes: int) -> list[str]:
+    """Texts of this machine: Python's library, then the packages that are installed."""
+    paths = sysconfig.get_paths()
+    texts, size = [], 0
+    for root in (paths["stdlib"], paths["purelib"]):
+        for path in sorted(Path(root).rglob("*.py")):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (UnicodeDecodeError, OSError):
+                continue
+            texts.append(text)
+            size += len(text)
+            if size >= most_bytes:
+                return texts
+    return texts
+
+
+def cpu_s(act: Callable[[], object]) -> tuple[float, float]:
+    """(CPU seconds of this process and its ended children, wall seconds)."""
+
+    def used() -> float:
+        kinds = (resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in kinds)
+
+    before, began = used(), time.perf_counter()
+    act()
+    return used() - before, time.perf_counter() - began
+
+
+def per_core(texts: list[str], folder: Path, rounds: int) -> None:
+    """Text to finished, synced and digested shards in one process, against tiktoken alone in one thread."""
+    import tiktoken
+
+    tokens = shipped_gpt2_tokens()
+    ours = Gpt2Tokenizer(tokens, threads=1)
+    raw: tiktoken.Encoding = ours._encoding
+    size = sum(len(text.encode()) for text in texts)
+    ratios, rates = [], []
+    for number in range(rounds):
+        documents = [Text(str(place), text) for place, text in enumerate(texts)]
+        theirs_s, _ = cpu_s(lambda: raw.encode_ordinary_batch(texts, num_threads=1))
+        ours_s, _ = cpu_s(lambda n=number, d=documents: write_task(d, ours, folder, n, val_fraction=0.005))
+        ratios.append(theirs_s / ours_s)
+        rates.append((size / ours_s / 1e6, size / theirs_s / 1e6))
+    mine, other = (statistics.median(column) for column in zip(*rates, strict=True))
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"per core: {mine:.1f} MB of text a second, tiktoken alone {other:.1f}")
+    print(f"  = {statistics.median(ratios):.2f}x of tiktoken.encode_ordinary_batch ({spread}, {rounds} rounds)")
+
+
+def usual_script(source: Path, out: Path, processes: int) -> None:
+    """What most people run: datasets.map with tiktoken in so many processes, then one row of uint16 in a memory map."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(out / "cache"))
+    parts = rows.train_test_split(test_size=0.005, seed=1, shuffle=True)
+    made = parts.map(_tokenised, remove_columns=["text"], num_proc=processes)
+    for name, part in made.items():
+        total = int(np.sum(part["length"], dtype=np.uint64))
+        row = np.memmap(out / f"{name}.bin", dtype=np.uint16, mode="w+", shape=(total,))
+        place, batches = 0, min(1024, len(part))
+        for number in range(batches):
+            piece = part.shard(num_shards=batches, index=number, contiguous=True).with_format("numpy")
+            ids = np.concatenate(piece["ids"])
+            row[place : place + len(ids)] = ids
+            place += len(ids)
+        row.flush()
+
+
+def _tokenised(example: dict[str, str]) -> dict[str, object]:
+    ids = [*_encoding().encode_ordinary(example["text"]), 50256]
+    return {"ids": ids, "length": len(ids)}
+
+
+def _encoding():  # type: ignore[no-untyped-def]
+    if not hasattr(_encoding, "made"):
+        _encoding.made = Gpt2Tokenizer(shipped_gpt2_tokens(), threads=1)._encoding  # type: ignore[attr-defined]
+    return _encoding.made  # type: ignore[attr-defined]
+
+
+def against_datasets(source: Path, folder: Path, processes: int, rounds: int) -> None:
+    """The whole command against the whole script, each in processes of its own."""
+    ratios, walls, peaks = [], [], []
+    for number in range(rounds):
+        theirs, ours = folder / f"theirs-{number}", folder / f"ours-{number}"
+        theirs.mkdir()
+        usual = [sys.executable, __file__, "--usual", str(source), str(theirs), "--processes", str(processes)]
+        command = [sys.executable, "-m", "trainer.prepare.corpora", "--source", str(source), "--out", str(ours)]
+        command += ["--workers", str(processes)]
+        their_cpu, their_wall, _ = _run(usual)
+        our_cpu, our_wall, peak = _run(command)
+        ratios.append(their_cpu / our_cpu)
+        walls.append(their_wall / our_wall)
+        peaks.append(peak)
+        told = f"{our_cpu:.1f} s of CPU in {our_wall:.1f} s, the script {their_cpu:.1f} in {their_wall:.1f}"
+        print(f"  {told}", flush=True)
+    print(f"against datasets.map, {processes} processes: {statistics.median(ratios):.2f}x by CPU time "
+          f"({min(ratios):.2f} to {max(ratios):.2f}), {statistics.median(walls):.2f}x by the wall clock")  # fmt: skip
+    print(f"memory of the whole tree: {max(peaks) / 1e6:.0f} MB at most")
+
+
+def _run(command: list[str]) -> tuple[float, float, int]:
+    """(CPU seconds, wall seconds, peak resident bytes of the tree) of a command that must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    peak = 0
+
+    def once() -> None:
+        nonlocal peak
+        with tempfile.TemporaryFile() as talk:
+            child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=talk, stderr=talk)
+            ended = threading.Event()
+
+            def watch() -> None:
+                nonlocal peak
+                while not ended.wait(0.05):
+                    peak = max(peak, tree_bytes(child.pid))
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            code = child.wait()
+            ended.set()
+            watcher.join()
+            talk.seek(0)
+            assert code == 0, talk.read().decode()[-2000:]
+
+    used, wall = cpu_s(once)
+    return used, wall, peak
+
+
+def main() -> None:
+    """Both measurements."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--usual", nargs=2, type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.usual:
+        usual_script(*given.usual, given.processes)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        texts = gather(folder, given.megabytes * 10**6)
+        size = sum(len(text.encode()) for text in texts)
+        print(f"{len(texts):,} Python sources, {size / 1e6:.0f} MB")
+        few = texts[: max(1, len(texts) // 4)]
+        per_core(few, folder, given.rounds + 2)
+        source = folder / "corpus.jsonl"
+        with source.open("w") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        against_datasets(source, folder, given.processes, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
