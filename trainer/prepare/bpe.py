@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_TOKENS", "LEAST_TOKENS", "MOST_TOKENS", "check_vocab_size", 
 LEAST_TOKENS, MOST_TOKENS = 257, 50_257
 """The bytes and the end of text; what GPT-2 has."""
 DEFAULT_TOKENS = 8192
-SAMPLE_CHARS = 64 << 20
+SAMPLE_CHARS = 32 << 20
 """Of a larger text a sample is looked at: the library keeps every different word in memory."""
 _RAREST = 2
 
