@@ -23,7 +23,7 @@ from trainer.prepare.dedupe.dropped import (
     read_duplicates,
     sign_task,
 )
-from trainer.prepare.dedupe.fingerprint import NO_KEY, normalised_url, signature, similarity, text_key, url_key
+from trainer.prepare.dedupe.fingerprint import NO_KEY, Fingerprint, normalised_url, similarity, url_key
 from trainer.prepare.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
 from trainer.prepare.errors import Refusal
 from trainer.prepare.task import write_task
@@ -31,6 +31,21 @@ from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import CharTokenizer
 
 WORDS = [f"word{number}" for number in range(5000)]
+
+
+def fingerprint(*texts: str) -> Fingerprint:
+    found = Fingerprint()
+    for text in texts:
+        found.feed(text)
+    return found
+
+
+def signature(*texts: str) -> np.ndarray:
+    return fingerprint(*texts).signature
+
+
+def text_key(*texts: str) -> int:
+    return fingerprint(*texts).text_key
 
 
 def prose(seed: int, words: int = 200) -> str:
@@ -57,7 +72,8 @@ def dropped(folder: Path, tasks: Sequence[Sequence[Text]], dedupe: Dedupe | None
     names = []
     for index, texts in enumerate(tasks):
         drop = drop_filter(folder, index)
-        names += [text.name for text in texts if text.text.strip() and drop(text)]
+        begun = [text for text in texts if not text.continues and text.text.strip()]
+        names += [text.name for text in begun if drop(text)]
     return names
 
 
@@ -168,6 +184,17 @@ def test_a_long_text_is_read_in_pieces_and_signed_as_a_whole(monkeypatch: pytest
     assert len(list(corpus.pieces(text))) > 100
     assert (signature(text) == whole).all()
     assert text_key(text) == key
+
+
+def test_a_document_that_comes_in_several_texts_is_one_and_is_compared_whole(tmp_path: Path) -> None:
+    beginning, end, other = prose(1, 300), prose(2, 900), prose(3, 900)
+    tasks = [
+        [Text("a", beginning), Text("a.1", "\n" + end, continues=True), Text("b", prose(4))],
+        [Text("c", beginning), Text("c.1", "\n" + other, continues=True)],  # Begins like a, and is another.
+        [Text("d", beginning + "\n" + end), Text("e", " "), Text("e.1", prose(4), continues=True), Text("f", prose(4))],
+    ]
+    assert dropped(tmp_path, tasks) == ["d", "f"]
+    assert signature(beginning + "\n", end).tolist() == signature(beginning + "\n" + end).tolist()
 
 
 def test_signatures_tell_the_jaccard_similarity_of_the_runs_of_five_words() -> None:

@@ -45,15 +45,16 @@ def sign_task(
 ) -> None:
     """Write the fingerprints of a task's documents; `tell` hears of each document's characters.
 
-    Blank documents have no number here, as `write_task` leaves them out before it asks its filter; nor has what goes on
-    with a document that is too long for one text: such a one is judged by its beginning.
+    Blank documents have no number here, as `write_task` leaves them out before it asks its filter.
     """
+    taken = False
     with SignatureWriter(folder, index, dedupe, identity) as writer:
         for text in texts:
-            if text.text and not text.text.isspace():
-                if not text.continues:
-                    writer.add(text)
-                tell(len(text.text))
+            if not text.continues:
+                taken = bool(text.text) and not text.text.isspace()
+            if taken:
+                writer.add(text)
+            tell(len(text.text))
 
 
 def is_signed(folder: Path, index: int, dedupe: Dedupe, identity: str = "") -> bool:

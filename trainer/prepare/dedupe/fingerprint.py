@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from types import ModuleType
@@ -21,7 +20,7 @@ import numpy as np
 from trainer.prepare.corpus import pieces
 from trainer.prepare.errors import Refusal
 
-__all__ = ["NO_KEY", "PERMUTATIONS", "band_keys", "normalised_url", "signature", "similarity", "text_key", "url_key"]
+__all__ = ["NO_KEY", "PERMUTATIONS", "Fingerprint", "band_keys", "normalised_url", "similarity", "url_key"]
 
 NO_KEY = 0
 """Of a document without an address, without a letter, or without a word: it is nobody's duplicate."""
@@ -57,28 +56,56 @@ def normalised_url(url: str) -> str:
 def url_key(url: str) -> int:
     """64 bits that name an address; NO_KEY where there is none."""
     address = normalised_url(url)
-    return _key(hashlib.sha256(address.encode("utf-8", "surrogatepass"))) if address else NO_KEY
+    return _key(hashlib.sha256(_bytes(address))) if address else NO_KEY
 
 
-def text_key(text: str) -> int:
-    """64 bits that name a text up to its white space and the spelling of its accents (NFC)."""
-    digest, empty = hashlib.sha256(), True
-    for words in _visible(text):
-        digest.update(("" if empty else " ").encode() + words.encode("utf-8", "surrogatepass"))
-        empty = False
-    return NO_KEY if empty else _key(digest)
+class Fingerprint:
+    """What a document is compared by, taken as its text comes, piece by piece."""
 
+    def __init__(self, *, near: bool = True) -> None:
+        """Without `near` there is no signature."""
+        self._digest, self._blank = hashlib.sha256(), True
+        self._minhash = _empty_minhash().copy() if near else None
+        self._before: list[str] = []
+        self._short = True
 
-def signature(text: str) -> np.ndarray:
-    """The MinHash signature of a text's runs of five words, case ignored: PERMUTATIONS uint32.
+    def feed(self, text: str) -> None:
+        """Take the next part of the document."""
+        for piece in pieces(text):
+            self._take_letters(piece)
+            if self._minhash is not None:
+                self._take_words(piece)
 
-    A text of fewer words is one run; the signature of one without any word is that of the empty set.
-    """
-    minhash = _empty_minhash().copy()
-    runs = _runs(text)
-    while batch := [run.encode("utf-8", "surrogatepass") for run in islice(runs, _BATCH)]:
-        minhash.update_batch(set(batch))
-    return np.asarray(minhash.hashvalues, dtype=np.uint32)
+    @property
+    def text_key(self) -> int:
+        """64 bits that name the text up to its white space and the spelling of its accents (NFC)."""
+        return NO_KEY if self._blank else _key(self._digest)
+
+    @property
+    def signature(self) -> np.ndarray:
+        """The MinHash signature of the text's runs of five words, case ignored: PERMUTATIONS uint32.
+
+        A text of fewer words is one run; the signature of one without any word is that of the empty set.
+        """
+        assert self._minhash is not None
+        if self._short and self._before:
+            self._minhash.update(_bytes(" ".join(self._before)))
+        return np.asarray(self._minhash.hashvalues, dtype=np.uint32)
+
+    def _take_letters(self, piece: str) -> None:
+        squeezed = " ".join(piece.split())
+        if squeezed:
+            self._digest.update(b"" if self._blank else b" ")
+            self._digest.update(_bytes(unicodedata.normalize("NFC", squeezed)))
+            self._blank = False
+
+    def _take_words(self, piece: str) -> None:
+        words = self._before + _WORD.findall(piece.casefold())
+        runs = map(" ".join, zip(*(words[i:] for i in range(RUN_WORDS)), strict=False))
+        while batch := {_bytes(run) for run in islice(runs, _BATCH)}:
+            self._minhash.update_batch(batch)
+        self._short = self._short and len(words) < RUN_WORDS
+        self._before = words if self._short else words[1 - RUN_WORDS :]
 
 
 def similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -104,25 +131,8 @@ def _key(digest: Any) -> int:
     return int.from_bytes(digest.digest()[:8], "little") or 1
 
 
-def _visible(text: str) -> Iterator[str]:
-    """A text's pieces with single spaces within them and none around them; joined by spaces, they are the text."""
-    for piece in pieces(text):
-        squeezed = " ".join(piece.split())
-        if squeezed:
-            yield unicodedata.normalize("NFC", squeezed)
-
-
-def _runs(text: str) -> Iterator[str]:
-    """Every run of RUN_WORDS words in a text; all its words where they are fewer."""
-    before: list[str] = []
-    short = True
-    for piece in pieces(text):
-        words = before + _WORD.findall(piece.casefold())
-        yield from map(" ".join, zip(*(words[i:] for i in range(RUN_WORDS)), strict=False))
-        short = short and len(words) < RUN_WORDS
-        before = words if short else words[1 - RUN_WORDS :]
-    if short and before:
-        yield " ".join(before)
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 @cache

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
-from trainer.prepare.dedupe.fingerprint import PERMUTATIONS, band_keys, signature, text_key, url_key
+from trainer.prepare.dedupe.fingerprint import PERMUTATIONS, Fingerprint, band_keys, url_key
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import sync_folder
 from trainer.prepare.texts import Text
@@ -103,6 +103,7 @@ class SignatureWriter:
         self._file = open(self._unfinished, "wb")  # noqa: SIM115  closed by __exit__
         self._file.write(bytes(_HEADER_BYTES))
         self._digest = hashlib.sha256()
+        self._document: tuple[str, Fingerprint] | None = None
         self._keys: list[list[int]] = []
         self._signatures: list[np.ndarray] = []
         self.documents = 0
@@ -119,11 +120,23 @@ class SignatureWriter:
             self._unfinished.unlink(missing_ok=True)
 
     def add(self, text: Text) -> None:
-        """Take the next document."""
-        key_of = {"url": lambda: url_key(text.url), "exact": lambda: text_key(text.text)}
-        self._keys.append([key() for kind, key in key_of.items() if kind in self._dedupe.kinds])
-        if "near" in self._dedupe.kinds:
-            self._signatures.append(signature(text.text))
+        """Take the next document, or what goes on with the last one."""
+        if not text.continues:
+            self._close()
+            self._document = text.url, Fingerprint(near="near" in self._dedupe.kinds)
+        assert self._document is not None
+        self._document[1].feed(text.text)
+
+    def _close(self) -> None:
+        """No more comes of the document that is open."""
+        if self._document is None:
+            return
+        url, found = self._document
+        kinds = self._dedupe.kinds
+        self._keys.append([url_key(url)] * ("url" in kinds) + [found.text_key] * ("exact" in kinds))
+        if "near" in kinds:
+            self._signatures.append(found.signature)
+        self._document = None
         if len(self._keys) == BLOCK:
             self._flush()
 
@@ -148,6 +161,7 @@ class SignatureWriter:
         self._keys, self._signatures = [], []
 
     def _finish(self) -> None:
+        self._close()
         self._flush()
         record = {"v": 1, "documents": self.documents, "identity": self._identity, "sha256": self._digest.hexdigest()}
         self._file.seek(0)
