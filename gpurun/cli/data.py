@@ -9,7 +9,7 @@ from pathlib import Path
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode
-from gpurun.lifecycle.corpora import inspect_data, prepare_data
+from gpurun.lifecycle.corpora import add_hellaswag, inspect_data, prepare_data
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import render
@@ -75,6 +75,13 @@ def inspect_folder(session: Session, folder: Path) -> Result:
     told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
     text = render(data_lines(folder.name, figures, session.style), session.style)
     return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text)
+
+
+def hellaswag_folder(session: Session, questions: Path, folder: Path) -> Result:
+    """Make a folder of shards ready to be judged by HellaSwag."""
+    made = add_hellaswag(questions, folder, root=bundle_root(), say=session.say)
+    after = f"Ask some at every evaluation: --data {folder} --set eval.hellaswag_items=1000"
+    return Result(data=made, text=f"{made['items']:,} questions in {made['file']}", after=after)
 
 
 class _Bar:

@@ -65,6 +65,12 @@ def prepare_data(
     return run_preparer(module, arguments, root=root, say=say, progress=progress, environment=hub)
 
 
+def add_hellaswag(questions: Path, shards: Path, *, root: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Put HellaSwag's questions, tokenised, beside finished shards: {"items", "file"}."""
+    paths = ["--questions", str(questions.expanduser().absolute()), "--shards", str(shards.expanduser().absolute())]
+    return run_preparer("trainer.prepare.hellaswag", paths, root=root, say=say)
+
+
 def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
     """What a folder of shards holds, and its manifest, every byte checked; a UsageError says what is wrong."""
     if (folder / "prepare.json").is_file() and not (folder / "data.json").exists():

@@ -37,6 +37,7 @@ def prepared(
         model = resolved["model"]
         found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
         _prepare(["--shards", str(place)], resolved, into=into, root=root, say=say)
+        _demand_questions(resolved, into, data)
         return found.model_copy(update={"beside": str(into)})
     if data is None and wanted["source"] not in BUILT_IN:
         raise missing_shards(wanted["source"])
@@ -46,7 +47,19 @@ def prepared(
     text += ["--vocab-limit", str(wanted["vocab_size"])]
     text += ["--context", str(resolved["model"]["context"])]
     _prepare(text, resolved, into=into, root=root, say=say)
+    _demand_questions(resolved, into, "DIR")
     return inspect(into, tokenizer=wanted["tokenizer"], vocab_size=0)
+
+
+def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
+    """Refuse here what the trainer would refuse on paid time: HellaSwag's items are wanted and are not there."""
+    items = resolved["eval"]["hellaswag_items"]
+    if items and not (folder / "hellaswag.jsonl").is_file():
+        raise UsageError(
+            "data.no_hellaswag",
+            f"eval.hellaswag_items is {items}, and there is no hellaswag.jsonl beside the shards.",
+            hint=f"gpurun data hellaswag hellaswag_val.jsonl {data} makes it; or --set eval.hellaswag_items=0.",
+        )
 
 
 def _absolute(data: str, tokenizer: str) -> str:

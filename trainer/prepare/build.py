@@ -31,11 +31,12 @@ from trainer.prepare.tokenizers import (
     tokenizer_of,
 )
 
-__all__ = ["Request", "accompany", "prepare"]
+__all__ = ["Request", "accompany", "prepare", "reopen"]
 
 FORMAT = 1
 """Counts up whenever the same text would be prepared into other bytes, so that no older cache entry is taken."""
 _BATCH_CHARS = 8 << 20
+QUESTIONS = "hellaswag.jsonl"
 
 Say = Callable[[str], None]
 
@@ -89,7 +90,8 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
 def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say) -> dict[str, Any]:
     """Make a folder with what shards that exist already need beside them: data.json, vocab.json and prompts.json.
 
-    The shards themselves stay where they are. Raises Refusal when their tokeniser is neither GPT-2's nor in the folder.
+    HellaSwag's items come with them where there are some. The shards themselves stay where they are. Raises
+    Refusal when their tokeniser is neither GPT-2's nor in the folder.
     """
     manifest = json.loads((shards / "data.json").read_bytes())
     made_by = manifest["tokenizer"]
@@ -111,13 +113,15 @@ def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say) -> di
                 f"The vocabulary in {shards} is not the one that its data.json names.",
                 hint="Prepare the text again, or copy vocab.json from where the shards were made.",
             )
+        if (shards / QUESTIONS).exists():
+            shutil.copyfile(shards / QUESTIONS, folder / QUESTIONS)
         _write_prompts(folder, made_by["name"], prompts)
         replace_folder(folder, out)
     return {"v": 1, "folder": str(out)}
 
 
 def _write_prompts(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> None:
-    ids = _reopen(tokenizer, folder).encode(prompts)
+    ids = reopen(tokenizer, folder).encode(prompts)
     write_json(
         folder / "prompts.json", [{"text": text, "ids": row.tolist()} for text, row in zip(prompts, ids, strict=True)]
     )
@@ -169,7 +173,7 @@ def _open_tokenizer(request: Request, corpus: Corpus, say: Say) -> Tokenizer:
     return tokenizer
 
 
-def _reopen(name: str, folder: Path) -> Tokenizer:
+def reopen(name: str, folder: Path) -> Tokenizer:
     """The tokeniser that a finished folder was made with, from its vocabulary alone."""
     tokens = read_vocabulary(folder)
     if name in TOKENIZERS:

@@ -22,6 +22,8 @@ def register(app: typer.Typer) -> None:
         "gpurun data prepare gpt2-124m --source ./parquet --workers 4 --dedupe url,exact,near",
     ]
     verb(data, "data prepare", examples=preparing)(prepare)
+    asking = ["gpurun data hellaswag hellaswag_val.jsonl ./fineweb-edu"]
+    verb(data, "data hellaswag", examples=asking)(hellaswag)
     verb(data, "data inspect", examples=["gpurun data inspect ./fineweb-edu"])(inspect)
 
 
@@ -59,6 +61,17 @@ def prepare(
     options |= {"val-fraction": val_fraction, "text-column": text_column}
     options |= {"executor": executor, "dedupe": dedupe, "similarity": similarity}
     return prepare_folder(session, recipe, source=source, out=out, options=options)
+
+
+def hellaswag(
+    session: Session,
+    questions: Annotated[Path, typer.Argument(metavar="FILE", help="hellaswag_val.jsonl, as it is published.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")],
+) -> Result:
+    """Tokenise HellaSwag's questions beside the shards, so that evaluations can ask them."""
+    from gpurun.cli.data import hellaswag_folder
+
+    return hellaswag_folder(session, questions, folder)
 
 
 def inspect(

@@ -1,0 +1,101 @@
+"""HellaSwag's questions beside the shards: tokenised as they are asked, whole or not there, missed at home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.lifecycle.corpora import add_hellaswag
+from gpurun.lifecycle.shards import prepared
+from gpurun.planning.bundle import bundle_root
+from gpurun.planning.recipe import load_recipe, resolve
+from trainer.hellaswag import read_items
+from trainer.prepare.build import Request, prepare
+from trainer.prepare.tokenizers import Gpt2Tokenizer, shipped_gpt2_tokens
+
+QUESTION = {
+    "ind": 24,
+    "ctx": "A man is sitting on a roof. he",
+    "endings": ["is using wrap.", "is ripping level tiles off.", "is holding a cube.", "starts pulling up roofing."],
+    "label": 3,
+}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog.\n" * 200)
+    prepare(Request(str(text), "gpt2", 0.1, (), tmp_path / "shards"), lambda _: None)
+    return tmp_path / "shards"
+
+
+def questions(folder: Path, *records: Any) -> Path:
+    path = folder / "hellaswag_val.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def add(file: Path, shards: Path) -> dict[str, Any]:
+    return add_hellaswag(file, shards, root=bundle_root(), say=lambda _: None)
+
+
+def test_questions_become_the_items_that_the_trainer_asks_endings_after_a_space(shards: Path, tmp_path: Path) -> None:
+    assert add(questions(tmp_path, QUESTION, {**QUESTION, "label": 0}), shards)["items"] == 2
+    first, second = read_items(shards, 2, 50257)
+    gpt2 = Gpt2Tokenizer(shipped_gpt2_tokens())
+    texts = [QUESTION["ctx"], *(f" {ending}" for ending in QUESTION["endings"])]
+    assert [first.context, *first.endings] == [tuple(ids.tolist()) for ids in gpt2.encode(texts)]
+    assert (first.label, second.label) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ({**QUESTION, "label": None}, "data.no_question"),
+        ({key: value for key, value in QUESTION.items() if key != "label"}, "data.no_question"),
+        ({**QUESTION, "label": 4}, "data.no_question"),
+        ({**QUESTION, "endings": ["one", "two", "three"]}, "data.no_question"),
+        ({**QUESTION, "ctx": ""}, "data.no_question"),
+        (["no", "object"], "data.no_question"),
+        (None, "data.empty"),
+    ],
+)
+def test_what_is_no_question_is_named_and_leaves_nothing_behind(
+    shards: Path, tmp_path: Path, line: Any, code: str
+) -> None:
+    before = sorted(shards.iterdir())
+    file = questions(tmp_path, QUESTION, line) if line is not None else questions(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        add(file, shards)
+    assert refused.value.code == code
+    assert code == "data.empty" or "Line 2" in refused.value.what
+    assert sorted(shards.iterdir()) == before
+
+
+def test_a_folder_that_holds_no_shards_and_a_file_that_is_not_there_are_refused(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder of finished shards"):
+        add(questions(tmp_path, QUESTION), tmp_path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        add(tmp_path / "none.jsonl", shards)
+
+
+def test_a_run_that_wants_them_takes_them_along_and_is_refused_before_renting_without_them(
+    shards: Path, tmp_path: Path
+) -> None:
+    wishes = ("eval.hellaswag_items=1", "data.tokenizer=gpt2", "model.vocab_size=50257")
+    recipe = resolve(load_recipe("mini-gpt"), "full", wishes).record
+
+    def beside(into: str) -> Path:
+        found = prepared(recipe, str(shards), into=tmp_path / into, cache=tmp_path / "cache", root=bundle_root(),
+                         say=lambda _: None)  # fmt: skip
+        return Path(found.beside)
+
+    with pytest.raises(UsageError, match="and there is no hellaswag") as refused:
+        beside("without")
+    assert f"gpurun data hellaswag hellaswag_val.jsonl {shards}" in refused.value.hint
+    add(questions(tmp_path, QUESTION), shards)
+    assert len(read_items(beside("with"), 1, 50257)) == 1
