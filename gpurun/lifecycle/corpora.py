@@ -62,7 +62,11 @@ def prepare_data(
     # Its cache, its token and whether it may be asked, for those who read from it.
     hub = {name: value for name, value in os.environ.items() if place.startswith(HUB) and name.startswith("HF_")}
     module = "trainer.prepare.corpora"
-    return run_preparer(module, arguments, root=root, say=say, progress=progress, environment=hub)
+    return run_preparer(
+        module, arguments, root=root, say=say, progress=progress, environment=hub,
+        if_killed="What is finished stays: the same command goes on where it stood. If it is killed again, memory may "
+        "be the reason: take fewer --workers.",
+    )  # fmt: skip
 
 
 def add_hellaswag(questions: Path, shards: Path, *, root: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -26,8 +26,12 @@ def run_preparer(
     say: Callable[[str], None],
     progress: Callable[[dict[str, int]], None] = lambda _: None,
     environment: Mapping[str, str] | None = None,
+    if_killed: str = "The text, the memory or the disk may be the reason; try less of it with --set data.limit_mb=2.",
 ) -> dict[str, Any]:
-    """Run one of the trainer's programs that prepare; its talk is passed on, its refusals become ours."""
+    """Run one of the trainer's programs that prepare; its talk is passed on, its refusals become ours.
+
+    `if_killed` is the hint where it ends without a word.
+    """
     child = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env=child_environment({"PYTHONPATH": str(root), **(environment or {})}),
@@ -61,5 +65,5 @@ def run_preparer(
     raise SetupError(
         "data.prepare_failed",
         f"Tokenising ended with exit code {child.returncode}: {' '.join(talk[-3:])}",
-        hint="The text, the memory or the disk may be the reason; try less of it with --set data.limit_mb=2.",
+        hint=if_killed,
     )
