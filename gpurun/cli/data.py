@@ -12,7 +12,7 @@ from gpurun.core.errors import ExitCode
 from gpurun.lifecycle.corpora import add_hellaswag, inspect_data, prepare_data
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.view.paint import render
+from gpurun.view.paint import clip_line, render
 from gpurun.view.prepared import DataFigures, data_lines, progress_line
 from gpurun.view.style import probe
 
@@ -110,7 +110,10 @@ class _Bar:
         since, done_before = self._began
         line = progress_line(figures, elapsed_s=now - since, done_before=done_before, style=self._style)
         if self._redraws:
-            print(f"\r\x1b[K{render([line], self._style)}", end="", file=sys.stderr, flush=True)
+            # A line that folds is not one that can be redrawn; a terminal may be made narrower at any time.
+            style = probe(sys.stderr, color=self._session.color)
+            shown = render([clip_line(line, style.width - 1, style)], style)
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
             self._drawn = True
         else:
             self._session.say(render([line], self._style))

@@ -284,6 +284,20 @@ def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: 
     assert 0.8 * taken < float(line.split("about ")[1].split(" MB")[0]) * 1e6 < 1.6 * taken
 
 
+def test_a_disk_that_fails_half_way_is_named_and_what_is_finished_stays(tmp_path: Path) -> None:
+    source, out = large(tmp_path / "corpus"), tmp_path / "out"
+    line = f"ulimit -f 1000; exec {sys.executable} -m trainer.prepare.corpora --source {source} --out {out} --workers 2"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "disk.write_failed")
+    assert "What is finished stays" in error["message"]
+    assert (out / "prepare.json").exists()
+    assert not list(out.glob(f"{UNFINISHED}*"))
+    again = started(source, out, **{"val-fraction": 0.005, "shard-tokens": 100_000_000})
+    _, talk = again.communicate(timeout=60)
+    assert again.returncode == 0, talk
+
+
 @pytest.mark.parametrize("least", [{"least_train_tokens": 10**6}, {"least_val_tokens": 10**6}])
 def test_a_corpus_smaller_than_a_batch_is_refused_and_leaves_nothing(
     corpus: Path, tmp_path: Path, least: dict[str, int]
