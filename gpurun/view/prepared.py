@@ -50,17 +50,18 @@ def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
 
 
 def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: int, style: Style) -> Line:
-    """The share that is done, tokens, shards, the rate of this sitting, and the time that is left at that rate."""
+    """The share that is done, the time that is left at the rate of this sitting, tokens, shards, and that rate."""
     done, total = figures["done_bytes"], max(1, figures["total_bytes"])
     share = min(1.0, done / total)
     full, empty = bar(share, min(_BAR_CELLS, max(8, style.width - 64)))
     fresh = done - done_before
     rate = fresh / elapsed_s if elapsed_s > 0.5 else 0.0
     left = format_duration((total - done) / rate) if rate > 0 else UNKNOWN
-    speed = f"{format_bytes(rate)}/s" if rate > 0 else UNKNOWN
     shards = f"{figures['tasks']}/{figures['total_tasks']} shards"
-    told = f" {share:4.0%}  {format_count(figures['tokens'])} tokens  {shards}  {speed}  {left} left"
-    return line(" ", Span(full, "accent"), Span(empty, "dim"), told)
+    # What matters most first: a narrow terminal cuts off the end.
+    told = [f"{share:4.0%}", f"{left} left", f"{format_count(figures['tokens'])} tokens", shards]
+    told.append(f"{format_bytes(rate)}/s" if rate > 0 else UNKNOWN)
+    return line(" ", Span(full, "accent"), Span(empty, "dim"), " ", "  ".join(told))
 
 
 def _in_shards(data: DataFigures, split: str) -> str:
