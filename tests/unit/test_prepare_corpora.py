@@ -265,6 +265,22 @@ def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
+def test_a_folder_within_the_source_is_refused(corpus: Path) -> None:
+    assert refusal(lambda: prepared(corpus, corpus / "shards")).code == "data.out_in_source"
+    assert not (corpus / "shards").exists()
+
+
+def test_what_somebody_put_into_the_folder_meanwhile_is_never_removed(corpus: Path, begun: Path) -> None:
+    (begun / "notes.txt").write_text("mine")
+    assert refusal(lambda: prepared(corpus, begun, least_train_tokens=10**9)).code == "data.too_small"
+    assert [path.name for path in begun.iterdir()] == ["notes.txt"]
+    (begun / "notes.txt").unlink()
+    prepared(corpus, begun)
+    (begun / "logs").mkdir()
+    assert prepared(corpus, begun)["made"] is False
+    assert (begun / "logs").is_dir()
+
+
 def test_a_disk_too_small_is_said_before_starting_with_the_number(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

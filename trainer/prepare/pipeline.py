@@ -27,10 +27,12 @@ from trainer.prepare.resume import (
     LOGS,
     begin,
     identity_of,
+    is_begun,
     known_files,
     lasting_digest,
     remove,
     remove_state,
+    remove_work,
     what_is_asked,
 )
 from trainer.prepare.room import check_room
@@ -71,6 +73,12 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
 
     Raises Refusal; other OSErrors come from writing. Either way what is finished stays, for the same order again.
     """
+    if order.out.is_relative_to(Path(order.source).absolute()):
+        raise Refusal(
+            "data.out_in_source",
+            f"{order.out} lies within {order.source}: the shards would be part of the text that they are made of.",
+            hint="Name a folder elsewhere with --out.",
+        )
     with held(order.out):
         source = open_source(order.source, order.column, say, known_files(order.out))
         asked = what_is_asked(source, order.tokenizer, order.val_fraction, order.shard_tokens, order.column,
@@ -149,7 +157,7 @@ def _finish(
         found = sum(entry["tokens"] for record in records for entry in record[split])
         say(f"{split}: {found:,} tokens")
         if found < least:
-            remove(order.out.iterdir())
+            remove_work(order.out)
             raise Refusal(
                 "data.too_small",
                 f"{order.source} gives {found:,} tokens to {split}; the recipe needs at least {least:,}.",
@@ -174,7 +182,8 @@ def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> d
             f"{order.out} holds data that was prepared from something else, or with other options.",
             hint="Name another folder with --out, or delete that one.",
         )
-    remove_state(order.out)
+    if is_begun(order.out):
+        remove_state(order.out)
     say(f"{order.out} was prepared from this already")
     return _result(order, manifest, dict(source.skipped), made=False)
 

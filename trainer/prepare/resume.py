@@ -23,10 +23,12 @@ __all__ = [
     "LOGS",
     "begin",
     "identity_of",
+    "is_begun",
     "known_files",
     "lasting_digest",
     "remove",
     "remove_state",
+    "remove_work",
     "what_is_asked",
 ]
 
@@ -119,6 +121,17 @@ def remove_state(folder: Path) -> None:
             folder / _ASKED,
         ]
     )
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether what `begin` wrote is still there."""
+    return (folder / _ASKED).exists()
+
+
+def remove_work(folder: Path) -> None:
+    """Remove all that a prepare has made in a folder, and nothing else that may lie there."""
+    remove([*folder.glob("train_*.bin"), *folder.glob("val_*.bin"), folder / "vocab.json"])
+    remove_state(folder)
 
 
 def remove(paths: Iterable[Path]) -> None:
