@@ -17,7 +17,9 @@ from gpurun.core.paths import Home, write_atomic
 from gpurun.core.progress import RunState
 from gpurun.ledger.untrusted import events_of, plain_line
 from gpurun.lifecycle.context import Context
+from gpurun.planning.catalog import card_of
 from gpurun.planning.estimate import flops_per_token
+from gpurun.planning.memory import GIB
 from gpurun.planning.priors import MOST_LOSSES, Prior, Priors, machine_of
 from gpurun.planning.rate import Meter, Seen
 from gpurun.planning.tables import ModelTable
@@ -90,9 +92,14 @@ def _prior_of(state: RunState, context: Context) -> Prior | None:
 
 
 def _record(seen: Seen, start: dict[str, Any], context: Context) -> Prior:
+    """The line of a run; a ValueError where what its machine says cannot be."""
     plan, offer = context.plan, context.plan.offer
     model = ModelTable.model_validate(plan.resolved["model"])
     train = plan.resolved["train"]
+    flops, card = flops_per_token(model, plan.data.vocab_size), card_of(offer.gpu)
+    if card is not None and flops * seen.tokens_per_s > card.tflops * 1e12 * max(1, offer.gpu_count):
+        raise ValueError("more than the card can do")
+    has_room = not offer.gpu_count or (seen.memory_peak_bytes or 0) <= offer.vram_gb * GIB
     every = -(-len(seen.val_losses) // (MOST_LOSSES - 1)) or 1
     thinned = seen.val_losses[::-1][::every][::-1]  # The last one always among them.
     return Prior(
@@ -106,7 +113,7 @@ def _record(seen: Seen, start: dict[str, Any], context: Context) -> Prior:
         data_sha256=plan.data.sha256,
         model=model,
         vocab_size=plan.data.vocab_size,
-        flops_per_token=flops_per_token(model, plan.data.vocab_size),
+        flops_per_token=flops,
         micro_batch=start["micro_batch"],
         batch_tokens=train["batch_tokens"],
         precision=start["precision"],
@@ -117,6 +124,6 @@ def _record(seen: Seen, start: dict[str, Any], context: Context) -> Prior:
         step_s=seen.step_s,
         tokens_per_s=seen.tokens_per_s,
         start_s=seen.start_s,
-        memory_peak_bytes=seen.memory_peak_bytes,
+        memory_peak_bytes=seen.memory_peak_bytes if has_room else None,
         val_losses=thinned,
     )

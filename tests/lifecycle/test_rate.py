@@ -32,7 +32,8 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
         "train": {"steps": steps, "batch_tokens": 8192, "checkpoint_every": 1000, "compile": False, "loop": "own"},
         "eval": {"every": 1000, "tokens": 8192},
     }
-    world.plan = world.plan.model_copy(update={"resolved": resolved})
+    offer = world.plan.offer.model_copy(update={"vram_gb": 16})
+    world.plan = world.plan.model_copy(update={"resolved": resolved, "offer": offer})
     world.folder.plan.write_text(world.plan.to_json())
     before = world.far._events
 
@@ -141,6 +142,19 @@ def test_what_a_machine_says_of_itself_that_cannot_be_is_not_kept(world: World, 
     let_it_say(world, step_s=0.01)
     told = world.far._events
     world.far._events = lambda: [{**one, **lie} for one in told()]  # type: ignore[method-assign]
+    world.drive()
+    assert load_priors(world.home)[0] == Priors()
+
+
+def test_a_speed_that_no_such_card_has_is_not_kept(world: World) -> None:
+    let_it_say(world, step_s=0.01)
+    card = world.plan.offer.model_copy(update={"gpu": "T4"})
+    world.plan = world.plan.model_copy(update={"offer": card})
+    world.folder.plan.write_text(world.plan.to_json())
+    told = world.far._events
+    world.far._events = lambda: [  # type: ignore[method-assign]
+        {**one, "elapsed_s": one["elapsed_s"] * 1e-7} if one["kind"] == "step" else one for one in told()
+    ]
     world.drive()
     assert load_priors(world.home)[0] == Priors()
 
