@@ -26,6 +26,8 @@ class Pieces:
     eval_every: int
     eval_tokens: int
     checkpoint_every: int
+    sampled_steps: float = 0.0
+    """Sampling at a checkpoint, in steps: a forward of one sequence for each token, at half the pace of a step."""
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
@@ -35,7 +37,9 @@ class Pieces:
         found = [table.get(key) for table, key in (*told, (train, "checkpoint_every"))]
         if not all(type(one) is int and one > 0 for one in found):
             return None
-        return cls(*found)
+        sample, context = resolved.get("sample", {}), resolved.get("model", {}).get("context", 0)
+        tokens = len(sample.get("prompts", ())) * sample.get("tokens", 0)
+        return cls(*found, sampled_steps=tokens * context / 2.0 / train["batch_tokens"])
 
     def saves_from(self, step: int) -> int:
         """How many checkpoints are due at this step and later: one every so often, and one at the end."""
@@ -172,7 +176,7 @@ class Meter:
         if self._evals:
             eval_s = self._evals_s / self._evals
         beside_s = max(0.0, self._mixed_s - self._mixed_steps * step_s - self._evals_s)
-        save_s = beside_s / self._saves if self._saves else 0.0
+        save_s = beside_s / self._saves if self._saves else pieces.sampled_steps * step_s
         left_s = (pieces.steps - step) * step_s
         left_s += pieces.evaluations_from(step) * eval_s + pieces.saves_from(step) * save_s
         return Measured(

@@ -44,14 +44,13 @@ SIZES = {  # layers, width, context, vocabulary
     "10.6M": (6, 384, 256, 65),
     "12M": (6, 192, 256, 50304),
     "124M": (12, 768, 1024, 50304),
-    "355M": (24, 1024, 1024, 50304),
 }
 WIDE = {"10.6M": SIZES["10.6M"], "12M": SIZES["12M"], "4 layers of 124M": (4, 768, 1024, 50304)}
-LARGE = {"774M": (36, 1280, 1024, 50304), "1.5B": (48, 1600, 1024, 50304)}
+LARGE = {"355M": (24, 1024, 1024, 50304), "774M": (36, 1280, 1024, 50304), "1.5B": (48, 1600, 1024, 50304)}
 PLAIN: dict[str, Any] = {"chunked": False}
 GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
-    "faithful": ({}, [{}]),
-    "modern": (MODERN, [{}, {"optim": "muon"}]),
+    "faithful, 0.1M to 124M": ({}, [{}]),
+    "modern, 0.1M to 124M, AdamW and Muon": (MODERN, [{}, {"optim": "muon"}]),
     "dropout": ({"dropout": 0.1}, [{}]),
     "whole logits": ({}, [PLAIN]),
     "fp32, fp16": ({}, [{"precision": "fp32"}, {"precision": "fp16"}]),
@@ -61,8 +60,8 @@ BATCHES = (1, 8)
 PLAN_ROUNDS = 21
 GPURUN = str(Path(sys.executable).with_name("gpurun"))
 RUNS = {
-    "mini-gpt's rehearsal (0.1M), 1,000 steps": ["mini-gpt", "train.steps=1000"],
-    "modern-124m's rehearsal (Muon), 400 steps": ["modern-124m", "train.steps=400"],
+    "mini-gpt's rehearsal (0.1M), 600 steps": ["mini-gpt", "train.steps=600"],
+    "modern-124m's rehearsal (Muon), 600 steps": ["modern-124m", "train.steps=600"],
 }
 ROOT = Path(__file__).parents[2]
 _BY_PROCESSOR = """
@@ -106,9 +105,11 @@ def memory() -> None:
 
 def _points() -> Iterator[tuple[str, list[tuple[dict[str, Any], int, dict[str, Any]]]]]:
     for name, (more, variants) in GROUPS.items():
-        sizes = SIZES if name in ("faithful", "modern") else WIDE
+        sizes = SIZES if "124M" in name else WIDE
         yield name, [(_shape(s, more), b, asked) for s in sizes.values() for b in BATCHES for asked in variants]
-    yield "774M and 1.5B", [(_shape(size, {}), batch, {}) for size in LARGE.values() for batch in BATCHES]
+    yield "modern with Muon, 355M", [(_shape(LARGE["355M"], MODERN), 8, {"optim": "muon"})]
+    for name, size in LARGE.items():
+        yield f"faithful, {name}", [(_shape(size, {}), batch, {}) for batch in BATCHES]
 
 
 def _shape(size: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,12 @@ def test_an_evaluation_that_was_not_seen_yet_counts_as_a_forward_of_its_tokens()
     assert found.left_s - 340 * found.step_s == pytest.approx(4 * 1.0 * found.step_s)
 
 
+def test_samples_that_were_not_seen_yet_count_as_forwards_of_one_sequence() -> None:
+    sampled = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50}}
+    plain, more = (first(list(training(step_s=0.5, eval_s=1.0, save_s=0.0)), one) for one in (RESOLVED, sampled))
+    assert more.left_s - plain.left_s == pytest.approx(4 * (2 * 100 * 50 / 2 / 1000) * 0.5)
+
+
 def test_checkpoints_that_were_seen_are_counted_for_the_rest() -> None:
     events = list(training(step_s=0.5, eval_s=2.0, save_s=9.0, log_every=50))
     late = [event for event in events if not (event["kind"] == "step" and 1 < event["step"] < 150)]
