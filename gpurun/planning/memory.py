@@ -89,19 +89,22 @@ def tensor_bytes(model: ModelTable, micro_batch: int, vocab_size: int = 0, way: 
     before, whole = _weight_bytes(model, vocab_size, way)
     a_layer = (kept.channel + (kept.masks if model.dropout else 0)) * width + kept.head * model.heads + _NORM_BYTES
     forward = before + tokens * (model.layers * a_layer + _TOKEN_BYTES + (width if model.dropout else 0))
-    at_loss = forward + tokens * kept.around * width + _loss_bytes(tokens, vocab, width, way)
+    at_loss = forward + tokens * kept.around * width + _loss_bytes(model, tokens, vocab, way)
     at_backward = forward + tokens * kept.backward * width + 4 * head
     at_end = whole + ((12 if way.gradient else 8) * head if model.tied else 0)
     muon = 36 * width * width if way.muon else 0  # Its orthogonal update of the largest matrix.
     return int(max(at_loss, at_backward, at_end, whole + muon))
 
 
-def _loss_bytes(tokens: int, vocab: int, width: int, way: Way) -> int:
+def _loss_bytes(model: ModelTable, tokens: int, vocab: int, way: Way) -> int:
     """What the loss takes for itself: logits and their gradient, and of the head its gradient and its copies."""
-    if not way.chunked:  # Log-softmax in fp32 4, its gradient 4 and in 16 bits 2, 16-bit logits 2; all 12 in fp32 too.
-        return 12 * tokens * vocab + 4 * vocab * width
+    head, width = vocab * model.width, model.width
+    if not way.chunked:
+        # Log-softmax in fp32 4, its gradient 4 and in 16 bits 2, 16-bit logits 2 (in fp32 12 too); or, of few tokens,
+        # what is left of them when the head's own gradient is made.
+        return max(12 * tokens * vocab + 2 * head, 6 * tokens * vocab + (8 if model.tied else 6) * head)
     chunk = min(tokens, 1 << max(0, (CHUNK_BYTES // (4 * vocab)).bit_length() - 1))
-    return chunk * (vocab * (6 if way.half else 4) + 4 * width) + 8 * vocab * width
+    return chunk * (vocab * (6 if way.half else 4) + 4 * width) + 8 * head
 
 
 def _weight_bytes(model: ModelTable, vocab_size: int, way: Way) -> tuple[int, int]:

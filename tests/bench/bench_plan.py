@@ -151,7 +151,7 @@ def times(repeats: int, cpu_time: bool) -> None:
 def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
     """One run through the real command; by its processor time, it is taken again with that as the trainer's clock."""
     with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
-        steps = [] if not cpu_time else ["--set", "train.steps=2"]
+        steps = [] if not cpu_time else ["--set", "train.steps=20"]
         sets = [word for key in keys for word in ("--set", key)]
         command = [GPURUN, "train", recipe, *sets, *steps, "--dry-run", "--json"]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "GPURUN_HOME": home})
