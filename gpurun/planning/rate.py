@@ -39,7 +39,9 @@ class Pieces:
             return None
         sample, context = resolved.get("sample", {}), resolved.get("model", {}).get("context", 0)
         tokens = len(sample.get("prompts", ())) * sample.get("tokens", 0)
-        return cls(*found, sampled_steps=tokens * context / 2.0 / train["batch_tokens"])
+        steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
+        sampled_steps = tokens * context / 2.0 / batch_tokens
+        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_steps)
 
     def saves_from(self, step: int) -> int:
         """How many checkpoints are due at this step and later: one every so often, and one at the end."""
