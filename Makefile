@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-plan bench-prepare bench-presets picture clean
+.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-plan bench-prepare bench-dedupe bench-presets picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -49,6 +49,9 @@ bench-plan: venv
 	@$(BIN)/python tests/bench/bench_plan.py
 
 # The half against the usual script needs: .venv/bin/pip install datasets
+bench-dedupe: venv
+	@$(BIN)/python tests/bench/bench_dedupe.py
+
 bench-prepare: venv
 	@$(BIN)/python tests/bench/bench_prepare.py
 

@@ -109,7 +109,7 @@ def plant(texts: list[str], count: int, draw: random.Random) -> list[Text]:
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Plant, sign, search; the shares found and wrongly dropped, and what it cost."""
-    draw, dedupe = random.Random(given.seed), Dedupe()
+    draw, dedupe = random.Random(given.seed), Dedupe(threshold=given.similarity)
     texts = real_documents(given.documents, given.seed)
     clean = is_clean(texts, dedupe.threshold)
     corpus = [Text(f"{number}", text, f"https://example.org/{number}") for number, text in enumerate(texts)]
@@ -166,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--documents", type=int, default=8000)
     parser.add_argument("--planted", type=int, default=800)
+    parser.add_argument("--similarity", type=float, default=Dedupe.threshold)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--many", type=int, default=0, help="made-up documents to search, for the memory")
     given = parser.parse_args()
