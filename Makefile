@@ -48,10 +48,10 @@ bench-trainer: venv
 bench-plan: venv
 	@$(BIN)/python tests/bench/bench_plan.py
 
-# The half against the usual script needs: .venv/bin/pip install datasets
 bench-dedupe: venv
 	@$(BIN)/python tests/bench/bench_dedupe.py
 
+# The half against the usual script needs: .venv/bin/pip install datasets
 bench-prepare: venv
 	@$(BIN)/python tests/bench/bench_prepare.py
 
