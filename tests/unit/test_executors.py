@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datatrove.data import Document
 from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.filters import LambdaFilter
+from datatrove.pipeline.readers import ParquetReader
 
 from gpurun.lifecycle.shards import inspect
-from trainer.prepare import tokenizers
+from trainer.prepare import corpora, tokenizers
 from trainer.prepare.datatrove_steps import ShardSink, finish
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.division import divide
@@ -79,6 +85,45 @@ def test_shards_are_the_same_to_the_byte_on_datatroves_executors_for_this_machin
         ray.shutdown()
 
 
+SBATCH = """#!/bin/bash
+# A cluster of one machine: does the ranks of an array one after the other.
+script="${@: -1}"
+for argument in "$@"; do case "$argument" in --export=*) export "${argument##*,}";; esac; done
+export SLURM_JOB_ID=1 SLURM_NODELIST=localhost
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+[ -n "$last" ] && for rank in $(seq 0 "$last"); do SLURM_ARRAY_TASK_ID=$rank bash "$script" >&2; done
+echo "Submitted batch job 1"
+"""
+SRUN = """#!/bin/bash
+while [ "$1" != launch_pickled_pipeline ]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_shards_are_the_same_to_the_byte_from_jobs_as_datatrove_gives_them_to_slurm(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (tmp_path / "parquet").mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", "#!/bin/bash\necho localhost\n")):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    for name in ("2.jsonl", "3.jsonl"):
+        (corpus / name).unlink()
+    out, settings = tmp_path / "slurm", {"time": "01:00:00", "partition": "cpu", "job_name": "shards"}
+    for file in corpus.glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "parquet" / f"{file.stem}.parquet")
+    steps = [ParquetReader(str(tmp_path / "parquet")), ShardSink(out, "gpt2", 0.2)]
+    SlurmPipelineExecutor(steps, tasks=2, logging_dir=str(tmp_path / "logs"), **settings).run()
+    assert shards(out) == written(corpus, tmp_path / "ours", "processes")[0]
+    assert finish(out, tasks=2)["source"]["documents"] == 100
+
+
 def test_a_whole_prepare_without_duplicates_ends_the_same_on_datatrove(tmp_path: Path, corpus: Path) -> None:
     ended = []
     for kind in ("processes", "datatrove"):
@@ -134,6 +179,19 @@ def test_a_vocabulary_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refused:
         ShardSink(tmp_path / "out", "bpe")
     assert refused.value.code == "data.no_vocabulary"
+
+
+def test_an_executor_that_is_none_or_not_installed_is_refused_in_words(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        corpora._order(["--source", "stdlib", "--out", str(tmp_path / "out"), "--executor", "dask"])
+    assert "processes, datatrove, ray" in refused.value.hint
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Refusal) as refused:
+        written(corpus, tmp_path / "out", "ray")
+    assert refused.value.code == "prepare.not_installed"
+    assert "gpurun[ray]" in refused.value.hint
 
 
 class Idle:

@@ -80,7 +80,10 @@ class _Reading:
 
 def _run_datatrove(executor: Executor, job: TextJob, tasks: Sequence[Numbered]) -> None:
     try:
-        from trainer.prepare.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
+        import datatrove  # noqa: F401
+
+        if executor.kind == "ray":
+            import ray  # noqa: F401
     except ImportError as error:
         extra = "ray" if executor.kind == "ray" else "data"
         raise Refusal(
@@ -88,6 +91,8 @@ def _run_datatrove(executor: Executor, job: TextJob, tasks: Sequence[Numbered]) 
             f"--executor {executor.kind} needs {error.name}.",
             hint=f"Install it: pip install 'gpurun[{extra}]'; or leave --executor away.",
         ) from None
+    from trainer.prepare.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
+
     steps = [CorpusReader(tasks, executor.column), JobSink(job, [index for index, _ in tasks])]
     run = run_ray if executor.kind == "ray" else run_local
     run(steps, len(tasks), executor.workers, executor.logs)
