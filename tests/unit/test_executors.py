@@ -156,12 +156,13 @@ def run_locally(steps: list[Any], ranks: int, logs: Path, **settings: Any) -> No
 def test_documents_of_any_datatrove_pipeline_become_shards_that_train(tmp_path: Path) -> None:
     out = tmp_path / "out"
     steps = [Rows(), LambdaFilter(lambda document: document.metadata["keep"]), ShardSink(out, "gpt2", 0.2)]
-    run_locally(steps, 3, tmp_path / "logs")
+    run_locally(steps, 3, out / "logs")
     manifest = finish(out, tasks=3)
     assert manifest["source"]["documents"] == 15
     assert manifest["source"]["kind"] == "datatrove"
     assert inspect(out, tokenizer="gpt2", vocab_size=50257).train_tokens > 1000
     assert not list(out.glob("task-*"))
+    assert (out / "logs" / "stats.json").exists()
 
 
 def test_a_rank_that_was_done_is_not_done_again_and_one_that_was_not_is_named(tmp_path: Path) -> None:

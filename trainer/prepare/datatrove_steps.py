@@ -24,9 +24,10 @@ from trainer.prepare.division import Task
 from trainer.prepare.errors import Refusal
 from trainer.prepare.jobs import TaskWriter, TextJob
 from trainer.prepare.manifest import finish_folder
-from trainer.prepare.resume import remove_state
+from trainer.prepare.resume import remove
 from trainer.prepare.shards import read_vocabulary
 from trainer.prepare.sources.reading import read_spans
+from trainer.prepare.task import UNFINISHED
 from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import tokenizer_of
 from trainer.prepare.vocabulary import keep_vocabulary
@@ -103,7 +104,8 @@ def finish(folder: str | Path, tasks: int, identity: str = "") -> dict[str, Any]
             )
         records.append(record)
     manifest = finish_folder(place, tokenizer_of(name, read_vocabulary(place)), records, {"kind": "datatrove"})
-    remove_state(place)
+    # Nothing else that lies there is known to be ours: logs may be.
+    remove([*place.glob("task-*.json"), *place.glob(f"{UNFINISHED}*")])
     return manifest
 
 
