@@ -22,7 +22,7 @@ from trainer.combinations import PAIR_TOKENIZERS
 from trainer.config import ModelConfig, SampleConfig
 from trainer.errors import Refused
 from trainer.model import GPT, with_vocabulary
-from trainer.prepare.pair_tokenizers import UNKNOWN, PairTokenizer, WordTokenizer
+from trainer.prepare.pairs.tokenizers import UNKNOWN, PairTokenizer, WordTokenizer
 from trainer.pretrained import find_weights
 from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer

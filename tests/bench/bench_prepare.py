@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from tests.memory import tree_bytes
-from trainer.prepare.task import write_task
+from trainer.prepare.corpora.task import write_task
 from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import Gpt2Tokenizer, shipped_gpt2_tokens
 

@@ -15,8 +15,8 @@ from trainer.data import sample_starts
 from trainer.errors import Refused
 from trainer.optim import plan_batch
 from trainer.prepare.errors import Refusal
-from trainer.prepare.grammar import english_german
-from trainer.prepare.pair_tokenizers import PairTokenizer
+from trainer.prepare.pairs.grammar import english_german
+from trainer.prepare.pairs.tokenizers import PairTokenizer
 from trainer.shards import open_data
 from trainer.translation.pairs import PairRow, read_special_tokens
 

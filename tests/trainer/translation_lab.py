@@ -16,7 +16,7 @@ from trainer.config import Recipe, parse_recipe
 from trainer.data import position_seed, sample_starts
 from trainer.distributed import Processes
 from trainer.optim import BatchPlan, learning_rate, make_optimizer, plan_batch, set_learning_rate
-from trainer.prepare.parallel import PairRequest, prepare_pairs
+from trainer.prepare.pairs.build import PairRequest, prepare_pairs
 from trainer.shards import open_data
 from trainer.translation.model import Translator
 from trainer.translation.task import TranslationTask

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.prepare import corpus
+from trainer.prepare.corpora.task import write_task
 from trainer.prepare.corpus import open_corpus, read_text
 from trainer.prepare.dedupe import search as search_module
 from trainer.prepare.dedupe.dropped import (
@@ -26,7 +27,6 @@ from trainer.prepare.dedupe.dropped import (
 from trainer.prepare.dedupe.fingerprint import NO_KEY, Fingerprint, normalised_url, similarity, url_key
 from trainer.prepare.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
 from trainer.prepare.errors import Refusal
-from trainer.prepare.task import write_task
 from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import CharTokenizer
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from trainer.prepare.corpora.pipeline import Order, prepare_corpus
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
-from trainer.prepare.pipeline import Order, prepare_corpus
 
 ROOT = Path(__file__).parents[2]
 WORDS = [f"word{number}" for number in range(3000)]

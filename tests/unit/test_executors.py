@@ -22,16 +22,17 @@ from datatrove.pipeline.filters import LambdaFilter
 from datatrove.pipeline.readers import ParquetReader
 
 from gpurun.lifecycle.shards import inspect
-from trainer.prepare import corpora, tokenizers
-from trainer.prepare.datatrove_steps import ShardSink, finish
+from trainer.prepare import tokenizers
+from trainer.prepare.corpora import __main__ as program
+from trainer.prepare.corpora.datatrove_steps import ShardSink, finish
+from trainer.prepare.corpora.division import divide
+from trainer.prepare.corpora.executors import Executor
+from trainer.prepare.corpora.jobs import TaskWriter
+from trainer.prepare.corpora.pipeline import Order, prepare_corpus
+from trainer.prepare.corpora.vocabulary import keep_vocabulary
 from trainer.prepare.dedupe.signatures import Dedupe
-from trainer.prepare.division import divide
 from trainer.prepare.errors import Refusal
-from trainer.prepare.executors import Executor
-from trainer.prepare.jobs import TaskWriter
-from trainer.prepare.pipeline import Order, prepare_corpus
 from trainer.prepare.sources.opening import open_source
-from trainer.prepare.vocabulary import keep_vocabulary
 
 WORDS = [f"word{number}" for number in range(2000)]
 
@@ -186,7 +187,7 @@ def test_an_executor_that_is_none_or_not_installed_is_refused_in_words(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Refusal) as refused:
-        corpora._order(["--source", "stdlib", "--out", str(tmp_path / "out"), "--executor", "dask"])
+        program._order(["--source", "stdlib", "--out", str(tmp_path / "out"), "--executor", "dask"])
     assert "processes, datatrove, ray" in refused.value.hint
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Refusal) as refused:

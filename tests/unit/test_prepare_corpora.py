@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 from tests.memory import tree_bytes
-from trainer.prepare import division, room, tokenizers
+from trainer.prepare import tokenizers
+from trainer.prepare.corpora import division, room
+from trainer.prepare.corpora.pipeline import Order, prepare_corpus
+from trainer.prepare.corpora.task import UNFINISHED
 from trainer.prepare.errors import Refusal
-from trainer.prepare.pipeline import Order, prepare_corpus
 from trainer.prepare.shards import read_vocabulary
-from trainer.prepare.task import UNFINISHED
 
 ROOT = Path(__file__).parents[2]
 WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells — by the sea shore\n"

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.prepare.division import divide
+from trainer.prepare.corpora.division import divide
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources import lines as json_lines
 from trainer.prepare.sources import parquet as parquet_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.prepare.task import UNFINISHED, is_held_out, read_record, record_path, write_task
+from trainer.prepare.corpora.task import UNFINISHED, is_held_out, read_record, record_path, write_task
 from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import CharTokenizer, Gpt2Tokenizer, count_characters, shipped_gpt2_tokens
 

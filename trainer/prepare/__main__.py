@@ -10,8 +10,8 @@ from typing import Any
 
 from trainer.prepare.build import Request, accompany, prepare
 from trainer.prepare.errors import Refusal
-from trainer.prepare.pair_tokenizers import TOKENIZERS
-from trainer.prepare.parallel import BUILT_IN, PairRequest, prepare_pairs
+from trainer.prepare.pairs.build import BUILT_IN, PairRequest, prepare_pairs
+from trainer.prepare.pairs.tokenizers import TOKENIZERS
 from trainer.prepare.program import run_program, say
 from trainer.prepare.tokenizers import NAMES
 

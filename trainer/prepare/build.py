@@ -18,7 +18,7 @@ from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, 
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
 from trainer.prepare.manifest import manifest_of, summary_of
-from trainer.prepare.pair_tokenizers import TOKENIZERS, PairTokenizer
+from trainer.prepare.pairs.tokenizers import TOKENIZERS, PairTokenizer
 from trainer.prepare.shards import ShardWriter, read_vocabulary, sha256_of_file, write_json, write_vocabulary
 from trainer.prepare.tokenizers import (
     REPLACEMENT,

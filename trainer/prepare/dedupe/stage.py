@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.executors import Executor
+from trainer.prepare.corpora.jobs import Signer
+from trainer.prepare.corpora.meter import Meter
 from trainer.prepare.dedupe.dropped import find_duplicates, identity_of, is_signed, read_duplicates
 from trainer.prepare.dedupe.signatures import Dedupe
-from trainer.prepare.division import Task
 from trainer.prepare.errors import Refusal
-from trainer.prepare.executors import Executor
-from trainer.prepare.jobs import Signer
-from trainer.prepare.meter import Meter
 
 __all__ = ["mark_duplicates"]
 

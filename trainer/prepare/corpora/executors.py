@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.division import Task
+from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.jobs import TextJob
+from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
-from trainer.prepare.jobs import TextJob
 from trainer.prepare.sources.reading import read_spans
-from trainer.prepare.workers import Tell, work_through
 
 __all__ = ["EXECUTORS", "Executor", "Numbered"]
 
@@ -91,7 +91,7 @@ def _run_datatrove(executor: Executor, job: TextJob, tasks: Sequence[Numbered]) 
             f"--executor {executor.kind} needs {error.name}.",
             hint=f"Install it: pip install 'gpurun[{extra}]'; or leave --executor away.",
         ) from None
-    from trainer.prepare.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
+    from trainer.prepare.corpora.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
 
     steps = [CorpusReader(tasks, executor.column), JobSink(job, [index for index, _ in tasks])]
     run = run_ray if executor.kind == "ray" else run_local

@@ -13,16 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.dedupe.signatures import Dedupe
-from trainer.prepare.dedupe.stage import mark_duplicates
-from trainer.prepare.division import BYTES_PER_TOKEN, Task, divide
-from trainer.prepare.errors import Refusal
-from trainer.prepare.executors import Executor
-from trainer.prepare.folders import held
-from trainer.prepare.jobs import TaskWriter
-from trainer.prepare.manifest import finish_folder, summary_of
-from trainer.prepare.meter import Meter, Progress
-from trainer.prepare.resume import (
+from trainer.prepare.corpora.division import BYTES_PER_TOKEN, Task, divide
+from trainer.prepare.corpora.executors import Executor
+from trainer.prepare.corpora.jobs import TaskWriter
+from trainer.prepare.corpora.meter import Meter, Progress
+from trainer.prepare.corpora.resume import (
     DUPLICATES,
     LOGS,
     begin,
@@ -35,12 +30,17 @@ from trainer.prepare.resume import (
     remove_work,
     what_is_asked,
 )
-from trainer.prepare.room import check_room
+from trainer.prepare.corpora.room import check_room
+from trainer.prepare.corpora.task import UNFINISHED, read_record, record_path
+from trainer.prepare.corpora.vocabulary import make_vocabulary
+from trainer.prepare.dedupe.signatures import Dedupe
+from trainer.prepare.dedupe.stage import mark_duplicates
+from trainer.prepare.errors import Refusal
+from trainer.prepare.folders import held
+from trainer.prepare.manifest import finish_folder, summary_of
 from trainer.prepare.shards import SHARD_TOKENS, sha256_of_file
 from trainer.prepare.sources.opening import Source, open_source
-from trainer.prepare.task import UNFINISHED, read_record, record_path
 from trainer.prepare.tokenizers import Tokenizer
-from trainer.prepare.vocabulary import make_vocabulary
 
 __all__ = ["Order", "Progress", "prepare_corpus"]
 

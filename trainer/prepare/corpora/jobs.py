@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer.prepare.corpora.task import read_record, write_task
+from trainer.prepare.corpora.workers import Tell
 from trainer.prepare.dedupe.dropped import drop_filter, is_signed, sign_task
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.shards import read_vocabulary
-from trainer.prepare.task import read_record, write_task
 from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import tokenizer_of
-from trainer.prepare.workers import Tell
 
 __all__ = ["Signer", "TaskWriter", "TextJob"]
 

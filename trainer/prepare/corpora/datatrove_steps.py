@@ -20,17 +20,17 @@ from datatrove.data import Document, DocumentsPipeline
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from trainer.prepare.division import Task
+from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.jobs import TaskWriter, TextJob
+from trainer.prepare.corpora.resume import remove
+from trainer.prepare.corpora.task import UNFINISHED
+from trainer.prepare.corpora.vocabulary import keep_vocabulary
 from trainer.prepare.errors import Refusal
-from trainer.prepare.jobs import TaskWriter, TextJob
 from trainer.prepare.manifest import finish_folder
-from trainer.prepare.resume import remove
 from trainer.prepare.shards import read_vocabulary
 from trainer.prepare.sources.reading import read_spans
-from trainer.prepare.task import UNFINISHED
 from trainer.prepare.texts import Text
 from trainer.prepare.tokenizers import tokenizer_of
-from trainer.prepare.vocabulary import keep_vocabulary
 
 __all__ = ["CorpusReader", "JobSink", "ShardSink", "finish", "run_local", "run_ray"]
 

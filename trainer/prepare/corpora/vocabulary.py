@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.prepare.bpe import SAMPLE_CHARS, check_vocab_size, train_bpe
-from trainer.prepare.division import Task
+from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary, write_vocabulary
 from trainer.prepare.sources.reading import read_spans
@@ -27,7 +28,6 @@ from trainer.prepare.tokenizers import (
     load_gpt2,
     tokenizer_of,
 )
-from trainer.prepare.workers import Tell, work_through
 
 __all__ = ["keep_vocabulary", "make_vocabulary"]
 

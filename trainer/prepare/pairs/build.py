@@ -18,9 +18,9 @@ import numpy as np
 from trainer.prepare.build import Say
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import replace_folder, staging
-from trainer.prepare.grammar import english_german
 from trainer.prepare.manifest import manifest_of, summary_of
-from trainer.prepare.pair_tokenizers import END_ID, PAD_ID, START_ID, Pair, PairTokenizer
+from trainer.prepare.pairs.grammar import english_german
+from trainer.prepare.pairs.tokenizers import END_ID, PAD_ID, START_ID, Pair, PairTokenizer
 from trainer.prepare.shards import ShardWriter, sha256_of_file, write_json, write_vocabulary
 from trainer.prepare.tokenizers import sha256_of_tokens
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.division import digest_of_files
+from trainer.prepare.corpora.division import digest_of_files
+from trainer.prepare.corpora.task import UNFINISHED
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import write_json
 from trainer.prepare.sources.opening import Known, Source
-from trainer.prepare.task import UNFINISHED
 from trainer.prepare.tokenizers import Tokenizer, sha256_of_tokens
 
 __all__ = [

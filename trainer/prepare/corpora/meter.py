@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainer.prepare.division import Task
+from trainer.prepare.corpora.division import Task
 
 __all__ = ["Meter", "Progress"]
 

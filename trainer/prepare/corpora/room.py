@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from trainer.prepare.corpora.division import Task
 from trainer.prepare.corpus import pieces
-from trainer.prepare.division import Task
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources.files import Span
 from trainer.prepare.sources.reading import read_spans

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainer.prepare.corpora.executors import EXECUTORS
+from trainer.prepare.corpora.pipeline import Order, prepare_corpus
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
-from trainer.prepare.executors import EXECUTORS
-from trainer.prepare.pipeline import Order, prepare_corpus
 from trainer.prepare.program import run_program, say
 from trainer.prepare.shards import SHARD_TOKENS
 from trainer.prepare.tokenizers import NAMES
