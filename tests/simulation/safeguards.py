@@ -84,7 +84,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/lifecycle/collect.py": (
         ("far.manifest(room_bytes(context.folder.artifacts))", "far.manifest(1 << 62)"),
-        ("with far.many_lanes():", "if True:"),
+        ("with far.many_lanes(), ", "with "),
         ("if context.seconds_left(state) <= 0:", "if False:"),
         ("missing[file.name] = error", "here.append(file)"),
     ),
