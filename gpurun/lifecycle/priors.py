@@ -51,11 +51,11 @@ def _damaged(home: Home, why: str) -> str:
 
 def add_prior(state: RunState, context: Context) -> None:
     """Add what this run has shown, if its journal says that it trained; doing it twice is doing it once."""
-    prior = _prior_of(state, context)
-    if prior is None:
-        return
     home = context.home
     try:
+        prior = _prior_of(state, context)
+        if prior is None:
+            return
         with exclusive(home.root / "priors.lock"):
             known, damage = load_priors(home)
             if damage:

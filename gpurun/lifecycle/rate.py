@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from math import ceil
 
-from gpurun.core.money import Micros, cost_of, total
+from gpurun.core.money import Micros
 from gpurun.core.progress import Event, RunState
 from gpurun.ledger.untrusted import events_of
 from gpurun.lifecycle.context import Context, Note
-from gpurun.planning.budget import beside_rate, disk_gb_on, expected_end_s
+from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.rate import Measured, Meter
 
 __all__ = ["SAVE_S", "Rating"]
@@ -90,7 +90,4 @@ def _cost(context: Context, seconds: float) -> Micros:
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    disk_gb = disk_gb_on(offer.provider, int(plan.resolved["hardware"]["disk_gb"]))
-    hourly, once = beside_rate(offer.provider, plan.parameters, disk_gb)
-    compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
-    return total(compute, cost_of(hourly, seconds, offer.billing_unit_s), once)
+    return rental_cost(offer, seconds, plan.parameters, int(plan.resolved["hardware"]["disk_gb"]))

@@ -89,8 +89,18 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
 
 def beside_rate(provider: str, parameters: int, disk_gb: int) -> tuple[Micros, Micros]:
     """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
-    load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb=disk_gb)
+    load = _load_home(parameters, disk_gb)
     return _beside_hourly(provider, load), _egress(provider, load)
+
+
+def rental_cost(offer: Offer, seconds: float, parameters: int, disk_gb: int) -> Micros:
+    """What a rental of so many seconds costs, with all that is beside its rate."""
+    return _cost(offer, seconds, _load_home(parameters, disk_gb))
+
+
+def _load_home(parameters: int, disk_gb: int) -> Load:
+    """What is stored and comes home of a model, whatever was shipped."""
+    return Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb=disk_gb)
 
 
 def expected_train_s(guess: Estimate) -> float:
