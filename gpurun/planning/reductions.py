@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 from gpurun.core.model import Offer
@@ -37,15 +38,8 @@ def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ModelTable], b
         "width": list(range(unit, model.width, unit)),
     }
     for name, values in allowed.items():
-        best = _largest(values, lambda value, name=name: fits(model.model_copy(update={name: value})))  # type: ignore
-        if best is not None:
-            yield f"{name} {getattr(model, name)} -> {best}"
-
-
-def _largest(values: list[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of rising values that fits, where everything below one that fits does so too."""
-    low, high = 0, len(values)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if fits(values[middle]) else (low, middle)
-    return values[low - 1] if low else None
+        # What is smaller than one that fits does so too; "not" turns that into the order that bisect wants.
+        smaller = [model.model_copy(update={name: value}) for value in values]
+        place = bisect_left(smaller, True, key=lambda one: not fits(one))
+        if place:
+            yield f"{name} {getattr(model, name)} -> {values[place - 1]}"

@@ -19,11 +19,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
+import tiktoken
 
 from tests.memory import tree_bytes
 from trainer.prepare.corpora.task import write_task
@@ -64,7 +66,6 @@ def cpu_s(act: Callable[[], object]) -> tuple[float, float]:
 
 def per_core(texts: list[str], folder: Path, rounds: int) -> None:
     """Text to finished, synced and digested shards in one process, against tiktoken alone in one thread."""
-    import tiktoken
 
     tokens = shipped_gpt2_tokens()
     ours = Gpt2Tokenizer(tokens, threads=1)
@@ -108,10 +109,9 @@ def _tokenised(example: dict[str, str]) -> dict[str, object]:
     return {"ids": ids, "length": len(ids)}
 
 
-def _encoding():  # type: ignore[no-untyped-def]
-    if not hasattr(_encoding, "made"):
-        _encoding.made = Gpt2Tokenizer(shipped_gpt2_tokens(), threads=1)._encoding  # type: ignore[attr-defined]
-    return _encoding.made  # type: ignore[attr-defined]
+@cache
+def _encoding() -> tiktoken.Encoding:
+    return Gpt2Tokenizer(shipped_gpt2_tokens(), threads=1)._encoding
 
 
 def against_datasets(source: Path, folder: Path, processes: int, rounds: int) -> None:
