@@ -81,6 +81,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/machine/send.py": (f"{_FAR}test_send_hostile.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_pack.py"),
     "gpurun/machine/ssh_keys.py": (*_SYNCS, f"{_FAR}test_ssh_keys.py", f"{_SAFE}test_locks.py"),
     "gpurun/machine/remote/": (*_SYNCS, f"{_FAR}test_remote.py", f"{_SAFE}test_ssh_hostile.py"),
+    "gpurun/machine/remote/transport.py": (
+        f"{_FAR}test_remote.py", f"{_FAR}test_transfer.py", f"{_SAFE}test_ssh_hostile.py",
+    ),
     "gpurun/machine/agent/": (*_SYNCS, f"{_SAFE}test_locks.py", *_AGENT),
     "gpurun/machine/agent/store.py": (f"{_FAR}test_agent_store.py",),
     "gpurun/providers/aws/": (f"{_SAFE}test_locks.py", f"{_UNIT}test_aws.py"),

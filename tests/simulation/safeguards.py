@@ -150,6 +150,9 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/machine/remote/transport.py": (
         ("if not 0 <= n <= MOST_PACKET_BYTES:", "if False:"),
         ("if self.allowance_bytes < 0:", "if False:"),
+        (" and channel in self._closed:", " and False:"),
+        ("self._closed.discard(channel)", "pass"),
+        ("and not self.clear_to_send.is_set():", "and False:"),
     ),
     "gpurun/machine/agent/files.py": (
         ('if getattr(ctypes.CDLL(None), "syncfs", lambda _: -1)(descriptor):', "if False:"),

@@ -6,6 +6,7 @@ import socket
 import threading
 
 import paramiko
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST, MSG_CHANNEL_WINDOW_ADJUST
 from paramiko.packet import Packetizer
 
 from gpurun.core.clock import Clock
@@ -14,6 +15,8 @@ MOST_GREETING_BYTES = 1 << 20
 MOST_PACKET_BYTES = 256 << 10
 # Several packets at once: paramiko asks for each in two pieces, and every question to the socket costs a thread switch.
 _AHEAD_BYTES = 256 << 10
+# What is said within a channel begins with its number: a wider window, data, the end of data, the close.
+_TO_CHANNEL = MSG_CHANNEL_WINDOW_ADJUST, MSG_CHANNEL_CLOSE
 
 
 class Wire(socket.socket):
@@ -51,15 +54,19 @@ class Packets(Packetizer):
 
 
 class Transport(paramiko.Transport):
-    """A connection that can change its keys while programs end on it.
+    """A connection on which programs may end at any moment, also while its keys are changed.
 
     paramiko's thread answers the end of a program at once. While keys are changed nothing may be sent, so it waited for
     the new ones, which only it can take in, until it gave the connection up after 30 s (its issue 822). Here such
     answers are held back until the new keys are there.
+
+    What another thread has to say of a program may come after that answer, which closes its channel. A server ends the
+    whole connection over a channel that is none; here nothing follows a close.
     """
 
     def __init__(self, wire: Wire) -> None:
         self._held_back: list[paramiko.Message] = []
+        self._closed: set[bytes] = set()
         super().__init__(wire, packetizer_class=Packets)
 
     def _send_user_message(self, data: paramiko.Message) -> None:
@@ -67,6 +74,17 @@ class Transport(paramiko.Transport):
             self._held_back.append(data)
         else:
             super()._send_user_message(data)  # type: ignore[misc]  # It has no public name.
+
+    def _send_message(self, data: paramiko.Message) -> None:
+        """Send it, one at a time; but nothing to a channel between its close and the next program that is asked for."""
+        kind, channel = data.asbytes()[0], data.asbytes()[1:5]
+        if kind == MSG_CHANNEL_REQUEST:
+            self._closed.discard(channel)
+        elif _TO_CHANNEL[0] <= kind <= _TO_CHANNEL[1] and channel in self._closed:
+            return
+        elif kind == MSG_CHANNEL_CLOSE:
+            self._closed.add(channel)
+        super()._send_message(data)  # type: ignore[misc]  # As above.
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]  # As above.

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from conftest import Place
 from cryptography.hazmat.primitives import serialization as form
@@ -74,6 +75,20 @@ def test_a_program_runs_in_a_private_folder_and_is_told_no_secret(
     assert "canary" not in place.server.log
     assert "env request" not in place.server.log.lower()
     assert "auth-agent-req" not in place.server.log
+
+
+def test_what_a_thread_still_had_to_say_to_an_ended_program_ends_no_connection(place: Place) -> None:
+    machine = place.machine()
+    machine.call(["true"], timeout_s=20)
+    connection = machine._connection
+    assert connection is not None
+    channel = connection.channel()
+    end_of_input = paramiko.Message(b"\x60" + channel.remote_chanid.to_bytes(4, "big"))
+    channel.exec_command("true")
+    until(lambda: channel.closed)
+    connection._transport._send_user_message(end_of_input)
+    assert machine.call(["cat"], stdin=[b"more"], timeout_s=20).stdout == b"more", "its number is another program's now"
+    assert machine._connection is connection
 
 
 def test_a_relative_folder_is_below_the_logins_home(place: Place) -> None:
