@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -226,6 +228,33 @@ def test_parquet_without_a_text_column_lists_those_that_it_has(tmp_path: Path) -
     assert "content (string), score (double)" in found.message
     assert read(tmp_path / "a.parquet", column="content") == ["x"]
     assert refusal(lambda: opened(tmp_path / "a.parquet", "score")).code == "data.no_text_column"
+
+
+_HELD_BYTES = """
+import sys
+from trainer.prepare.sources.files import Span
+from trainer.prepare.sources.opening import open_source
+from trainer.prepare.sources.reading import read_spans
+from tests.memory import tree_bytes
+import os
+(file,) = open_source(sys.argv[1], "text", lambda _: None, {}).files
+before = tree_bytes(os.getpid())
+read = sum(len(text.text) for text in read_spans([Span(file, 0, 1)], "text"))
+print(read, tree_bytes(os.getpid()) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is told by /proc")
+def test_what_a_large_page_of_parquet_took_is_given_back(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    documents = ["a long story " * 3_000_000, "another one. " * 3_000_000]
+    how = {"use_dictionary": False, "data_page_size": 1 << 30}
+    parquet.write_table(arrow.table({"text": documents}), tmp_path / "two.parquet", **how)
+    command = [sys.executable, "-c", _HELD_BYTES, str(tmp_path / "two.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    read, held_bytes = map(int, done.stdout.split())
+    assert read == sum(map(len, documents))
+    assert held_bytes < read / 10, "pyarrow's own allocator keeps all of it"
 
 
 def test_a_parquet_file_cut_short_is_named(tmp_path: Path) -> None:

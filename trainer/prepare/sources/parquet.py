@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,16 +47,15 @@ def rows(span: Span, column: str) -> Iterator[Text]:
             wanted = _BATCH_BYTES * about.num_rows // max(1, span.file.weights[group])
             size = min(max(wanted, 1), _MOST_ROWS)
             batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-            for number, (value, url) in enumerate(_cells(batches, column, "url" in columns)):
-                yield from _texts(f"{name}#{group}.{number}", value, url)
-
-
-def _cells(batches: Iterable[Any], column: str, with_url: bool) -> Iterator[tuple[Any, Any]]:
-    """(text, url) of each row, as pyarrow's scalars: a value becomes a string one row at a time."""
-    for batch in batches:
-        urls = batch.column("url") if with_url else None
-        for place, value in enumerate(batch.column(column)):
-            yield value, urls[place].as_py() if urls is not None else None
+            number = 0
+            for batch in batches:
+                texts, urls = batch.column(column), batch.column("url") if "url" in columns else None
+                del batch  # While the next one is read, nothing of this one is held.
+                for place in range(len(texts)):
+                    url = urls[place].as_py() if urls is not None else None
+                    yield from _texts(f"{name}#{group}.{number}", texts[place], url)
+                    number += 1
+                del texts, urls
 
 
 def _texts(name: str, value: Any, url: Any) -> Iterator[Text]:
@@ -93,6 +93,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:
+    # Its own allocator keeps what it once had; this one gives back what a large page took.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         import pyarrow
         import pyarrow.parquet
@@ -101,6 +103,4 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
             "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
             hint="Install it: pip install 'gpurun[data]'",
         ) from None  # fmt: skip
-    # Its own allocator keeps what it once had; this one gives back what a large page took.
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     return pyarrow, pyarrow.parquet
