@@ -6,6 +6,8 @@ The trainer's events are the machine's word: what is no sane number is passed ov
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ __all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces", "Seen"]
 MEASURED_STEPS = 50
 """So many steps after the first, which compiles and warms up, replace the estimate."""
 LEAST_CLEAN_STEPS = 10
+_MOST_LINES = 64
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Meter:
         self._first: int | None = None
         self._last: tuple[int, float] = (0, 0.0)
         self._clean_s, self._clean_steps = 0.0, 0
+        self._paces: deque[float] = deque(maxlen=_MOST_LINES)
         self._mixed_s, self._mixed_steps = 0.0, 0
         self._beside_s, self._evals_s, self._evals, self._saves = 0.0, 0.0, 0, 0
         self._is_clean = True
@@ -142,6 +146,7 @@ class Meter:
         """Add the time between two lines, apart where an evaluation or a checkpoint fell into it."""
         if self._is_clean:
             self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
+            self._paces.append(took_s / steps)
         else:
             self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
 
@@ -170,8 +175,13 @@ class Meter:
             return None
         return step_s if 0 < step_s < math.inf else None
 
+    def _usual_step_s(self) -> float | None:
+        """A step as it usually is: the first ones warm up, and what disturbs one of five lines is no pace to go by."""
+        usual_s = statistics.median(self._paces) if self._clean_steps >= LEAST_CLEAN_STEPS else 0.0
+        return usual_s if usual_s > 0 else self._step_s()
+
     def _measured(self, pieces: Pieces) -> Measured | None:
-        (step, elapsed_s), step_s = self._last, self._step_s()
+        (step, elapsed_s), step_s = self._last, self._usual_step_s()
         if step_s is None:
             return None
         eval_s = pieces.eval_tokens / 3.0 / pieces.batch_tokens * step_s  # A forward is a third of a training pass.

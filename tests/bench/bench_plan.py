@@ -62,6 +62,16 @@ GPURUN = str(Path(sys.executable).with_name("gpurun"))
 RUNS = {
     "mini-gpt's rehearsal (0.1M), 600 steps": ["mini-gpt", "train.steps=600"],
     "modern-124m's rehearsal (Muon), 600 steps": ["modern-124m", "train.steps=600"],
+    "shakespeare-char with 4 layers x 128, 40,960 tokens a step, 120 steps": [
+        "shakespeare-char",
+        "train.steps=120",
+        "model.layers=4",
+        "model.width=128",
+        "model.heads=4",
+        "model.context=128",
+        "train.batch_tokens=40960",
+        "train.micro_batch=64",
+    ],
 }
 ROOT = Path(__file__).parents[2]
 _BY_PROCESSOR = """
@@ -159,7 +169,8 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
         resolved = json.loads((run / "plan.json").read_text())["resolved"]
         if not cpu_time:
             return _ratio(resolved, run / "events.jsonl")
-        resolved["train"].update(tomllib.loads("\n".join(key.removeprefix("train.") for key in keys)))
+        asked = tomllib.loads("\n".join(keys))["train"]  # The run that made the data had all but these keys.
+        resolved["train"].update(asked)
         (run / "recipe.json").write_text(json.dumps(resolved))
         paths = ["--recipe", str(run / "recipe.json"), "--data", str(run / "data"), "--out", str(run / "out")]
         argv = [sys.executable, "-c", _BY_PROCESSOR, *paths]

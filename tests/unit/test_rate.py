@@ -53,6 +53,18 @@ def test_the_end_is_told_from_fifty_steps() -> None:
     assert found.elapsed_s + found.left_s == pytest.approx(events[-1]["elapsed_s"])
 
 
+@pytest.mark.parametrize("slow", [range(20), range(31, 40)], ids=["they warm up", "the machine was busy for once"])
+def test_a_few_slow_steps_do_not_slow_the_rest(slow: range) -> None:
+    def late(event: dict[str, Any]) -> dict[str, Any]:
+        """As when these steps had taken half a second longer."""
+        return {**event, "elapsed_s": event["elapsed_s"] + 0.5 * len([n for n in slow if n < event.get("step", 400)])}
+
+    events = [late(event) for event in training(step_s=0.5, eval_s=4.0, save_s=0.0)]
+    found = first(events)
+    assert found.step_s == pytest.approx(0.5)
+    assert found.elapsed_s + found.left_s == pytest.approx(events[-1]["elapsed_s"])
+
+
 def test_an_evaluation_that_was_not_seen_yet_counts_as_a_forward_of_its_tokens() -> None:
     seldom = {**RESOLVED, "eval": {"every": 100, "tokens": 3000}}
     found = first([one for one in training(step_s=0.5, eval_s=0.5, save_s=0.0) if one["kind"] != "eval"], seldom)
