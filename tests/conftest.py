@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 _KEYS = ("RUNPOD_", "LAMBDA_", "AWS_", "GPURUN_", "HF_TOKEN")
 _KEPT = ("GPURUN_UPDATE_GOLDEN",)
 _LOOPBACK = ("127.", "::1", "localhost")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and that is inherited; here it is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class NetworkBlocked(OSError):

@@ -76,8 +76,9 @@ class Transport(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # It has no public name.
 
     def _send_message(self, data: paramiko.Message) -> None:
-        """Send it, one at a time; but nothing to a channel between its close and the next program that is asked for."""
-        kind, channel = data.asbytes()[0], data.asbytes()[1:5]
+        """Send it, unless its channel is closed and no program was asked for on one of that number since."""
+        head = data.asbytes()[:5]
+        kind, channel = head[0], head[1:]
         if kind == MSG_CHANNEL_REQUEST:
             self._closed.discard(channel)
         elif _TO_CHANNEL[0] <= kind <= _TO_CHANNEL[1] and channel in self._closed:
