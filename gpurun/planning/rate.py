@@ -101,7 +101,7 @@ class Meter:
         self._clean_s, self._clean_steps = 0.0, 0
         self._paces: deque[float] = deque(maxlen=_MOST_LINES)
         self._mixed_s, self._mixed_steps = 0.0, 0
-        self._beside_s, self._evals_s, self._evals, self._saves = 0.0, 0.0, 0, 0
+        self._evals_s, self._evals, self._saves = 0.0, 0, 0
         self._is_clean = True
         self._start_s = 0.0
         self._memory: int | None = None

@@ -169,7 +169,7 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
         resolved = json.loads((run / "plan.json").read_text())["resolved"]
         if not cpu_time:
             return _ratio(resolved, run / "events.jsonl")
-        asked = tomllib.loads("\n".join(keys))["train"]  # The run that made the data had all but these keys.
+        asked = tomllib.loads("\n".join(keys))["train"]  # The run that made the data took 20 steps.
         resolved["train"].update(asked)
         (run / "recipe.json").write_text(json.dumps(resolved))
         paths = ["--recipe", str(run / "recipe.json"), "--data", str(run / "data"), "--out", str(run / "out")]

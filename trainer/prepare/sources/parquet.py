@@ -93,7 +93,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    # Its own allocator keeps what it once had; this one gives back what a large page took.
+    # Its own allocator keeps what it once had; the system's gives back what a large page took. The variable is for all
+    # of it, but read only when it is loaded; whoever has loaded it before us gets the rest.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         import pyarrow
@@ -103,4 +104,5 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
             "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
             hint="Install it: pip install 'gpurun[data]'",
         ) from None  # fmt: skip
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     return pyarrow, pyarrow.parquet
