@@ -17,7 +17,8 @@ __all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces", "Seen"]
 MEASURED_STEPS = 50
 """So many steps after the first, which compiles and warms up, replace the estimate."""
 LEAST_CLEAN_STEPS = 10
-_MOST_LINES = 64
+"""Fewer say nothing, and so many are one pace: what comes every few steps belongs to a step as it usually is."""
+_MOST_PACES = 64
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Meter:
         self._first: int | None = None
         self._last: tuple[int, float] = (0, 0.0)
         self._clean_s, self._clean_steps = 0.0, 0
-        self._paces: deque[float] = deque(maxlen=_MOST_LINES)
+        self._block_s, self._block_steps = 0.0, 0
+        self._paces: deque[float] = deque(maxlen=_MOST_PACES)
         self._mixed_s, self._mixed_steps = 0.0, 0
         self._evals_s, self._evals, self._saves = 0.0, 0, 0
         self._is_clean = True
@@ -146,7 +148,10 @@ class Meter:
         """Add the time between two lines, apart where an evaluation or a checkpoint fell into it."""
         if self._is_clean:
             self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
-            self._paces.append(took_s / steps)
+            self._block_s, self._block_steps = self._block_s + took_s, self._block_steps + steps
+            if self._block_steps >= LEAST_CLEAN_STEPS:
+                self._paces.append(self._block_s / self._block_steps)
+                self._block_s, self._block_steps = 0.0, 0
         else:
             self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
 
@@ -176,8 +181,8 @@ class Meter:
         return step_s if 0 < step_s < math.inf else None
 
     def _usual_step_s(self) -> float | None:
-        """A step as it usually is: the first ones warm up, and what disturbs one of five lines is no pace to go by."""
-        usual_s = statistics.median(self._paces) if self._clean_steps >= LEAST_CLEAN_STEPS else 0.0
+        """A step as it usually is: the first ones warm up, and what disturbs one of five paces is none to go by."""
+        usual_s = statistics.median(self._paces) if self._paces else 0.0
         return usual_s if usual_s > 0 else self._step_s()
 
     def _measured(self, pieces: Pieces) -> Measured | None:

@@ -65,6 +65,18 @@ def test_a_few_slow_steps_do_not_slow_the_rest(slow: range) -> None:
     assert found.elapsed_s + found.left_s == pytest.approx(events[-1]["elapsed_s"])
 
 
+@pytest.mark.parametrize("log_every", [1, 3, 10])
+def test_what_comes_every_few_steps_is_part_of_the_pace_however_often_a_line_is_told(log_every: int) -> None:
+    def stalled(event: dict[str, Any]) -> dict[str, Any]:
+        """As when every fifth step waited three steps' time for its data: in most lines of one step there is none."""
+        return {**event, "elapsed_s": event["elapsed_s"] + 1.5 * (event.get("step", 400) // 5)}
+
+    events = [stalled(event) for event in training(step_s=0.5, eval_s=4.0, save_s=0.0, log_every=log_every)]
+    found = first(events)
+    assert found.step_s == pytest.approx(0.8, rel=0.05)
+    assert found.elapsed_s + found.left_s == pytest.approx(events[-1]["elapsed_s"], rel=0.05)
+
+
 def test_an_evaluation_that_was_not_seen_yet_counts_as_a_forward_of_its_tokens() -> None:
     seldom = {**RESOLVED, "eval": {"every": 100, "tokens": 3000}}
     found = first([one for one in training(step_s=0.5, eval_s=0.5, save_s=0.0) if one["kind"] != "eval"], seldom)
