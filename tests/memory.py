@@ -24,13 +24,17 @@ def forget_own_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def tree_bytes(pid: int) -> int:
-    """The resident size of a process and all its descendants now, what they share counted for each (Linux only)."""
+def tree_bytes(pid: int, *, shared_once: bool = False) -> int:
+    """What a process and all its descendants hold resident now (Linux only).
+
+    What some share is counted for each of them, or in proportion: then it counts once where all that share are here.
+    """
+    name, field = ("smaps_rollup", "Pss") if shared_once else ("status", "VmRSS")
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+        told = Path(f"/proc/{pid}/{name}").read_text(encoding="ascii", errors="replace")
         children = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
         return 0
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    found = re.search(rf"^{field}:\s+(\d+) kB", told, re.MULTILINE)
     own = int(found[1]) * 1024 if found else 0
-    return own + sum(tree_bytes(int(child)) for line in children for child in line.split())
+    return own + sum(tree_bytes(int(child), shared_once=shared_once) for line in children for child in line.split())

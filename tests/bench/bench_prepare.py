@@ -2,6 +2,7 @@
 
 Rates are ratios of CPU time (user and system, children included) over interleaved rounds, so that other work on the
 machine hurts both sides alike; wall time is told beside them. The usual script needs `pip install datasets`.
+`--rows core,usual,memory` takes some of the rows; `memory` is that of two processes at what is awkward to read.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def against_datasets(source: Path, folder: Path, processes: int, rounds: int) ->
         command = [sys.executable, "-m", "trainer.prepare.corpora", "--source", str(source), "--out", str(ours)]
         command += ["--workers", str(processes)]
         their_cpu, their_wall, _ = _run(usual)
-        our_cpu, our_wall, peak = _run(command)
+        our_cpu, our_wall, (peak, _) = _run(command)
         ratios.append(their_cpu / our_cpu)
         walls.append(their_wall / our_wall)
         peaks.append(peak)
@@ -135,21 +136,57 @@ def against_datasets(source: Path, folder: Path, processes: int, rounds: int) ->
     print(f"memory of the whole tree: {max(peaks) / 1e6:.0f} MB at most")
 
 
-def _run(command: list[str]) -> tuple[float, float, int]:
-    """(CPU seconds, wall seconds, peak resident bytes of the tree) of a command that must succeed."""
+def awkward(texts: list[str], folder: Path) -> None:
+    """Memory of two processes at large pages of Parquet and long lines, what they share counted twice and once."""
+    import pyarrow
+    import pyarrow.parquet
+
+    text = "".join(texts)
+    text *= 1 + 200_000_000 // len(text)
+
+    def documents(size: int, count: int) -> list[str]:
+        return [text[(at := place * 90_001 % (len(text) - size)) : at + size] for place in range(count)]
+
+    def books(place: Path, size: int, count: int, codec: str = "zstd") -> None:
+        table = pyarrow.table({"text": documents(size, 4 * count)})
+        pyarrow.parquet.write_table(table, place, row_group_size=count, compression=codec)
+
+    def lines(place: Path) -> None:
+        with place.open("w") as file:
+            file.writelines(json.dumps({"text": one}) + "\n" for one in documents(50_000_000, 4))
+
+    rows: dict[str, tuple[str, Callable[[Path], None]]] = {
+        "lines of JSON of 50 MB": ("lines.jsonl", lines),
+        "Parquet, pages of 150 books of 400 kB (60 MB)": ("books.parquet", lambda place: books(place, 400_000, 150)),
+        "the same, snappy": ("books.parquet", lambda place: books(place, 400_000, 150, "snappy")),
+        "Parquet, pages of 500 such books (200 MB)": ("books.parquet", lambda place: books(place, 400_000, 500)),
+        "Parquet, pages of two documents of 50 MB": ("two.parquet", lambda place: books(place, 50_000_000, 2)),
+    }
+    for number, (what, (name, write)) in enumerate(rows.items()):
+        source, out = folder / name, folder / f"awkward-{number}"
+        write(source)
+        command = [sys.executable, "-m", "trainer.prepare.corpora", "--source", str(source), "--out", str(out)]
+        command += ["--workers", "2", "--least-val-tokens", "0"]
+        _, wall, (peak, shared_once) = _run(command)
+        told = f"{peak / 1e6:.0f} MB, what is shared counted once {shared_once / 1e6:.0f}; {wall:.0f} s"
+        print(f"{what}: {told}", flush=True)
+
+
+def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:
+    """CPU seconds, wall seconds and peak resident bytes of the tree, both ways, of a command that must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    peak = 0
+    peaks = (0, 0)
 
     def once() -> None:
-        nonlocal peak
+        nonlocal peaks
         with tempfile.TemporaryFile() as talk:
             child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=talk, stderr=talk)
             ended = threading.Event()
 
             def watch() -> None:
-                nonlocal peak
-                while not ended.wait(0.05):
-                    peak = max(peak, tree_bytes(child.pid))
+                nonlocal peaks
+                while not ended.wait(0.03):
+                    peaks = max(peaks[0], tree_bytes(child.pid)), max(peaks[1], tree_bytes(child.pid, shared_once=True))
 
             watcher = threading.Thread(target=watch)
             watcher.start()
@@ -160,14 +197,15 @@ def _run(command: list[str]) -> tuple[float, float, int]:
             assert code == 0, talk.read().decode()[-2000:]
 
     used, wall = cpu_s(once)
-    return used, wall, peak
+    return used, wall, peaks
 
 
 def main() -> None:
-    """Both measurements."""
+    """The measurements that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default="core,usual,memory")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--usual", nargs=2, type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -179,12 +217,17 @@ def main() -> None:
         texts = gather(folder, given.megabytes * 10**6)
         size = sum(len(text.encode()) for text in texts)
         print(f"{len(texts):,} Python sources, {size / 1e6:.0f} MB")
+        rows = given.rows.split(",")
         few = texts[: max(1, len(texts) // 4)]
-        per_core(few, folder, given.rounds + 2)
-        source = folder / "corpus.jsonl"
-        with source.open("w") as file:
-            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-        against_datasets(source, folder, given.processes, given.rounds)
+        if "core" in rows:
+            per_core(few, folder, given.rounds + 2)
+        if "usual" in rows:
+            source = folder / "corpus.jsonl"
+            with source.open("w") as file:
+                file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+            against_datasets(source, folder, given.processes, given.rounds)
+        if "memory" in rows:
+            awkward(texts, folder)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def written(corpus: Path, out: Path, kind: str) -> tuple[dict[str, str], list[di
     keep_vocabulary(out, "gpt2")
     files = open_source(str(corpus), "text", lambda _: None, {}).files
     tasks = [(index, divide([file])[0]) for index, file in enumerate(files)]
-    done = dict(Executor(kind, 2, "text", out / "logs").work(TaskWriter(out, "gpt2", 0.2), tasks, lambda *_: None))
+    done = dict(Executor(kind, 2, "text", out).work(TaskWriter(out, "gpt2", 0.2), tasks, lambda *_: None))
     return shards(out), [done[index] for index in range(len(tasks))]
 
 
@@ -212,6 +212,6 @@ def test_a_task_that_an_executor_did_not_do_is_named_with_its_logs(tmp_path: Pat
     tasks = list(enumerate(divide(source.files)))
     logs = tmp_path / "logs"
     with pytest.raises(Refusal, match="Task 0 of 1 was not done by datatrove") as refused:
-        list(Executor("datatrove", 1, "text", logs).work(Idle(), tasks, lambda index, count: None))
+        list(Executor("datatrove", 1, "text", tmp_path).work(Idle(), tasks, lambda index, count: None))
     assert str(logs) in refused.value.message
     assert "Processing done for rank=0" in (logs / "logs" / "task_00000.log").read_text(encoding="utf-8")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from trainer.prepare.corpora.division import divide
 from trainer.prepare.errors import Refusal
+from trainer.prepare.folders import locked
 from trainer.prepare.sources import lines as json_lines
 from trainer.prepare.sources import parquet as parquet_rows
 from trainer.prepare.sources import plain
@@ -255,6 +258,53 @@ def test_what_a_large_page_of_parquet_took_is_given_back(tmp_path: Path) -> None
     read, held_bytes = map(int, done.stdout.split())
     assert read == sum(map(len, documents))
     assert held_bytes < read / 10, "pyarrow's own allocator keeps all of it"
+
+
+@pytest.fixture
+def large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Span, list[str]]:
+    """A row group that counts as one with a large page, and its documents."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist([*ROWS, {"text": None, "url": None}]), tmp_path / "a.parquet")
+    (file,) = opened(tmp_path / "a.parquet").files
+    monkeypatch.setattr(parquet_rows, "_LARGE_PAGE_BYTES", 1000)
+    monkeypatch.setattr(parquet_rows, "_BATCH_BYTES", 1000)
+    return Span(file, 0, 1), [row["text"] for row in ROWS]
+
+
+def test_a_large_page_of_parquet_is_unpacked_to_disk_and_gives_the_same_documents(
+    tmp_path: Path, large_page: tuple[Span, list[str]]
+) -> None:
+    span, documents = large_page
+    folder = tmp_path / "unpacking"
+    found = list(read_spans([span], "text", folder))
+    assert [text.text for text in found] == documents
+    assert found == list(read_spans([span], "text")), "names and addresses too"
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_only_one_process_at_a_time_unpacks_a_large_page_and_all_go_on_from_there(
+    tmp_path: Path, large_page: tuple[Span, list[str]]
+) -> None:
+    span, documents = large_page
+    folder = tmp_path / "unpacking"
+    with ThreadPoolExecutor(1) as pool:
+        with locked(folder):
+            waiting = pool.submit(lambda: next(read_spans([span], "text", folder)))
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+        assert waiting.result(10).text == documents[0]
+    one, other = read_spans([span], "text", folder), read_spans([span], "text", folder)
+    assert next(one) == next(other), "whoever tokenises what it has unpacked keeps nobody waiting"
+
+
+def test_a_disk_that_is_full_while_a_page_is_unpacked_is_not_taken_for_a_damaged_file(
+    tmp_path: Path, large_page: tuple[Span, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk = lambda *_, dir, encoding: open("/dev/full", "w")  # noqa: E731, SIM115
+    monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
+    with pytest.raises(OSError, match="No space left") as full:
+        list(read_spans([large_page[0]], "text", tmp_path / "unpacking"))
+    assert full.value.errno == errno.ENOSPC
 
 
 def test_a_parquet_file_cut_short_is_named(tmp_path: Path) -> None:

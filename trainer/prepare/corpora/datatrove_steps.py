@@ -42,13 +42,13 @@ class CorpusReader(PipelineStep):
 
     type, name = "📖 - READER", "gpurun's sources"
 
-    def __init__(self, tasks: Sequence[tuple[int, Task]], column: str) -> None:
+    def __init__(self, tasks: Sequence[tuple[int, Task]], column: str, unpack_in: Path) -> None:
         super().__init__()
-        self.tasks, self.column = list(tasks), column
+        self.tasks, self.column, self.unpack_in = list(tasks), column, unpack_in
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Yield the rank's documents."""
-        for text in read_spans(self.tasks[rank][1], self.column):
+        for text in read_spans(self.tasks[rank][1], self.column, self.unpack_in):
             about = {"url": text.url} if text.url else {}
             # What goes on with a long document: the sink puts it together again.
             more = {"continues": True} if text.continues else {}

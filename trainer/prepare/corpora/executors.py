@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.prepare.corpora.division import Task
 from trainer.prepare.corpora.jobs import TextJob
+from trainer.prepare.corpora.resume import LOGS, UNPACKING
 from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources.reading import read_spans
@@ -26,12 +27,22 @@ Numbered = tuple[int, Task]
 
 @dataclass(frozen=True)
 class Executor:
-    """One of EXECUTORS with so many tasks at once; `logs` is where datatrove writes what it does."""
+    """One of EXECUTORS with so many tasks at once, whose logs and unpacked pages lie in `folder` meanwhile."""
 
     kind: str
     workers: int
     column: str
-    logs: Path
+    folder: Path
+
+    @property
+    def logs(self) -> Path:
+        """Where datatrove writes what it does."""
+        return self.folder / LOGS
+
+    @property
+    def unpack_in(self) -> Path:
+        """Where one process at a time unpacks what is large."""
+        return self.folder / UNPACKING
 
     def work(
         self, job: TextJob, tasks: Sequence[Numbered], tell: Callable[[int, int], None]
@@ -43,7 +54,8 @@ class Executor:
         """
         if self.kind == "processes":
             told = lambda place, count: tell(tasks[place][0], count)  # noqa: E731
-            for place, result in work_through(_Reading(job, self.column), tasks, self.workers, told):
+            reading = _Reading(job, self.column, self.unpack_in)
+            for place, result in work_through(reading, tasks, self.workers, told):
                 yield tasks[place][0], result
             return
         if tasks:
@@ -66,6 +78,7 @@ class _Reading:
 
     job: TextJob
     column: str
+    unpack_in: Path
 
     def open(self) -> Callable[[Numbered, Tell], Any]:
         """Load what the job needs."""
@@ -73,7 +86,7 @@ class _Reading:
 
         def read(numbered: Numbered, tell: Tell) -> Any:
             index, task = numbered
-            return do(index, read_spans(task, self.column), tell)
+            return do(index, read_spans(task, self.column, self.unpack_in), tell)
 
         return read
 
@@ -93,7 +106,8 @@ def _run_datatrove(executor: Executor, job: TextJob, tasks: Sequence[Numbered]) 
         ) from None
     from trainer.prepare.corpora.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
 
-    steps = [CorpusReader(tasks, executor.column), JobSink(job, [index for index, _ in tasks])]
+    reader = CorpusReader(tasks, executor.column, executor.unpack_in)
+    steps = [reader, JobSink(job, [index for index, _ in tasks])]
     run = run_ray if executor.kind == "ray" else run_local
     run(steps, len(tasks), executor.workers, executor.logs)
 

@@ -19,7 +19,6 @@ from trainer.prepare.corpora.jobs import TaskWriter
 from trainer.prepare.corpora.meter import Meter, Progress
 from trainer.prepare.corpora.resume import (
     DUPLICATES,
-    LOGS,
     begin,
     identity_of,
     is_begun,
@@ -93,7 +92,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         size = order.vocab_size
         tokenizer = make_vocabulary(order.out, order.tokenizer, size, tasks, order.column, order.workers, say)
         identity = identity_of(asked, tokenizer)
-        executor = Executor(order.executor, order.workers, order.column, order.out / LOGS)
+        executor = Executor(order.executor, order.workers, order.column, order.out)
         meter = Meter(tasks, 2 if order.dedupe else 1, progress)
         if order.dedupe:
             named = json.dumps(asked, sort_keys=True)

@@ -21,6 +21,7 @@ from trainer.prepare.tokenizers import Tokenizer, sha256_of_tokens
 __all__ = [
     "DUPLICATES",
     "LOGS",
+    "UNPACKING",
     "begin",
     "identity_of",
     "is_begun",
@@ -37,6 +38,8 @@ FORMAT = 1
 _ASKED = "prepare.json"
 LOGS = "logs"
 """The folder in which datatrove writes what it does."""
+UNPACKING = ".unpacking"
+"""The folder in which what is large is unpacked."""
 DUPLICATES = "dedupe"
 """The folder in which it is written which documents go."""
 
@@ -118,6 +121,7 @@ def remove_state(folder: Path) -> None:
             *folder.glob(f"{UNFINISHED}*"),
             folder / DUPLICATES,
             folder / LOGS,
+            folder / UNPACKING,
             folder / _ASKED,
         ]
     )

@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.prepare.bpe import SAMPLE_CHARS, check_vocab_size, train_bpe
 from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.resume import UNPACKING
 from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary, write_vocabulary
@@ -43,7 +44,7 @@ def make_vocabulary(
         return tokenizer_of(name, read_vocabulary(folder))
     tokenizer: Tokenizer
     if name == CharTokenizer.name:
-        tokenizer = _characters(tasks, column, workers, say)
+        tokenizer = _characters(CharacterCounter(column, folder / UNPACKING), tasks, workers, say)
     else:
         tokenizer = _trained(tasks, column, size, say) if name == BpeTokenizer.name else load_gpt2(say)
     _keep(folder, tokenizer)
@@ -79,16 +80,22 @@ class CharacterCounter:
     """The job of a worker: count the characters of a task, as int64 of every code point up to the highest it has."""
 
     column: str
+    unpack_in: Path
 
     def open(self) -> Callable[[Task, Tell], np.ndarray]:
         """There is nothing to load."""
-        return lambda task, _: np.trim_zeros(count_characters(t.text for t in read_spans(task, self.column)), "b")
+        return self._counts
+
+    def _counts(self, task: Task, tell: Tell) -> np.ndarray:
+        return np.trim_zeros(count_characters(text.text for text in read_spans(task, self.column, self.unpack_in)), "b")
 
 
-def _characters(tasks: Sequence[Task], column: str, workers: int, say: Callable[[str], None]) -> CharTokenizer:
+def _characters(
+    job: CharacterCounter, tasks: Sequence[Task], workers: int, say: Callable[[str], None]
+) -> CharTokenizer:
     say("counting the characters of the corpus")
     counts = count_characters([])
-    for _, found in work_through(CharacterCounter(column), tasks, workers, lambda place, count: None):
+    for _, found in work_through(job, tasks, workers, lambda place, count: None):
         counts[: len(found)] += found
     return CharTokenizer.for_counts(counts)
 

@@ -18,6 +18,8 @@ from trainer.prepare.errors import Refusal
 
 __all__ = ["Job", "Tell", "work_through"]
 
+_MAPPED_BYTES = 1 << 20
+
 Tell = Callable[[int], None]
 """Hears of progress within an item, in whatever unit the job counts."""
 
@@ -39,6 +41,8 @@ def work_through(
     Raises a worker's Refusal or OSError, and a Refusal for one that died; all others are killed then, as they are when
     the caller stops iterating.
     """
+    # Of blocks of some megabytes glibc keeps hundreds when they are freed, but for those that it maps one by one.
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(_MAPPED_BYTES))
     context = multiprocessing.get_context("spawn")
     waiting = list(enumerate(items))[::-1]
     busy: dict[Connection, tuple[Any, int]] = {}

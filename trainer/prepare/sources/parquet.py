@@ -1,15 +1,24 @@
-"""Parquet, row group by row group, page by page: only the columns that are needed, some megabytes at a time."""
+"""Parquet, row group by row group, page by page: only the columns that are needed, some megabytes at a time.
+
+A page is unpacked as a whole by whoever reads it, and pages are made of so many rows: of books, one may have hundreds
+of megabytes, of which pyarrow holds up to two copies. Such row groups are unpacked to disk by one process at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trainer.prepare.errors import Refusal, unreadable
+from trainer.prepare.folders import locked
 from trainer.prepare.sources.files import Span
 from trainer.prepare.sources.streams import PIECE_BYTES, whole_characters
 from trainer.prepare.texts import Text
@@ -19,6 +28,10 @@ __all__ = ["group_bytes", "rows"]
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
+_LARGE_PAGE_BYTES = 16 << 20
+_PAGE_ROWS = 1024
+"""Arrow and what learned from it look at a page's size after so many rows only."""
+_DUCKDB_PAGE_BYTES = 100 << 20
 
 
 def group_bytes(path: Path, column: str) -> tuple[int, ...]:
@@ -37,25 +50,54 @@ def group_bytes(path: Path, column: str) -> tuple[int, ...]:
         return tuple(group.total_uncompressed_size for group in groups)
 
 
-def rows(span: Span, column: str) -> Iterator[Text]:
-    """The documents of a span's row groups; a row whose text is null has none."""
+def rows(span: Span, column: str, unpack_in: Path | None = None) -> Iterator[Text]:
+    """The documents of a span's row groups; a row whose text is null has none.
+
+    Processes that read at once name one folder to unpack large pages in; without one, they are held in memory.
+    """
     name = span.file.name
     with _opened(span.file.path) as file:
         columns = [column, *(["url"] if "url" in file.schema_arrow.names and column != "url" else [])]
         for group in range(span.start, span.stop):
-            about = file.metadata.row_group(group)
-            wanted = _BATCH_BYTES * about.num_rows // max(1, span.file.weights[group])
+            count = file.metadata.row_group(group).num_rows
+            wanted = _BATCH_BYTES * count // max(1, span.file.weights[group])
             size = min(max(wanted, 1), _MOST_ROWS)
             batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-            number = 0
-            for batch in batches:
-                texts, urls = batch.column(column), batch.column("url") if "url" in columns else None
-                del batch  # While the next one is read, nothing of this one is held.
-                for place in range(len(texts)):
-                    url = urls[place].as_py() if urls is not None else None
-                    yield from _texts(f"{name}#{group}.{number}", texts[place], url)
-                    number += 1
-                del texts, urls
+            texts = _documents(batches, column, f"{name}#{group}")
+            is_large = _page_bytes(file.metadata, count, span.file.weights[group]) > _LARGE_PAGE_BYTES
+            yield from texts if unpack_in is None or not is_large else _by_way_of_disk(texts, unpack_in)
+
+
+def _page_bytes(about: Any, count: int, group_bytes: int) -> int:
+    """What a page of a row group may hold: its writer's habits are all that is known before it is read."""
+    if str(about.created_by).startswith("DuckDB"):
+        return min(group_bytes, _DUCKDB_PAGE_BYTES)
+    return group_bytes * min(count, _PAGE_ROWS) // max(1, count)
+
+
+def _by_way_of_disk(texts: Iterator[Text], folder: Path) -> Iterator[Text]:
+    """The same texts, once they have all been written to a file without a name: then no page is held any more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as file:
+        with locked(folder):
+            for text in texts:
+                file.write(json.dumps(astuple(text), ensure_ascii=False) + "\n")
+        file.seek(0)
+        for line in file:
+            yield Text(*json.loads(line))
+
+
+def _documents(batches: Iterable[Any], column: str, name: str) -> Iterator[Text]:
+    number = 0
+    for batch in batches:
+        texts = batch.column(column)
+        urls = batch.column("url") if column != "url" and "url" in batch.schema.names else None
+        del batch  # While the next one is read, nothing of this one is held.
+        for place in range(len(texts)):
+            url = urls[place].as_py() if urls is not None else None
+            yield from _texts(f"{name}.{number}", texts[place], url)
+            number += 1
+        del texts, urls
 
 
 def _texts(name: str, value: Any, url: Any) -> Iterator[Text]:
@@ -82,6 +124,8 @@ def _opened(path: Path) -> Iterator[Any]:
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
             yield file
     except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # That is the disk on which a large page was unpacked.
         if isinstance(error, FileNotFoundError | PermissionError):
             raise unreadable(path, error) from None
         what = " ".join(str(error).split())[:200].rstrip(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources import lines, parquet, plain
@@ -12,17 +13,20 @@ from trainer.prepare.texts import Text
 __all__ = ["read_spans"]
 
 
-def read_spans(spans: Iterable[Span], column: str) -> Iterator[Text]:
-    """The documents of some spans in order. Raises Refusal for whatever a source can have wrong with it."""
+def read_spans(spans: Iterable[Span], column: str, unpack_in: Path | None = None) -> Iterator[Text]:
+    """The documents of some spans in order. Raises Refusal for whatever a source can have wrong with it.
+
+    Processes that read at once name one folder, in which one of them at a time unpacks what is large.
+    """
     for span in spans:
         _check_unchanged(span.file)
-        yield from _documents(span, column)
+        yield from _documents(span, column, unpack_in)
         _check_unchanged(span.file)
 
 
-def _documents(span: Span, column: str) -> Iterator[Text]:
+def _documents(span: Span, column: str, unpack_in: Path | None) -> Iterator[Text]:
     if span.file.form == "parquet":
-        return parquet.rows(span, column)
+        return parquet.rows(span, column, unpack_in)
     return lines.rows(span, column) if span.file.form == "lines" else plain.documents(span)
 
 
