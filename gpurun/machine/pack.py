@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -48,6 +49,7 @@ _SECRET = (
     *("*api[-_]key", "*api[-_]key.*", "*apikey", "*apikey.*", "password", "password.txt", "passwords.txt", "*.secret"),
     *("secret", "secrets", "secret.*", "secrets.json", "secrets.toml", "secrets.y*ml", "secrets.txt", "secrets.ini"),
 )
+_SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _look(name: str, path: Path, files: list[PackedFile], refusals: list[Refused
 
 def _against(name: str) -> tuple[str, str] | None:
     """What a name has against it: code and reason."""
-    if any(fnmatchcase(name.lower(), pattern) for pattern in _SECRET):
+    if _SECRET_NAME.match(name.lower()):
         return "pack.secret", "its name says that it holds a key or password"
     if not name.isprintable() or "\\" in name:
         return "pack.name", "its name has characters that other systems cannot hold"

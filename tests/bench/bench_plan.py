@@ -59,16 +59,20 @@ GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 BATCHES = (1, 8)
 PLAN_ROUNDS = 21
 GPURUN = str(Path(sys.executable).with_name("gpurun"))
+_SHAKESPEARE = ["shakespeare-char", "model.layers=4", "model.width=128", "model.heads=4", "model.context=128"]
+# Of a minute and longer: what 20 ms a step show in one second says little of a machine that others share.
 RUNS = {
-    "mini-gpt's rehearsal (0.1M), 600 steps": ["mini-gpt", "train.steps=600"],
-    "modern-124m's rehearsal (Muon), 600 steps": ["modern-124m", "train.steps=600"],
-    "shakespeare-char with 4 layers x 128, 40,960 tokens a step, 120 steps": [
-        "shakespeare-char",
+    "mini-gpt's rehearsal (0.1M), 2,500 steps": ["mini-gpt", "train.steps=2500"],
+    "modern-124m's rehearsal (Muon), 1,500 steps": ["modern-124m", "train.steps=1500"],
+    "shakespeare-char with 4 layers x 128, 8,192 tokens a step, 240 steps": [
+        *_SHAKESPEARE,
+        "train.steps=240",
+        "train.batch_tokens=8192",
+        "train.micro_batch=64",
+    ],
+    "the same, 40,960 tokens a step, 120 steps": [
+        *_SHAKESPEARE,
         "train.steps=120",
-        "model.layers=4",
-        "model.width=128",
-        "model.heads=4",
-        "model.context=128",
         "train.batch_tokens=40960",
         "train.micro_batch=64",
     ],
