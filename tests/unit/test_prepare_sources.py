@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 import zstandard
@@ -297,11 +299,28 @@ def test_only_one_process_at_a_time_unpacks_a_large_page_and_all_go_on_from_ther
     assert next(one) == next(other), "whoever tokenises what it has unpacked keeps nobody waiting"
 
 
+@pytest.mark.parametrize(
+    ("writer", "rows", "group_bytes", "is_large"),
+    [
+        ("parquet-cpp-arrow version 26.0.1", 1000, 4 << 20, False),
+        ("parquet-cpp-arrow version 26.0.1", 1_000_000, 3 << 30, False),
+        ("parquet-cpp-arrow version 26.0.1", 500, 200 << 20, True),
+        ("DuckDB version v1.4.0", 122_880, 360 << 20, True),
+        ("", 0, 0, False),
+    ],
+)
+def test_a_page_is_as_large_as_its_writer_makes_them(writer: str, rows: int, group_bytes: int, is_large: bool) -> None:
+    about = SimpleNamespace(created_by=writer)
+    assert (parquet_rows._page_bytes(about, rows, group_bytes) > parquet_rows._LARGE_PAGE_BYTES) == is_large
+
+
 def test_a_disk_that_is_full_while_a_page_is_unpacked_is_not_taken_for_a_damaged_file(
     tmp_path: Path, large_page: tuple[Span, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full_disk = lambda *_, dir, encoding: open("/dev/full", "w")  # noqa: E731, SIM115
-    monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
+    def on_full_disk(mode: str, *, encoding: str, dir: Path) -> IO[str]:
+        return open("/dev/full", mode.removesuffix("+"), encoding=encoding)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", on_full_disk)
     with pytest.raises(OSError, match="No space left") as full:
         list(read_spans([large_page[0]], "text", tmp_path / "unpacking"))
     assert full.value.errno == errno.ENOSPC

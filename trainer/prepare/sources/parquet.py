@@ -31,7 +31,6 @@ _BUFFER_BYTES = 1 << 20
 _LARGE_PAGE_BYTES = 16 << 20
 _PAGE_ROWS = 1024
 """Arrow and what learned from it look at a page's size after so many rows only."""
-_DUCKDB_PAGE_BYTES = 100 << 20
 
 
 def group_bytes(path: Path, column: str) -> tuple[int, ...]:
@@ -71,7 +70,7 @@ def rows(span: Span, column: str, unpack_in: Path | None = None) -> Iterator[Tex
 def _page_bytes(about: Any, count: int, group_bytes: int) -> int:
     """What a page of a row group may hold: its writer's habits are all that is known before it is read."""
     if str(about.created_by).startswith("DuckDB"):
-        return min(group_bytes, _DUCKDB_PAGE_BYTES)
+        return group_bytes  # It makes pages of up to 100 MB, its older versions of a gigabyte, however small the rows.
     return group_bytes * min(count, _PAGE_ROWS) // max(1, count)
 
 
