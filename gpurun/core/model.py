@@ -18,7 +18,7 @@ from gpurun.core.money import Micros
 class Frozen(BaseModel):
     """A record: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def to_json(self) -> str:
         """The record as indented JSON with sorted keys, for a file that a person may open."""

@@ -1,7 +1,8 @@
 """Request in, plan out: what will be trained, on what, for how long, and what it may cost at the worst.
 
 Nothing is rented here and nothing is spent. A rehearsal's plan holds two things: the offers of the paid run as the
-packaged catalogue prices them, and the run on this machine that rehearses it.
+packaged catalogue prices them, and the run on this machine that rehearses it. What only some plans need is imported
+where they need it: `gpurun plan` should answer at once.
 """
 
 from __future__ import annotations
@@ -17,13 +18,10 @@ from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
 from gpurun.lifecycle.bucket_plan import with_stage
-from gpurun.lifecycle.own_machines import box_plan, local_plan
 from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import need_of, quote
 from gpurun.lifecycle.renting import rented_plan, shown_plan
 from gpurun.lifecycle.shipment import modules_of, sources_of
-from gpurun.lifecycle.warm import warm_notes
-from gpurun.machine.pack import survey
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
 from gpurun.planning.software import HUGGINGFACE_PACKAGES
@@ -44,6 +42,8 @@ def make_plan(
     if mode is Mode.PAID:
         full = _rented_form(request, recipe)
         if request.providers == ("ssh",):
+            from gpurun.lifecycle.own_machines import box_plan
+
             return with_bundle(box_plan(request, run, full, home, clock, say), clock)
         if need_data:
             return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
@@ -53,6 +53,8 @@ def make_plan(
         offered, notes = _paid_form(request, recipe, home)
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
+    from gpurun.lifecycle.own_machines import local_plan
+
     _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
     told = {"candidates": offered, "notes": (*plan.notes, *notes)}
@@ -143,6 +145,9 @@ def _need_software(here: ResolvedRecipe) -> None:
 
 def with_bundle(plan: Plan, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
+    from gpurun.lifecycle.warm import warm_notes
+    from gpurun.machine.pack import survey
+
     trainer = bundle_root() / "trainer"
     seen = survey(sources_of(plan, trainer))
     seen.demand_clean()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -16,13 +16,15 @@ from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import Home, write_atomic
 from gpurun.core.progress import RunState
 from gpurun.ledger.untrusted import events_of, plain_line
-from gpurun.lifecycle.context import Context
 from gpurun.planning.catalog import card_of
 from gpurun.planning.estimate import flops_per_token
 from gpurun.planning.memory import GIB
 from gpurun.planning.priors import MOST_LOSSES, Prior, Priors, machine_of
 from gpurun.planning.rate import Meter, Seen
 from gpurun.planning.tables import ModelTable
+
+if TYPE_CHECKING:
+    from gpurun.lifecycle.context import Context
 
 __all__ = ["add_prior", "load_priors"]
 

@@ -14,7 +14,6 @@ from gpurun.lifecycle.market import Market, live_offers, ready_providers
 from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.lifecycle.shards import BUILT_IN, missing_shards, prepared
-from gpurun.lifecycle.warm import warmed
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.catalog import cards
 from gpurun.planning.priors import Priors
@@ -84,6 +83,8 @@ def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
     """The shards of a run, prepared or checked here; with --warm what earlier runs have compiled lies beside them."""
+    from gpurun.lifecycle.warm import warmed
+
     places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
     data = prepared(resolved.record, request.data, **places, say=say)
     return warmed(data, request, resolved, home, places["into"])

@@ -27,7 +27,7 @@ _Size = Annotated[int, Field(gt=0, le=2 * MOST_PART_BYTES + 4096)]
 class Index(BaseModel):
     """Where the parts of one file are: the bytes that each takes, and the tag of the object that they are in."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     v: Literal[1] = 1
     sha256: str

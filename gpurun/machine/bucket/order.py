@@ -23,7 +23,7 @@ MOST_FRESH = 5
 """So often are fresh URLs made for what is still missing."""
 
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class NotPulled(BaseModel):

@@ -28,7 +28,7 @@ Place = Annotated[tuple[Annotated[int, Field(ge=0, lt=SLOTS)], Count, Count], Fi
 class _Head(BaseModel):
     """The list of what is in which slot; `manifest` is the trainer's, with the files that have a place."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     v: Literal[1]
     seq: Count
