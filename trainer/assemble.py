@@ -128,7 +128,7 @@ def assemble(
         hellaswag=items, plan=plan, progress=progress,
         scale=LossScale(device.precision == "fp16"), spikes=SpikeGuard(recipe.train.spike_z), **what,
     )  # fmt: skip
-    restored = restore_model(run, out)
+    restored = restore_model(run, data_folder, out)
     if restored is None:
         _start_from(run, data_folder)
     run.parallel = _parallel(run)

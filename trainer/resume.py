@@ -1,4 +1,4 @@
-"""Goes on from the newest sound checkpoint, on any number of processes, or starts from given weights.
+"""Goes on from the newest sound checkpoint, on any number of processes: its own, or one that came with the data.
 
 The first process reads and decides; the others, which may be on other machines, are sent what it found.
 """
@@ -23,6 +23,8 @@ from trainer.shards import TokenData
 
 __all__ = ["Restored", "restore_model", "restore_optimizer", "snapshot"]
 
+_EARLIER = "continue"
+"""The folder beside the shards that holds the checkpoint of an earlier run."""
 _UNFIT = (KeyError, TypeError, AttributeError, ValueError, RuntimeError)
 """What a checkpoint that is not this model's can raise while it is taken apart."""
 
@@ -60,17 +62,32 @@ def _unfit(step: int, error: Exception) -> Refused:
     return Refused(f"the checkpoint of step {step} does not fit the recipe's model: {error}")
 
 
-def restore_model(run: Run, out: Path) -> Restored | None:
-    """Put the model back to the newest sound checkpoint, if there is any; the optimiser is still to be made."""
+def _earlier_step(data: Path) -> int | None:
+    """Return the step of the earlier run's checkpoint beside the shards; None where none was brought along."""
+    place = data / _EARLIER
+    if not place.exists():
+        return None
+    step, _ = CheckpointStore(place).newest_sound()
+    if step is None:
+        raise Refused(f"{place} has no whole checkpoint to go on from")
+    return step
+
+
+def restore_model(run: Run, data: Path, out: Path) -> Restored | None:
+    """Put the model back to the newest sound checkpoint, if there is any; the optimiser is still to be made.
+
+    That of `out` comes first; until there is one, that of an earlier run which lies in the folder `data`.
+    """
     found: list[Checkpoint] = []
 
     def choose() -> tuple[list[int], dict[str, Any] | None, dict[str, tuple[torch.dtype, torch.Size]]]:
         store = CheckpointStore(out)
         step, damaged = store.newest_sound()
         run.writer = CheckpointWriter(store, run.reporter)
+        place, step = (out, step) if step is not None else (data / _EARLIER, _earlier_step(data))
         if step is None:
             return damaged, None, {}
-        found.append(read_checkpoint(out, step))
+        found.append(read_checkpoint(place, step))
         try:
             _refuse_another_run(found[0].state, run.recipe, run.data)
             run.model.load_state_dict(found[0].model)

@@ -50,6 +50,10 @@ Providers = Annotated[
     list[str],
     typer.Option("--provider", metavar="P", help="Only this one; may be repeated.", autocompletion=_complete_provider),
 ]  # fmt: skip
+Continues = Annotated[
+    str,
+    typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=_complete_run),
+]  # fmt: skip
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -72,7 +76,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     named = typed["provider"] or [name for name in settings["providers"].value.split(",") if name]
     price = typed["price_per_hour"]
     return Request(
-        recipe=typed["recipe"] or settings["recipe"].value,
+        recipe=typed["recipe"] or ("" if typed["continues"] else settings["recipe"].value),
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
@@ -84,6 +88,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         host_key=typed["host_key"],
         identity=typed["identity"],
         price_micros_per_hour=parse_usd(price, name="--price-per-hour") if price else None,
+        continues=typed["continues"],
         choices=Choices(
             region=typed["region"] or None,
             spot=typed["spot"],
@@ -126,7 +131,8 @@ REQUEST = Shared(
         "provider": (Providers, []),
         "region": (_text("--region", "R", "Only this region."), ""),
         "data": (_text("--data", "PATH", "Prepared shards, or a text file or folder."), ""),
-        "stage": (_text("--stage", "S3URL", "s3://bucket/prefix: shards go by it, checkpoints come by it."), ""),
+        "continues": (Continues, ""),
+        "stage": (_text("--stage", "s3://BUCKET", "Shards go by it, checkpoints come by it."), ""),
         "hours": (Annotated[float, typer.Option("--hours", metavar="H", help="Train at most this long.")], 0.0),
         "overrides": (Set, []),
         "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),

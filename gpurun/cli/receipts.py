@@ -59,7 +59,7 @@ def view_of(receipt: Receipt) -> ReceiptView:
     files = [FileProof(one["name"], one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] != "sample"]
     return ReceiptView(
         run=told["run"],
-        recipe=f"{told['asked']['recipe']} ({told['asked']['form']})",
+        recipe=_recipe(told["asked"]),
         verdict=told["verdict"]["is"],
         sentence=told["verdict"]["says"],
         seq=told["seq"],
@@ -176,6 +176,13 @@ def _proof_digest(evidence: list[dict[str, Any]]) -> str:
     return str(evidence[-1]["evidence_sha256"] or "") if evidence else ""
 
 
+def _recipe(asked: dict[str, Any]) -> str:
+    """What was trained, in which form, and what it went on from."""
+    before = asked.get("continues")
+    since = f", from {before['run']} after step {before['step']}" if before else ""
+    return f"{asked['recipe']} ({asked['form']}{since})"
+
+
 def _sample(sample: dict[str, Any] | None) -> str:
     """What the model wrote, with the prompt that it went on from; a translation stands below its source."""
     prompt, text = (str(sample.get(key, "")) for key in ("prompt", "text")) if sample else ("", "")
@@ -189,4 +196,7 @@ def _next(told: dict[str, Any]) -> str:
         return f"gpurun confirm-shutdown {told['run']}   # once you have shut the box down"
     if asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
         return f"gpurun plan {asked['recipe']}   # what the paid run would take, on every offer"
+    step = told["checkpoint"]["latest"]
+    if asked["mode"] != "rehearsal" and told["training"]["outcome"] in ("stopped", "none") and step:
+        return f"gpurun train --from {told['run']}   # goes on after step {step}"
     return f"gpurun audit {told['run']}"

@@ -65,6 +65,8 @@ class Request(Frozen):
     host_key: str = ""
     identity: str = ""
     price_micros_per_hour: Micros | None = None
+    continues: str = ""
+    """The earlier run whose newest checkpoint this one goes on from."""
 
 
 class Estimate(Frozen):
@@ -107,12 +109,26 @@ class Lease(Frozen):
 
 
 class Reach(Frozen):
-    """How far a lease gets: the last step of `steps`, and the validation loss there if an own run has shown it."""
+    """How far a lease gets, which trains for `train_s`: the last step of `steps`, and the validation loss if known."""
 
     step: int
     steps: int
+    train_s: int = 0
     val_loss: float | None = None
     val_loss_of: str = ""
+
+
+class Earlier(Frozen):
+    """The checkpoint of an earlier run that a run goes on from, and what that run cost at most, where that is known.
+
+    `bytes` are those of its three files; `receipt_sha256` is the receipt that vouches for them.
+    """
+
+    run: str
+    step: int
+    bytes: int
+    receipt_sha256: str
+    spent_micros: Micros | None = None
 
 
 class Candidate(Frozen):
@@ -196,6 +212,7 @@ class Plan(Frozen):
     """By provider, where the recipe needs another image than its usual one and the user named none."""
     stage: StagePlan | None = None
     box: Box | None = None
+    continues: Earlier | None = None
     quoted_wall: float = 0.0
 
     @property

@@ -57,7 +57,7 @@ def build_statement(
         "prev": prev,
         "journal": {"head": head, "records": len(records)},
         "signing": {"keyid": keyid},
-        "asked": {key: opened[key] for key in ("mode", "recipe", "form", "provider")},
+        "asked": _asked(opened),
         "digests": _digests(opened, records, evidence),
         "shipping": _shipping(records),
         "gpurun": {"version": opened["gpurun_version"]},
@@ -83,6 +83,12 @@ def build_statement(
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
+
+
+def _asked(opened: dict[str, Any]) -> dict[str, Any]:
+    """What was to be done, and from which checkpoint of which run it went on, if it did."""
+    asked = {key: opened[key] for key in ("mode", "recipe", "form", "provider")}
+    return asked | ({"continues": opened["continues"]} if opened.get("continues") else {})
 
 
 def _file(file: dict[str, Any]) -> dict[str, Any]:

@@ -192,4 +192,7 @@ class Driver:
             "cap_micros": plan.cap_micros,
             "worst_micros": plan.most_micros,
             "stage": plan.choices.stage,
+            "continues": plan.continues.model_dump(include={"run", "step", "receipt_sha256"})
+            if plan.continues
+            else None,
         }

@@ -158,4 +158,5 @@ def _plan_on(
         ship_bytes=0,
         notes=(damage,) if damage else (),
         choices=request.choices,
+        continues=resolved.earlier,
     )

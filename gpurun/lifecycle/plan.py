@@ -18,6 +18,7 @@ from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
 from gpurun.lifecycle.bucket_plan import with_stage
+from gpurun.lifecycle.continuing import as_before, going_on
 from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import need_of, quote
 from gpurun.lifecycle.renting import rented_plan, shown_plan
@@ -35,12 +36,13 @@ def make_plan(
 
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
+    request = as_before(request, home)
     recipe = load_recipe(request.recipe)
     mode = _mode(request)
     _check_providers(request, mode)
     offered: tuple[Candidate, ...] = ()
     if mode is Mode.PAID:
-        full = _rented_form(request, recipe)
+        full = going_on(_rented_form(request, recipe), request, home)
         if request.providers == ("ssh",):
             from gpurun.lifecycle.own_machines import box_plan
 
@@ -53,6 +55,7 @@ def make_plan(
         offered, notes = _paid_form(request, recipe, home)
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
+        here = going_on(here, request, home)
     from gpurun.lifecycle.own_machines import local_plan
 
     _need_software(here)
@@ -82,8 +85,10 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
         full = resolve(recipe, "full", request.overrides, _processes(request))
     except UsageError as error:
         return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
+    full = going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0])
-    return quoted.candidates, quoted.notes
+    anew = (f"The rehearsal begins anew; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
+    return quoted.candidates, (*quoted.notes, *anew)
 
 
 def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:

@@ -149,6 +149,7 @@ def _catalogued(request: Request, need: GpuNeed) -> list[Offer]:
 def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> tuple[Load, tuple[str, ...]]:
     """What a paid run would move; shards that do not exist yet are counted from a bucket, and that is said."""
     train, source = full.tables.train, full.tables.data.source
+    carried = full.earlier.bytes if full.earlier else 0
     if data is not None:
         load = load_of(full, data.bytes, vocab_size=data.vocab_size)
         if request.choices.stage:
@@ -156,10 +157,11 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
         return load, ()
     if request.data is not None and Path(request.data).exists():
         files = [path for path in [Path(request.data), *Path(request.data).rglob("*")] if path.is_file()]
-        return load_of(full, sum(path.stat().st_size for path in files), vocab_size=_vocabulary(full)), ()
+        return load_of(full, carried + sum(path.stat().st_size for path in files), vocab_size=_vocabulary(full)), ()
     if source in BUILT_IN:
-        return load_of(full, (full.tables.data.limit_mb or DEFAULT_TEXT_MB) << 20, vocab_size=_vocabulary(full)), ()
-    size = train.steps * train.batch_tokens * BYTES_PER_TOKEN
+        size = carried + ((full.tables.data.limit_mb or DEFAULT_TEXT_MB) << 20)
+        return load_of(full, size, vocab_size=_vocabulary(full)), ()
+    size = carried + train.steps * train.batch_tokens * BYTES_PER_TOKEN
     plain = load_of(full, size, vocab_size=_vocabulary(full))
     load = Load(size, plain.collect_bytes, plain.disk_gb, uplink_bits_per_s=BUCKET_BITS_PER_S)
     note = (
@@ -199,6 +201,7 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, d
         notes=(*quoted.notes, *said),
         choices=choices,
         images=images_by_provider(full.tables, {one.offer.provider for one in quoted.candidates}, request.choices),
+        continues=full.earlier,
         quoted_wall=quoted.read_wall,
     )
 

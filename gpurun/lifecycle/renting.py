@@ -82,11 +82,13 @@ def rented_plan(
 def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
-    """The shards of a run, prepared or checked here; with --warm what earlier runs have compiled lies beside them."""
+    """The shards of a run, prepared or checked here, with the checkpoint it goes on from and what --warm finds."""
+    from gpurun.lifecycle.continuing import carried
     from gpurun.lifecycle.warm import warmed
 
     places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
     data = prepared(resolved.record, request.data, **places, say=say)
+    data = carried(data, resolved, home, places["into"])
     return warmed(data, request, resolved, home, places["into"])
 
 

@@ -7,21 +7,16 @@ of one's own. Whether it fits exactly (torch, CUDA, card, model) the trainer dec
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from gpurun.core.errors import GpurunError
-from gpurun.core.paths import Home, RunFolder, make_private, write_atomic
+from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.plan import DataSummary, Plan, Request
-from gpurun.ledger.chain import Chain, read_chain
-from gpurun.ledger.receipt import read_receipt
-from gpurun.ledger.signing import Signature
+from gpurun.ledger.chain import read_chain
 from gpurun.lifecycle.quote import need_of
+from gpurun.lifecycle.vouched import Vouched, vouched
 from gpurun.machine.pack import PackedFile
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.quantities import format_bytes
@@ -67,59 +62,27 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
     """Name and content of every cache that may fit, of the newest run first; each is what its receipt says."""
     chain, wanted = read_chain(home.ledger), resolved.record
     for name in reversed(home.run_names()):
-        folder = home.run(name)
-        told = _receipt_of(folder, home, chain)
-        files = [one for one in told["checkpoint"]["files"] if one["kind"] == "compile_cache"] if told else []
-        if not told or not files or not _may_go(folder, told, request):
+        run = vouched(home, chain, name)
+        files = run.files("compile_cache") if run else []
+        if run is None or not files or not _may_go(run, request):
             continue
-        plan = _plan_of(folder, told)
-        if plan is None or not _is_on_such_a_card(told, request, resolved):
+        plan = run.plan()
+        if plan is None or not _is_on_such_a_card(run.told, request, resolved):
             continue
         is_same_model = plan.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
         if is_same_model and plan.resolved["train"]["precision"] == wanted["train"]["precision"]:
-            yield from _verified(folder, files)
+            yield from _verified(run, files)
 
 
-def _receipt_of(folder: RunFolder, home: Home, chain: Chain) -> dict[str, Any] | None:
-    """What a run's receipt states, if it is in the chain and signed by this home's key."""
-    link = chain.of(folder.name)
-    try:
-        receipt = read_receipt(home, folder) if link else None
-    except GpurunError:
-        return None
-    if link is None or receipt is None or receipt.signature is not Signature.OK:
-        return None
-    return receipt.predicate if receipt.sha256 == link.receipt_sha256 else None
-
-
-def _plan_of(folder: RunFolder, told: dict[str, Any]) -> Plan | None:
-    """The plan that the receipt was about."""
-    try:
-        content = folder.plan.read_bytes()
-        is_it = hashlib.sha256(content).hexdigest() == told["digests"]["plan"]
-        return Plan.from_json(content) if is_it else None
-    except (OSError, ValidationError):
-        return None
-
-
-def _may_go(folder: RunFolder, told: dict[str, Any], request: Request) -> bool:
+def _may_go(run: Vouched, request: Request) -> bool:
     """Whether what that run's machine made may run on the machine that is asked for now."""
-    origin = str(told["asked"]["provider"])
+    origin = str(run.told["asked"]["provider"])
     if request.dry_run or request.providers == ("local",):
         return origin == "local"
     if request.providers == ("ssh",):
-        return origin == "local" or (origin == "ssh" and _host_of(folder, told) == request.host)
+        asked = run.request()
+        return origin == "local" or (origin == "ssh" and asked is not None and asked.host == request.host)
     return True
-
-
-def _host_of(folder: RunFolder, told: dict[str, Any]) -> str | None:
-    """The box that a run was on."""
-    try:
-        content = folder.request.read_bytes()
-        is_it = hashlib.sha256(content).hexdigest() == told["digests"]["request"]
-        return Request.from_json(content).host if is_it else None
-    except (OSError, ValidationError):
-        return None
 
 
 def _is_on_such_a_card(told: dict[str, Any], request: Request, resolved: ResolvedRecipe) -> bool:
@@ -137,15 +100,12 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _verified(folder: RunFolder, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+def _verified(run: Vouched, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
     """The caches of a run that are still what came home then."""
     for file in files:
         name = str(file["name"])
         if not _NAME.fullmatch(name) or not file["bytes"] <= MOST_BYTES:
             continue
-        try:
-            content = (folder.artifacts / name).read_bytes()
-        except OSError:
-            continue
-        if hashlib.sha256(content).hexdigest() == file["sha256"]:
+        content = run.content(file)
+        if content is not None:
             yield name, content

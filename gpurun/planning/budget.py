@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, floor, inf
 
 from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.model import Offer
@@ -181,7 +181,9 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None) -> Can
     gets, part = "", "shorten the run"
     if far is not None and far.reach is not None and far.reach.step:
         gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
-        part = f"train a part as a run of its own: --set train.steps={far.reach.step}"
+        hours = floor(100 * far.reach.train_s / SECONDS_PER_HOUR) / 100
+        if hours:
+            part = f"train a part now (--hours {hours:g}) and the rest later (gpurun train --from RUN)"
     raise NoOffer(
         "offer.over_cap",
         f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "

@@ -96,7 +96,7 @@ def _by_speed(
     computing = (step_flops / speed.flops[1], step_flops / speed.flops[0])
     # Kernels are launched while others run, so the longer of the two is what a step takes.
     step_s = tuple(max(pair) for pair in zip(computing, speed.overhead_s, strict=True))
-    steps = train.steps * (1.0 + _evaluation_share(recipe))
+    steps = recipe.steps_left * (1.0 + _evaluation_share(recipe))
     launch_bound = speed.overhead_s[1] > computing[0]
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
@@ -119,7 +119,7 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
     """The estimate that rests on a run of the user's own."""
     train, prior = recipe.tables.train, own.prior
     low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
-    steps = train.steps * (1.0 + _evaluation_share(recipe))
+    steps = recipe.steps_left * (1.0 + _evaluation_share(recipe))
     times = [prior.start_s + steps * train.batch_tokens / each for each in (high, low)]
     start = (0.8 * prior.start_s, 1.2 * prior.start_s)
     words = f"rests on your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"

@@ -17,17 +17,18 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     """
     if lease is None or guess.train_s is None or guess.tokens_per_s is None or guess.likely_s is None:
         return None
-    steps = recipe.tables.train.steps
+    first, left, steps = recipe.first_step, recipe.steps_left, recipe.tables.train.steps
     step = steps
     if lease.train_s < guess.likely_s:
-        tokens = steps * recipe.tables.train.batch_tokens
-        tokens += recipe.tables.eval.tokens * steps // recipe.tables.eval.every // 3
+        tokens = left * recipe.tables.train.batch_tokens
+        tokens += recipe.tables.eval.tokens * left // recipe.tables.eval.every // 3
         # The slow end starts slowly too: what it has beside its steps is the longest start.
         start_s = max(0.0, guess.train_s[1] - tokens / guess.tokens_per_s[0])
         share = (lease.train_s - start_s) / max(1e-9, guess.likely_s - start_s)
-        step = max(0, min(steps - 1, int(steps * share)))
+        step = first + max(0, min(left - 1, int(left * share)))
     loss = loss_at(known, step) if known is not None and step else None
-    return Reach(step=step, steps=steps, val_loss=loss, val_loss_of=known.run if known and loss is not None else "")
+    of = known.run if known and loss is not None else ""
+    return Reach(step=step, steps=steps, train_s=lease.train_s, val_loss=loss, val_loss_of=of)
 
 
 def reach_words(reach: Reach) -> str:

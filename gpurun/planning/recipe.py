@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.model import Frozen, digest_of
+from gpurun.core.plan import Earlier
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.overrides import parse_override
@@ -54,12 +55,26 @@ class Recipe(Frozen):
 
 
 class ResolvedRecipe(Frozen):
-    """A recipe after defaults, rehearsal and `--set`, for a number of processes that its batch can be shared among."""
+    """A recipe after defaults, rehearsal and `--set`, for a number of processes that its batch can be shared among.
+
+    `earlier` is the checkpoint that it goes on from; what is trained is the same, and less of it is left.
+    """
 
     name: str
     form: Form
     processes: int
     tables: RecipeTables
+    earlier: Earlier | None = None
+
+    @property
+    def first_step(self) -> int:
+        """The steps that are taken already."""
+        return self.earlier.step if self.earlier else 0
+
+    @property
+    def steps_left(self) -> int:
+        """The steps that are still to be taken."""
+        return self.tables.train.steps - self.first_step
 
     @property
     def record(self) -> dict[str, Any]:

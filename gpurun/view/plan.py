@@ -14,7 +14,7 @@ from gpurun.view.tables import fields
 
 if TYPE_CHECKING:
     from gpurun.core.model import Offer
-    from gpurun.core.plan import Plan, StagePlan
+    from gpurun.core.plan import Earlier, Plan, StagePlan
 
 
 def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
@@ -25,6 +25,8 @@ def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
 def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[Line]:
     """The whole screen. With the wall time, the latest end is shown as it would be if the answer came at once."""
     lines = [line(), *fields([("Recipe", _recipe(plan)), ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
+    if plan.continues is not None:
+        lines += fields([("From", _earlier(plan.continues))], style)
     if plan.stage is not None:
         lines += fields([("Stage", _stage(plan.stage, plan.offer))], style)
     if plan.mode.value != "paid" or not plan.candidates:
@@ -51,6 +53,14 @@ def _recipe(plan: Plan) -> list[Cell]:
     if isinstance(steps, int) and isinstance(batch, int):
         parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
     return parts
+
+
+def _earlier(earlier: Earlier) -> list[Cell]:
+    """The checkpoint that it goes on from, and what has been paid for it."""
+    spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
+    proof = Span(f"receipt {short_hash(earlier.receipt_sha256)}", "dim")
+    step = f"after step {earlier.step:,}".replace(",", " ")
+    return [Span(earlier.run, "title"), step, format_bytes(earlier.bytes), *spent, proof]
 
 
 def _time(plan: Plan) -> list[Cell]:

@@ -95,3 +95,19 @@ def place(user: User, s3: S3Emulator, name: str) -> str:
         return ""
     found = str(told(user, Event.TRAIN_STARTED, name).get("pushed", ""))
     return found if f"{found}/head" in s3.keys(found) else ""
+
+
+def test_what_came_home_of_a_machine_that_was_taken_away_is_gone_on_from_in_another_rental(user: User) -> None:
+    asked = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
+    done = user.types("train", "--from", "bee-3", *asked, "--yes", "--json", "--name", "cow-5")
+    assert done.returncode == 7, done.stderr + user.said("cow-5")
+    before = user.tells("receipt", "bee-3")[1]["data"]["statement"]["predicate"]
+    told = user.tells("receipt", "cow-5")[1]["data"]["statement"]["predicate"]
+    assert told["asked"]["continues"]["run"] == "bee-3"
+    assert told["asked"]["continues"]["step"] == before["checkpoint"]["latest"]
+    start = json.loads((user.home / "runs/cow-5/events.jsonl").read_text().splitlines()[0])
+    assert start["resumed_from"] == before["checkpoint"]["latest"]
+    assert told["checkpoint"]["latest"] > before["checkpoint"]["latest"]
+    assert told["cost"]["cap_kept"] is True
+    assert user.cloud.alive() == []
+    assert user.tells("audit")[0] == 0

@@ -109,6 +109,28 @@ def test_stop_saves_brings_home_and_destroys(own_home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_in_another_and_ends_as_if_it_had_not_been(own_home: Path) -> None:
+    def trains(*what: str) -> int:
+        return gpurun("train", *what, "--provider", "local", "--yes").returncode
+
+    small = ("--set", "steps=240", "--set", "model.width=64", "--set", "model.heads=4")
+    assert trains("mini-gpt", *small, "--name", "hen-1") == 0
+    assert trains("mini-gpt", *small, "--name", "owl-1", "--detach") == 8
+    wait_for(lambda: "step 0010" in read(own_home / "runs/owl-1/run.log"))
+    assert gpurun("stop", "owl-1").returncode == 0
+    assert "gpurun train --from owl-1" in gpurun("receipt", "owl-1").stdout
+    assert gpurun("train", "--from", "owl-1", "--name", "owl-2", "--yes").returncode == 0
+    start = json.loads((own_home / "runs/owl-2/events.jsonl").read_text().splitlines()[0])
+    assert 10 <= start["resumed_from"] < 240
+    whole, parts = (own_home / "runs" / run / "artifacts/checkpoints" for run in ("hen-1", "owl-2"))
+    for name in ("000240.model.safetensors", "000240.optim.safetensors"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    audited = envelope(gpurun("audit", "--json"))
+    assert audited["data"]["ok"] is True
+    assert nothing_is_left(own_home)
+
+
+@pytest.mark.slow
 def test_the_lease_ends_a_run_that_would_go_on(own_home: Path) -> None:
     done = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--name", "emu-3", "--hours", "0.01",
                   "--set", "steps=100000", "--set", "checkpoint_every=100000", "--json")  # fmt: skip

@@ -93,10 +93,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" - kept(self._folder)", ""),
     ),
     "gpurun/lifecycle/warm.py": (
-        ("receipt.signature is not Signature.OK", "False"),
         ('return origin == "local"\n', "return True\n"),
-        ("_host_of(folder, told) == request.host", "True"),
+        ("asked.host == request.host", "True"),
     ),
+    "gpurun/lifecycle/vouched.py": (("receipt.signature is not Signature.OK", "False"),),
     "gpurun/lifecycle/settle.py": (
         ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
         ("yield from _late(provider, asked.token, context)", "yield from ()"),

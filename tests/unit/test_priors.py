@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -139,8 +140,13 @@ def test_a_cap_that_buys_a_part_says_how_far_it_gets_and_what_would_finish() -> 
     reach = max(one.reach.step for one in found if one.reach)
     assert f"step {reach:,} of 18,865 (" in refused.value.what
     assert "where your run fox-41 had a validation loss of 4.36" in refused.value.what
-    assert f"--set train.steps={reach}" in refused.value.hint
     assert "--max-cost" in refused.value.hint
+    assert "gpurun train --from RUN" in refused.value.hint
+    hours = float(re.findall(r"--hours ([0-9.]+)", refused.value.hint)[0])
+    first = candidates(EIGHT, FULL, LOAD, cap=parse_usd("5"), hours=hours, priors=Priors(runs=(prior_of(),)))[0]
+    assert first.lease is not None, "what the hint says can be bought"
+    assert first.reach is not None
+    assert 0.9 * reach <= first.reach.step <= reach
 
 
 def test_without_a_run_of_the_same_recipe_nothing_is_said_of_the_loss() -> None:

@@ -51,7 +51,8 @@ def expected_statement(folder: RunFolder, records: Sequence[Json], head: str, se
         "journal": {"head": head, "records": len(records)},
         "signing": {"keyid": keyid},
         "asked": {"mode": opened["mode"], "recipe": opened["recipe"]}
-        | {"form": opened["form"], "provider": opened["provider"]},
+        | {"form": opened["form"], "provider": opened["provider"]}
+        | {name: opened[name] for name in ("continues",) if opened.get(name)},
         "digests": {
             "request": opened["request_sha256"],
             "plan": opened["plan_sha256"],

@@ -24,6 +24,7 @@ from gpurun.ledger.untrusted import plain_line
 
 _MALFORMED = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 _AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
+_EARLIER = {"run", "step", "receipt_sha256"}
 _MOST_NAMED = 8
 
 
@@ -199,6 +200,9 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
     worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
     if opened["worst_micros"] != worst:
         yield "the run was not opened with the plan's worst_micros"
+    before = plan.get("continues") or {}
+    if (opened.get("continues") or {}) != {key: before[key] for key in before if key in _EARLIER}:
+        yield "the run was not opened with the checkpoint that its plan goes on from"
     if opened["data_sha256"] != plan["data"]["sha256"]:
         yield "the run was not opened with the plan's data"
 

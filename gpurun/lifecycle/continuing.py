@@ -1,0 +1,195 @@
+"""Going on, in a rental of its own, from the newest checkpoint that an earlier run brought home.
+
+The next run trains what the earlier one did not come to: same recipe, same shards, same order, weights and optimiser
+as they were, on whatever machine is rented now. What is sent along is what the earlier run's signed receipt names, and
+everything that would make the trainer refuse it on paid time is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError, VerificationFailed
+from gpurun.core.money import Micros
+from gpurun.core.paths import Home, make_private, write_atomic
+from gpurun.core.plan import DataSummary, Earlier, Mode, Plan, Request
+from gpurun.ledger.chain import read_chain
+from gpurun.lifecycle.runs import find_run
+from gpurun.lifecycle.vouched import Vouched, vouched
+from gpurun.planning.recipe import ResolvedRecipe
+
+FOLDER = "continue"
+"""Where the trainer finds the checkpoint, beside the shards."""
+_KINDS = ("weights", "optimizer", "state")
+_MAY_CHANGE = {
+    *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
+    *("eval.every", "eval.hellaswag_items"),
+}
+"""What the trainer lets differ between a checkpoint and the run that goes on from it."""
+
+
+def as_before(request: Request, home: Home) -> Request:
+    """The request with what the run that it goes on from was asked, wherever nothing else is asked now.
+
+    The cap is not among it, nor is any consent. UsageError when there is no such run, or nothing to go on from.
+    """
+    if not request.continues:
+        return request
+    run = _run(request.continues, home)
+    asked, plan = run.request(), run.plan()
+    if asked is None or plan is None:
+        raise _altered(run.folder.name, "its request or its plan")
+    if plan.mode is Mode.REHEARSAL:
+        hint = f"The whole run: gpurun train {asked.recipe}"
+        raise UsageError("continue.rehearsal", f"{run.folder.name} was a rehearsal; there is nothing to go on from.",
+                         hint=hint)  # fmt: skip
+    if request.recipe and request.recipe != asked.recipe:
+        raise UsageError(
+            "continue.other_recipe",
+            f"{run.folder.name} trained {asked.recipe}, not {request.recipe}.",
+            hint=f"Leave the recipe out: gpurun train --from {run.folder.name}. To start another run from its weights: "
+            "train.init_from (docs/FORMATS.md).",
+        )
+    told: dict[str, Any] = {"continues": run.folder.name, "recipe": asked.recipe}
+    told["overrides"] = (*asked.overrides, *request.overrides)
+    told["data"] = request.data or _shards_of(plan, asked)
+    told["gpu"] = request.gpu or asked.gpu
+    if not request.providers:
+        own = ("host", "host_key", "identity", "price_micros_per_hour") if asked.providers == ("ssh",) else ()
+        told["providers"] = asked.providers
+        told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
+    return request.model_copy(update=told)
+
+
+def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> ResolvedRecipe:
+    """The recipe with the checkpoint that it goes on from, if that is wanted; nothing of it is read yet.
+
+    UsageError when the checkpoint is of another recipe, or has taken all steps.
+    """
+    if not request.continues:
+        return resolved
+    run = _run(request.continues, home)
+    name, plan = run.folder.name, run.plan()
+    if plan is None:
+        raise _altered(name, "its plan")
+    changed = changed_keys(plan.resolved, resolved.record)
+    if changed:
+        raise UsageError(
+            "continue.changed",
+            f"{name} was trained with other values of {', '.join(changed)}; to go on is to train the same.",
+            hint=f"Leave those as they were, or begin a new run: gpurun train {request.recipe}",
+        )
+    files = _newest(run)
+    step = int(files[0]["step"])
+    if step >= resolved.tables.train.steps:
+        raise UsageError(
+            "continue.finished",
+            f"{name} has taken all its {step:,} steps.",
+            hint="To train on from its weights is a run of its own: train.init_from (docs/FORMATS.md).",
+        )
+    return resolved.model_copy(update={"earlier": _earlier(run, step, files)})
+
+
+def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path) -> DataSummary:
+    """The data with the checkpoint beside it in `into`, read and found to be what the receipt says; it is shipped, too.
+
+    UsageError for other shards than those the run trained on; VerificationFailed for a checkpoint that was altered.
+    """
+    earlier = resolved.earlier
+    if earlier is None:
+        return data
+    run = _run(earlier.run, home)
+    plan, files = run.plan(), [one for one in run.files(*_KINDS) if one["step"] == earlier.step]
+    if plan is None or plan.data.sha256 != data.sha256:
+        raise UsageError(
+            "continue.other_data",
+            f"{earlier.run} trained on other shards than these.",
+            hint=f"Give those with --data{f': {plan.data.folder}' if plan and Path(plan.data.folder).is_dir() else ''}",
+        )
+    place = into / FOLDER
+    for file in files:
+        if not run.holds(file):
+            raise _altered(earlier.run, str(file["name"]))
+        target = place / str(file["name"])
+        make_private(target.parent)
+        _link(run.folder.artifacts / str(file["name"]), target)
+    manifest = {"v": 1, "latest": earlier.step, "best": None, "files": files}
+    write_atomic(place / "MANIFEST.json", json.dumps(manifest, indent=1).encode() + b"\n")
+    return data.model_copy(update={"bytes": data.bytes + earlier.bytes})
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The dotted keys in which two resolved recipes would train differently, sorted: the trainer's own rule."""
+    found = []
+    for table in ("model", "data", "optim", "schedule", "train", "eval"):
+        before, after = old.get(table, {}), new.get(table, {})
+        keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+        found += [f"{table}.{key}" for key in sorted(keys) if f"{table}.{key}" not in _MAY_CHANGE]
+    return found
+
+
+def _run(wanted: str, home: Home) -> Vouched:
+    """The run that is meant, with its receipt."""
+    name = find_run(home, wanted)
+    run = vouched(home, read_chain(home.ledger), name)
+    if run is None:
+        raise UsageError(
+            "continue.no_receipt",
+            f"{name} has no receipt that this home signed, so nothing vouches for its checkpoint.",
+            hint=f"Is it unfinished? gpurun resume {name} ends it and writes one.",
+        )
+    return run
+
+
+def _newest(run: Vouched) -> list[dict[str, Any]]:
+    """The three files of the newest checkpoint that came home whole."""
+    files = run.files(*_KINDS)
+    whole = [
+        step for step in {one["step"] for one in files} if sum(one["step"] == step for one in files) == len(_KINDS)
+    ]
+    if not whole:
+        name, before = run.folder.name, run.told["asked"].get("continues")
+        hint = f"Is it in the bucket? gpurun collect {name}. Or begin anew: gpurun train {run.told['asked']['recipe']}"
+        if before:
+            hint = f"It went on from {before['run']} itself: gpurun train --from {before['run']}"
+        raise UsageError("continue.no_checkpoint", f"{name} brought no whole checkpoint home.", hint=hint)
+    return [one for one in files if one["step"] == max(whole)]
+
+
+def _earlier(run: Vouched, step: int, files: list[dict[str, Any]]) -> Earlier:
+    """What the plan says of the checkpoint; the cost is that of the whole chain of runs that led to it."""
+    spent, plan = run.told["cost"]["upper_bound_micros"], run.plan()
+    before = plan.continues.spent_micros if plan and plan.continues else Micros(0)
+    return Earlier(
+        run=run.folder.name,
+        step=step,
+        bytes=sum(int(one["bytes"]) for one in files),
+        receipt_sha256=run.receipt_sha256,
+        spent_micros=None if spent is None or before is None else Micros(spent + before),
+    )
+
+
+def _shards_of(plan: Plan, asked: Request) -> str | None:
+    """The shards that a run trained on, where they are still there; else what it was given."""
+    return plan.data.folder if (Path(plan.data.folder) / "data.json").is_file() else asked.data
+
+
+def _link(source: Path, target: Path) -> None:
+    """One file under a second name; on another disk it is copied."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _altered(name: str, what: str) -> VerificationFailed:
+    return VerificationFailed(
+        "continue.altered",
+        f"{what} of {name} is not there any more as its receipt has it.",
+        hint=f"gpurun audit {name} says what changed; gpurun collect {name} brings back what the bucket still has.",
+    )

@@ -1,0 +1,260 @@
+"""A run goes on from what an earlier one brought home: only what its receipt vouches for, and only if it can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import GpurunError
+from gpurun.core.model import GpuNeed
+from gpurun.core.money import Micros, usd
+from gpurun.core.paths import Home
+from gpurun.core.plan import DataSummary, Earlier, Mode, Request
+from gpurun.ledger.audit import audit
+from gpurun.ledger.receipt import read_receipt
+from gpurun.ledger.signing import PRIVATE_NAME
+from gpurun.lifecycle import continuing
+from gpurun.lifecycle.continuing import FOLDER, as_before, carried, changed_keys, going_on
+from gpurun.lifecycle.quote import quote
+from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from tests.unit.ledger_samples import CloudRun, Note, edit_lines
+from tests.unit.report_samples import plan_of
+from trainer import config
+
+FROM = Request(recipe="", continues="fox-41")
+RECIPE = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001",), 1)
+KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
+
+
+class StoppedRun(CloudRun):
+    """A paid run of gpt2-124m that ended at its lease, with the checkpoints of two steps at home."""
+
+    steps: tuple[int, ...] = (60, 120)
+    mode = Mode.PAID
+
+    def trainer_files(self) -> None:
+        super().trainer_files()
+        told = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
+        self.folder.plan.write_text(plan_of(self.folder.name).model_copy(update=told).to_json())
+        asked = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
+        self.folder.request.write_text(asked.model_copy(update={"data": "/srv/shards"}).to_json())
+
+    def contents(self) -> dict[str, bytes]:  # type: ignore[override]
+        return {
+            f"checkpoints/{step:06d}.{kind}": f"{kind} {step}".encode() * 9 for step in self.steps for kind in KINDS
+        }
+
+    def manifest(self) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            | {"kind": KINDS[name.split(".", 1)[1]], "step": int(name[12:18])}
+            for name, content in self.contents().items()
+        ]
+
+    def opened(self) -> Note:
+        event, told = super().opened()
+        return event, {**told, "mode": self.mode}
+
+
+def stopped_run(home: Home, name: str = "fox-41", **kinds: Any) -> CloudRun:
+    run: CloudRun = type("Run", (StoppedRun,), kinds)(home, name)
+    return run.until_gone().settle(7)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def shards(**more: Any) -> DataSummary:
+    return plan_of("owl-07").data.model_copy(update=more)
+
+
+def refusal(
+    home: Home, request: Request = FROM, recipe: ResolvedRecipe = RECIPE, data: DataSummary | None = None
+) -> str:
+    """The code with which it is refused, at whichever of the three places comes first."""
+    with pytest.raises(GpurunError) as refused:
+        _go_on(home, request, recipe, data or shards())
+    assert refused.value.hint
+    return refused.value.code
+
+
+def problems(home: Home, name: str) -> list[str]:
+    (row,) = audit(home, [name]).rows
+    return list(row.problems)
+
+
+def _go_on(home: Home, request: Request, recipe: ResolvedRecipe, data: DataSummary) -> None:
+    carried(data, going_on(recipe, as_before(request, home), home), home, home.staged_data("owl-07"))
+
+
+def test_what_the_earlier_run_was_asked_is_asked_again_but_for_the_cap_and_the_consents(home: Home) -> None:
+    stopped_run(home)
+    asked = as_before(FROM.model_copy(update={"overrides": ("eval.every=50",)}), home)
+    assert asked.recipe == "gpt2-124m"
+    assert asked.overrides == ("optim.lr=0.001", "eval.every=50")
+    assert (asked.gpu, asked.data) == (GpuNeed(count=1, name="H100"), "/srv/shards")
+    assert (asked.max_cost_micros, asked.choices) == (None, FROM.choices)
+
+
+def test_the_newest_checkpoint_lies_beside_the_shards_and_counts_as_shipped(home: Home) -> None:
+    run = stopped_run(home)
+    resolved = going_on(RECIPE, as_before(FROM, home), home)
+    into = home.staged_data("owl-07")
+    data = carried(shards(), resolved, home, into)
+    found = {path.relative_to(into / FOLDER).as_posix(): path.read_bytes() for path in (into / FOLDER).rglob("*.*")}
+    manifest = json.loads(found.pop("MANIFEST.json"))
+    assert found == {name: content for name, content in run.contents().items() if "000120" in name}
+    assert (manifest["latest"], {one["name"] for one in manifest["files"]}) == (120, set(found))
+    assert data.bytes == shards().bytes + sum(map(len, found.values()))
+
+
+def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(home: Home) -> None:
+    stopped_run(home)
+    going = going_on(RECIPE, as_before(FROM, home), home)
+    steps = RECIPE.tables.train.steps
+    assert (going.first_step, going.steps_left) == (120, steps - 120)
+    assert going.sha256 == RECIPE.sha256, "what is trained is the same"
+    assert going.earlier is not None
+    assert going.earlier.spent_micros is not None
+    assert going.earlier.spent_micros > 0
+    half = going.model_copy(update={"earlier": going.earlier.model_copy(update={"step": steps // 2})})
+    asked = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"))
+    whole_s, half_s = (quote(asked, one).candidates[0].estimate.likely_s or 0 for one in (RECIPE, half))
+    assert half_s == pytest.approx(whole_s / 2, rel=0.02)
+
+
+def test_a_lease_reaches_further_by_what_is_done_already() -> None:
+    earlier = Earlier(run="fox-41", step=9_000, bytes=1, receipt_sha256="0" * 64)
+    request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"), max_cost_micros=usd(8))
+    for recipe, first in ((RECIPE, 0), (RECIPE.model_copy(update={"earlier": earlier}), 9_000)):
+        reaches = [one.reach.step for one in quote(request, recipe).candidates if one.reach]
+        assert reaches
+        assert all(first < step < RECIPE.tables.train.steps for step in reaches)
+
+
+def test_what_a_chain_of_runs_has_cost_is_added_up(home: Home) -> None:
+    stopped_run(home)
+    spent = going_on(RECIPE, as_before(FROM, home), home).earlier
+    assert spent is not None
+
+    class Second(StoppedRun):
+        steps = (240,)
+
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            plan = plan_of(self.folder.name).model_copy(update={"resolved": RECIPE.record, "continues": spent})
+            self.folder.plan.write_text(plan.to_json())
+
+    Second(home, "owl-07").until_gone().settle(7)
+    then = going_on(RECIPE, Request(recipe="", continues="owl-07"), home).earlier
+    assert then is not None
+    assert then.spent_micros == Micros(2 * (spent.spent_micros or 0))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (Request(recipe="", continues="cow-1"), "run.unknown"),
+        (Request(recipe="mini-gpt", continues="fox-41"), "continue.other_recipe"),
+    ],
+)
+def test_another_run_or_recipe_than_there_is_is_refused(home: Home, request_: Request, code: str) -> None:
+    stopped_run(home)
+    assert refusal(home, request_) == code
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"),
+    [
+        ({"mode": Mode.REHEARSAL}, "continue.rehearsal"),
+        ({"steps": (RECIPE.tables.train.steps,)}, "continue.finished"),
+        ({"steps": ()}, "continue.no_checkpoint"),
+    ],
+)
+def test_a_run_with_nothing_to_go_on_from_is_refused(home: Home, kinds: dict[str, Any], code: str) -> None:
+    stopped_run(home, **kinds)
+    assert refusal(home) == code
+
+
+def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
+    class Torn(StoppedRun):
+        def manifest(self) -> list[dict[str, Any]]:
+            return [one for one in super().manifest() if one["name"] != "checkpoints/000120.optim.safetensors"]
+
+    Torn(home).until_gone().settle(7)
+    assert going_on(RECIPE, FROM, home).first_step == 60
+
+
+def test_other_values_and_other_shards_than_before_are_refused_before_anything_is_rented(home: Home) -> None:
+    stopped_run(home)
+    other = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
+    assert refusal(home, recipe=other) == "continue.changed"
+    assert refusal(home, data=shards(sha256="1" * 64)) == "continue.other_data"
+
+
+@pytest.mark.parametrize("name", ["checkpoints/000120.model.safetensors", "checkpoints/000120.state.json"])
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"other"), lambda path: path.unlink()])
+def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: str, change: Any) -> None:
+    run = stopped_run(home)
+    change(run.folder.artifacts / name)
+    assert refusal(home) == "continue.altered"
+
+
+def test_a_run_without_a_receipt_of_this_home_is_not_gone_on_from(home: Home) -> None:
+    run = stopped_run(home)
+    receipt = run.folder.receipt.read_bytes()
+    run.folder.receipt.unlink()
+    assert refusal(home) == "continue.no_receipt"
+    envelope = json.loads(receipt)
+    envelope["signatures"][0]["sig"] = "AAAA" + envelope["signatures"][0]["sig"][4:]
+    run.folder.receipt.write_text(json.dumps(envelope))
+    assert refusal(home) == "continue.no_receipt"
+
+
+def test_a_plan_that_was_edited_says_nothing(home: Home) -> None:
+    run = stopped_run(home)
+    edit_lines(run.folder.plan, lambda lines: [line.replace(b'"steps": 18865', b'"steps": 18866') for line in lines])
+    assert refusal(home) == "continue.altered"
+
+
+def test_the_receipt_names_the_checkpoint_and_the_audit_holds_it_against_the_plan(home: Home) -> None:
+    before = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256="a" * 64)
+
+    class Going(StoppedRun):
+        claims = before
+
+        def plan(self) -> dict[str, Any]:
+            told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "receipt_sha256"})
+            return {**super().plan(), "continues": told}
+
+        def trainer_files(self) -> None:
+            CloudRun.trainer_files(self)
+            self.folder.plan.write_text(json.dumps(super().plan() | {"continues": before.model_dump(mode="json")}))
+
+    Going(home).until_gone().settle()
+    told = read_receipt(home, home.run("fox-41")).predicate["asked"]["continues"]
+    assert told == {"run": "fox-41", "step": 120, "receipt_sha256": "a" * 64}
+    assert problems(home, "fox-41") == []
+    other = type("Other", (Going,), {"claims": before.model_copy(update={"step": 60})})
+    other(home, "owl-07").until_gone().settle()
+    assert problems(home, "owl-07") == ["the run was not opened with the checkpoint that its plan goes on from"]
+
+
+def test_the_trainers_rule_of_what_may_change_is_ours() -> None:
+    assert continuing._MAY_CHANGE == config._MAY_CHANGE
+    old, new = RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002", "eval.every=7"), 1).record
+    assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr"]
+
+
+def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
+    stopped_run(home)
+    for path in home.keys.glob("*"):
+        if path.name != PRIVATE_NAME:
+            path.unlink()
+    assert refusal(home) == "continue.no_receipt"
