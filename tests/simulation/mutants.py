@@ -62,6 +62,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/at_home.py": (f"{_LIFE}test_collect_now.py",),
     "gpurun/lifecycle/collect_now.py": (f"{_LIFE}test_collect_now.py",),
     "gpurun/lifecycle/warm.py": (f"{_LIFE}test_warm.py",),
+    "gpurun/lifecycle/vouched.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
+    "gpurun/lifecycle/continuing.py": (f"{_LIFE}test_continuing.py",),
     "gpurun/lifecycle/shards.py": (f"{_UNIT}test_shards.py",),
     "gpurun/lifecycle/reap.py": (f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_money_review.py", *_CLOUD),
     **dict.fromkeys(

@@ -96,7 +96,17 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('return origin == "local"\n', "return True\n"),
         ("asked.host == request.host", "True"),
     ),
-    "gpurun/lifecycle/vouched.py": (("receipt.signature is not Signature.OK", "False"),),
+    "gpurun/lifecycle/vouched.py": (
+        ("receipt.signature is not Signature.OK", "False"),
+        ("receipt.sha256 == link.receipt_sha256", "True"),
+    ),
+    "gpurun/lifecycle/continuing.py": (
+        ("if not run.holds(file):", "if False:"),
+        ("plan is None or plan.data.sha256 != data.sha256", "plan is None"),
+        ("    if changed:\n", "    if False:\n"),
+        ("== len(_KINDS)", ">= 1"),
+        ('"bytes": data.bytes + earlier.bytes', '"bytes": data.bytes'),
+    ),
     "gpurun/lifecycle/settle.py": (
         ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
         ("yield from _late(provider, asked.token, context)", "yield from ()"),
