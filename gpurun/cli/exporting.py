@@ -9,7 +9,7 @@ from typing import Any
 
 from gpurun import __version__
 from gpurun.cli.control import find
-from gpurun.cli.reports import material_of
+from gpurun.cli.reports import earlier_words, material_of
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.weights import ask_trainer, find_checkpoint
@@ -51,6 +51,7 @@ def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
         "recipe": run.recipe,
         "GPU": run.told.device or None,
         "machine": run.where,
+        "went on from": earlier_words(sight.plan.continues) if sight.plan.continues else None,
         "time of training": None if run.train_s is None else format_duration(run.train_s),
         "cost of the whole rental": f"{cost} at most ({receipt.cost_label})" if cost and receipt else None,
         "final training loss": _rounded(last),

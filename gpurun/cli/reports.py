@@ -11,8 +11,8 @@ from gpurun.cli.receipts import view_of
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, SetupError, UsageError
-from gpurun.core.money import Micros
-from gpurun.core.plan import Mode
+from gpurun.core.money import Micros, format_usd
+from gpurun.core.plan import Earlier, Mode
 from gpurun.core.progress import Event
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.untrusted import lines_of
@@ -90,6 +90,13 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
     )
 
 
+def earlier_words(earlier: Earlier) -> str:
+    """What a run went on from, and what is not in its own cost."""
+    spent = earlier.spent_micros
+    cost = f", which cost {format_usd(spent)} at most, not counted here" if spent else ""
+    return f"{earlier.run} after step {earlier.step:,}{cost}"
+
+
 def _receipt(session: Session, sight: Sight) -> tuple[ReceiptView | None, str]:
     """The run's receipt, or the reason why there is none to show."""
     if not sight.folder.receipt.exists():
@@ -124,6 +131,8 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
     """What a reader of the figures has to know about them."""
     if sight.plan.mode is Mode.REHEARSAL:
         yield "A rehearsal: the recipe's small form on this machine's CPU, not the run that would be paid for."
+    if sight.plan.continues is not None:
+        yield f"It went on from {earlier_words(sight.plan.continues)}."
     if sight.unfinished:
         yield "The run is not finished: its figures are those of this moment."
     if sight.damage is not None:

@@ -13,18 +13,20 @@ import pytest
 from typer.testing import CliRunner
 
 from gpurun.cli.app import app
+from gpurun.cli.exporting import figures_of
 from gpurun.cli.reports import report_runs
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, SetupError, UsageError
-from gpurun.core.money import Micros, cost_of, format_exact_usd
+from gpurun.core.money import Micros, cost_of, format_exact_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Mode
+from gpurun.core.plan import Earlier, Mode
 from gpurun.core.progress import Event
+from gpurun.lifecycle.runs import look
 from gpurun.view.report.charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.report.grid import aligned
 from gpurun.view.report.told import MOST_MARKS, Kept, Mark, Sample, hear
 from tests.unit.ledger_samples import RATE
-from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, write_events
+from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
 
 class Page(HTMLParser):
@@ -146,6 +148,16 @@ def test_a_run_that_never_trained_and_a_rehearsal_say_so(session: Session) -> No
     assert "tiny (rehearsal)" in page.words
     assert 'class="dollars"' not in content, "a rehearsal costs nothing"
     assert "No loss was reported." in report(session, "fox-41")[0].words
+
+
+def test_a_run_that_went_on_from_another_does_not_pass_for_the_whole_of_it(session: Session) -> None:
+    run = opened_run(session.home, "owl-07")
+    before = Earlier(run="fox-41", step=60, bytes=1, receipt_sha256="a" * 64, spent_micros=usd(4))
+    run.folder.plan.write_text(plan_of("owl-07").model_copy(update={"continues": before}).to_json())
+    run.until_gone().settle()
+    said = "fox-41 after step 60, which cost $4.00 at most, not counted here"
+    assert said in report(session, "owl-07")[0].words
+    assert figures_of(session, look(session.home, "owl-07"), 120)["went on from"] == said
 
 
 def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session) -> None:
