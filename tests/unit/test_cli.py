@@ -46,7 +46,7 @@ WRONG = [
 
 
 def gpurun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpurun.cli.app", *arguments]
+    command = [sys.executable, "-m", "gpurun", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
