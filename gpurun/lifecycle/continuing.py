@@ -38,8 +38,6 @@ def as_before(request: Request, home: Home) -> Request:
 
     The cap is not among it, nor is any consent. UsageError when there is no such run, or nothing to go on from.
     """
-    if not request.continues:
-        return request
     run = _run(request.continues, home)
     asked, plan = run.request(), run.plan()
     if asked is None or plan is None:
@@ -67,12 +65,10 @@ def as_before(request: Request, home: Home) -> Request:
 
 
 def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> ResolvedRecipe:
-    """The recipe with the checkpoint that it goes on from, if that is wanted; nothing of it is read yet.
+    """The recipe with the checkpoint that it goes on from; nothing of that is read yet.
 
     UsageError when the checkpoint is of another recipe, or has taken all steps.
     """
-    if not request.continues:
-        return resolved
     run = _run(request.continues, home)
     name, plan = run.folder.name, run.plan()
     if plan is None:

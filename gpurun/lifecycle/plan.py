@@ -17,8 +17,6 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
-from gpurun.lifecycle.bucket_plan import with_stage
-from gpurun.lifecycle.continuing import as_before, going_on
 from gpurun.lifecycle.priors import load_priors
 from gpurun.lifecycle.quote import need_of, quote
 from gpurun.lifecycle.renting import rented_plan, shown_plan
@@ -36,26 +34,34 @@ def make_plan(
 
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
-    request = as_before(request, home)
+    if request.continues:
+        from gpurun.lifecycle.continuing import as_before
+
+        request = as_before(request, home)
     recipe = load_recipe(request.recipe)
     mode = _mode(request)
     _check_providers(request, mode)
     offered: tuple[Candidate, ...] = ()
     if mode is Mode.PAID:
-        full = going_on(_rented_form(request, recipe), request, home)
+        full = _going_on(_rented_form(request, recipe), request, home)
         if request.providers == ("ssh",):
             from gpurun.lifecycle.own_machines import box_plan
 
             return with_bundle(box_plan(request, run, full, home, clock, say), clock)
         if need_data:
             return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
-        return with_stage(shown_plan(request, run, full, home, clock), None, clock)
+        made = shown_plan(request, run, full, home, clock)
+        if request.choices.stage:
+            from gpurun.lifecycle.bucket_plan import with_stage
+
+            made = with_stage(made, None, clock)
+        return made
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe, home)
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
-        here = going_on(here, request, home)
+        here = _going_on(here, request, home)
     from gpurun.lifecycle.own_machines import local_plan
 
     _need_software(here)
@@ -85,7 +91,7 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
         full = resolve(recipe, "full", request.overrides, _processes(request))
     except UsageError as error:
         return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
-    full = going_on(full, request, home)
+    full = _going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0])
     anew = (f"The rehearsal begins anew; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
     return quoted.candidates, (*quoted.notes, *anew)
@@ -103,6 +109,15 @@ def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[
         )
     note = "There is no CUDA device here, so the recipe's rehearsal form is trained."
     return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)
+
+
+def _going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> ResolvedRecipe:
+    """The recipe with the checkpoint that it goes on from, if that is wanted."""
+    if not request.continues:
+        return resolved
+    from gpurun.lifecycle.continuing import going_on
+
+    return going_on(resolved, request, home)
 
 
 def _mode(request: Request) -> Mode:
@@ -150,6 +165,7 @@ def _need_software(here: ResolvedRecipe) -> None:
 
 def with_bundle(plan: Plan, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
+    from gpurun.lifecycle.bucket_plan import with_stage
     from gpurun.lifecycle.warm import warm_notes
     from gpurun.machine.pack import survey
 

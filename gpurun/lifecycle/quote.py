@@ -11,10 +11,9 @@ from gpurun.core.errors import NoOffer
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
-from gpurun.lifecycle.bucket_plan import BUCKET_BITS_PER_S, staged_uplink_bits_per_s
 from gpurun.lifecycle.market import Market
 from gpurun.lifecycle.shards import BUILT_IN
-from gpurun.planning.budget import Load, candidates, choose, load_of, ranked
+from gpurun.planning.budget import BUCKET_BITS_PER_S, Load, candidates, choose, load_of, ranked
 from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
 from gpurun.planning.priors import Priors
@@ -153,6 +152,8 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
     if data is not None:
         load = load_of(full, data.bytes, vocab_size=data.vocab_size)
         if request.choices.stage:
+            from gpurun.lifecycle.bucket_plan import staged_uplink_bits_per_s
+
             load = replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(Path(data.folder), data.bytes))
         return load, ()
     if request.data is not None and Path(request.data).exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -14,13 +13,6 @@ from gpurun.core.progress import Event, Phase, Record, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.state import replay
-
-_ANIMALS = (
-    "ant", "bat", "bee", "boa", "cat", "cod", "cow", "crab", "crow", "deer", "dog", "dove", "duck", "eel", "elk",
-    "emu", "fox", "frog", "goat", "gull", "hare", "hawk", "hen", "heron", "ibex", "jay", "kiwi", "koi", "lark",
-    "lion", "lynx", "mink", "mole", "moth", "mule", "newt", "orca", "owl", "ox", "panda", "pig", "pony", "puma",
-    "ram", "rat", "rook", "seal", "slug", "swan", "tick", "toad", "tuna", "vole", "wasp", "wolf", "wren", "yak",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,14 +89,6 @@ def find_run(home: Home, wanted: str) -> str:
         )
     hint = did_you_mean(wanted, names, otherwise="`gpurun ps --all` lists the runs there are.")
     raise UsageError("run.unknown", f"There is no run {wanted!r}.", hint=hint)
-
-
-def free_name(home: Home) -> str:
-    """A short name that no run has: an animal and a number."""
-    while True:
-        name = f"{secrets.choice(_ANIMALS)}-{secrets.randbelow(90) + 10}"
-        if not home.run(name).path.exists():
-            return name
 
 
 def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:

@@ -37,6 +37,7 @@ from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 
 UPLINK_BITS_PER_S = 20e6
 DOWNLINK_BITS_PER_S = 50e6
+BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
 DESTROY_S = 120

@@ -13,12 +13,28 @@ import pytest
 from house_sources import ROOT
 
 HEAVY = ("torch", "boto3", "botocore", "runpod", "paramiko", "trainer", "numpy", "pydantic", "rich", "cryptography")
+NOT_FOR_A_PLAN = ("gpurun.machine", "gpurun.ledger.receipt", "cryptography", "urllib.request", "torch", "boto3")
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     code = f"import sys, gpurun.cli.app\nprint([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_plan_from_the_catalogue_loads_no_wing_that_it_does_not_need(tmp_path: Path) -> None:
+    """It is asked again and again while somebody chooses, and should answer at once."""
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([name for name in {NOT_FOR_A_PLAN} if name in sys.modules]))\n"
+        "sys.argv = ['gpurun', 'plan', 'gpt2-124m', '--max-cost', '25', '--json']\n"
+        "sys.modules['keyring'] = None\n"
+        "from gpurun.cli.app import main; main()"
+    )
+    environment = {**os.environ, "GPURUN_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def cost_s(code: str, environment: dict[str, str], *arguments: str) -> float:

@@ -55,8 +55,8 @@ def train(
 
 
 def _make_plan(session: Session, request: Request, *, name: str, need_data: bool) -> Plan:
+    from gpurun.lifecycle.names import free_name
     from gpurun.lifecycle.plan import make_plan
-    from gpurun.lifecycle.runs import free_name
 
     home = session.home.prepare()
     run = home.run(name).name if name else free_name(home)

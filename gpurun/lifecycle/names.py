@@ -1,0 +1,22 @@
+"""Names for new runs."""
+
+from __future__ import annotations
+
+import secrets
+
+from gpurun.core.paths import Home
+
+_ANIMALS = (
+    "ant", "bat", "bee", "boa", "cat", "cod", "cow", "crab", "crow", "deer", "dog", "dove", "duck", "eel", "elk",
+    "emu", "fox", "frog", "goat", "gull", "hare", "hawk", "hen", "heron", "ibex", "jay", "kiwi", "koi", "lark",
+    "lion", "lynx", "mink", "mole", "moth", "mule", "newt", "orca", "owl", "ox", "panda", "pig", "pony", "puma",
+    "ram", "rat", "rook", "seal", "slug", "swan", "tick", "toad", "tuna", "vole", "wasp", "wolf", "wren", "yak",
+)  # fmt: skip
+
+
+def free_name(home: Home) -> str:
+    """A short name that no run has: an animal and a number."""
+    while True:
+        name = f"{secrets.choice(_ANIMALS)}-{secrets.randbelow(90) + 10}"
+        if not home.run(name).path.exists():
+            return name
