@@ -132,7 +132,8 @@ def tell_rate(data: Mapping[str, Any]) -> str:
     share = f" ({format_percent((step or 0) / steps)})" if steps else ""
     far = f"too slow to finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
     would = f"to finish takes {format_duration(left_s or 0)} more"
-    return f"{measured}, {far}; {would}" + (f", under a cap of {format_usd(Micros(needed))}" if needed else "")
+    under = f", under a cap of {format_usd(Micros(needed))}" if needed else ""
+    return f"{measured}, {far}; {would}{under}; train --from goes on later"
 
 
 def _collected(data: Mapping[str, Any]) -> str:
