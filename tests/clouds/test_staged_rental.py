@@ -16,7 +16,11 @@ from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody, superv
 from tests.emulators import guests
 from tests.emulators.s3 import S3Emulator
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot"),
+    pytest.mark.xdist_group("rentals by a bucket"),
+]
 
 STAGE = ("--stage", "s3://shards/lab")
 
@@ -64,9 +68,9 @@ def test_shards_are_pulled_checkpoints_pushed_and_a_second_run_uploads_nothing(u
     assert not [one for one in written if b"X-Amz-Signature" in one or any(secret in one for secret in secrets)]
 
 
-def test_a_laptop_that_was_closed_while_the_machine_was_taken_away_finds_its_checkpoints_in_the_bucket(
-    user: User, s3: S3Emulator
-) -> None:
+@pytest.fixture(scope="module")
+def taken_away(user: User, s3: S3Emulator) -> str:
+    """A run whose machine was taken away while the laptop was closed, once the laptop is open again."""
     started = user.trains(*STAGE, "--set", "train.steps=100000", "--detach", name="bee-3")
     assert started.returncode == 8, started.stderr
     pushed = ""
@@ -83,9 +87,15 @@ def test_a_laptop_that_was_closed_while_the_machine_was_taken_away_finds_its_che
             world.delete(pod.id)
     code, _ = user.tells("resume", "bee-3")
     assert code == 6, user.said("bee-3")
-    assert told(user, Event.SALVAGE_OBSERVED, "bee-3")["brought"], user.said("bee-3")
-    home = user.home / "runs" / "bee-3" / "artifacts"
-    assert list(Path(home).rglob("*.safetensors")), pushed
+    return "bee-3"
+
+
+def test_a_laptop_that_was_closed_while_the_machine_was_taken_away_finds_its_checkpoints_in_the_bucket(
+    user: User, taken_away: str
+) -> None:
+    assert told(user, Event.SALVAGE_OBSERVED, taken_away)["brought"], user.said(taken_away)
+    home = user.home / "runs" / taken_away / "artifacts"
+    assert list(Path(home).rglob("*.safetensors"))
     assert user.tells("audit")[0] == 0
 
 
@@ -97,17 +107,19 @@ def place(user: User, s3: S3Emulator, name: str) -> str:
     return found if f"{found}/head" in s3.keys(found) else ""
 
 
-def test_what_came_home_of_a_machine_that_was_taken_away_is_gone_on_from_in_another_rental(user: User) -> None:
+def test_what_came_home_of_a_machine_that_was_taken_away_is_gone_on_from_in_another_rental(
+    user: User, taken_away: str
+) -> None:
     asked = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
-    done = user.types("train", "--from", "bee-3", *asked, "--yes", "--json", "--name", "cow-5")
+    done = user.types("train", "--from", taken_away, *asked, "--yes", "--json", "--name", "cow-5")
     assert done.returncode == 7, done.stderr + user.said("cow-5")
-    before = user.tells("receipt", "bee-3")[1]["data"]["statement"]["predicate"]
-    told = user.tells("receipt", "cow-5")[1]["data"]["statement"]["predicate"]
-    assert told["asked"]["continues"]["run"] == "bee-3"
-    assert told["asked"]["continues"]["step"] == before["checkpoint"]["latest"]
+    before = user.tells("receipt", taken_away)[1]["data"]["statement"]["predicate"]
+    after = user.tells("receipt", "cow-5")[1]["data"]["statement"]["predicate"]
+    assert after["asked"]["continues"]["run"] == taken_away
+    assert after["asked"]["continues"]["step"] == before["checkpoint"]["latest"]
     start = json.loads((user.home / "runs/cow-5/events.jsonl").read_text().splitlines()[0])
     assert start["resumed_from"] == before["checkpoint"]["latest"]
-    assert told["checkpoint"]["latest"] > before["checkpoint"]["latest"]
-    assert told["cost"]["cap_kept"] is True
+    assert after["checkpoint"]["latest"] > before["checkpoint"]["latest"]
+    assert after["cost"]["cap_kept"] is True
     assert user.cloud.alive() == []
     assert user.tells("audit")[0] == 0
