@@ -59,7 +59,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def request_from(session: Session, **typed: Any) -> Request:
-    """What was typed, with the settings' defaults filled in, checked one by one."""
+    """What was typed, with the settings' defaults and what --from brings filled in, checked one by one."""
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
     from gpurun.core.plan import Choices, Request
@@ -75,7 +75,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         )
     named = typed["provider"] or [name for name in settings["providers"].value.split(",") if name]
     price = typed["price_per_hour"]
-    return Request(
+    request = Request(
         recipe=typed["recipe"] or ("" if typed["continues"] else settings["recipe"].value),
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
@@ -101,6 +101,11 @@ def request_from(session: Session, **typed: Any) -> Request:
             warm=typed["warm"],
         ),
     )
+    if not request.continues:
+        return request
+    from gpurun.lifecycle.continuing import as_before
+
+    return as_before(request, session.home)
 
 
 def _script(path: str) -> str:

@@ -19,7 +19,7 @@ from gpurun.core.money import Micros
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.ledger.chain import read_chain
-from gpurun.lifecycle.runs import find_run
+from gpurun.lifecycle.runs import find_run, look
 from gpurun.lifecycle.vouched import Vouched, vouched
 from gpurun.planning.recipe import ResolvedRecipe
 
@@ -132,12 +132,15 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _run(wanted: str, home: Home) -> Vouched:
     """The run that is meant, with its receipt."""
     name = find_run(home, wanted)
+    if look(home, name).unfinished:
+        hint = f"gpurun stop {name} saves and ends it; where nobody drives it any more, gpurun resume {name} does."
+        raise UsageError("continue.unfinished", f"{name} is not over yet.", hint=hint)
     run = vouched(home, read_chain(home.ledger), name)
     if run is None:
         raise UsageError(
             "continue.no_receipt",
             f"{name} has no receipt that this home signed, so nothing vouches for its checkpoint.",
-            hint=f"Is it unfinished? gpurun resume {name} ends it and writes one.",
+            hint=f"gpurun audit {name} says what became of it.",
         )
     return run
 

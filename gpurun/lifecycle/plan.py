@@ -34,10 +34,6 @@ def make_plan(
 
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
-    if request.continues:
-        from gpurun.lifecycle.continuing import as_before
-
-        request = as_before(request, home)
     recipe = load_recipe(request.recipe)
     mode = _mode(request)
     _check_providers(request, mode)

@@ -206,6 +206,25 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
     assert refusal(home) == "continue.altered"
 
 
+def test_a_run_that_is_not_over_is_not_gone_on_from(home: Home) -> None:
+    StoppedRun(home).until_gone()
+    assert refusal(home) == "continue.unfinished"
+
+
+def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
+    stopped_run(home)
+    asked = as_before(FROM, home)
+
+    class Second(StoppedRun):
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            self.folder.request.write_text(asked.to_json())
+
+    Second(home, "owl-07").until_gone().settle(7)
+    again = as_before(Request(recipe="", continues="owl-07"), home)
+    assert again == asked.model_copy(update={"continues": "owl-07"})
+
+
 def test_a_run_without_a_receipt_of_this_home_is_not_gone_on_from(home: Home) -> None:
     run = stopped_run(home)
     receipt = run.folder.receipt.read_bytes()

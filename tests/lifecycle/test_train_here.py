@@ -118,13 +118,17 @@ def test_a_run_that_was_stopped_goes_on_in_another_and_ends_as_if_it_had_not_bee
     assert trains("mini-gpt", *small, "--name", "owl-1", "--detach") == 8
     wait_for(lambda: "step 0010" in read(own_home / "runs/owl-1/run.log"))
     assert gpurun("stop", "owl-1").returncode == 0
-    assert "gpurun train --from owl-1" in gpurun("receipt", "owl-1").stdout
+    for verb in ("receipt", "resume"):
+        assert "gpurun train --from owl-1" in gpurun(verb, "owl-1").stdout
+    assert "--from" not in gpurun("resume", "hen-1").stdout
     assert gpurun("train", "--from", "owl-1", "--name", "owl-2", "--yes").returncode == 0
     start = json.loads((own_home / "runs/owl-2/events.jsonl").read_text().splitlines()[0])
     assert 10 <= start["resumed_from"] < 240
     whole, parts = (own_home / "runs" / run / "artifacts/checkpoints" for run in ("hen-1", "owl-2"))
     for name in ("000240.model.safetensors", "000240.optim.safetensors"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
+    again = envelope(gpurun("plan", "--from", "owl-2", "--json"))
+    assert again["errors"][0]["code"] == "continue.finished", "what was asked of a run that went on is known, too"
     audited = envelope(gpurun("audit", "--json"))
     assert audited["data"]["ok"] is True
     assert nothing_is_left(own_home)

@@ -38,8 +38,11 @@ def resume(session: Session, run: RunArgument) -> Result:
 
     sight = find(session, run)
     if not sight.unfinished:
-        text = f"{sight.folder.name} is finished; its receipt: gpurun receipt {sight.folder.name}"
-        return Result(data={"run": sight.folder.name, "state": sight.state.phase}, text=text)
+        name = sight.folder.name
+        text = f"{name} is finished; its receipt: gpurun receipt {name}"
+        if sight.state.outcome != "done":
+            text += f"\nTo train what it did not come to, in another rental: gpurun train --from {name}"
+        return Result(data={"run": name, "state": sight.state.phase}, text=text)
     drive(session, sight)
     return follow(session, sight.folder)
 
