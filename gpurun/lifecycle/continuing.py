@@ -36,7 +36,8 @@ _MAY_CHANGE = {
 def as_before(request: Request, home: Home) -> Request:
     """The request with what the run that it goes on from was asked, wherever nothing else is asked now.
 
-    The cap is not among it, nor is any consent. UsageError when there is no such run, or nothing to go on from.
+    The cap is not among it, nor is any consent. Where no provider is named, it is the same place, with the same image
+    and set-up. UsageError when there is no such run, or nothing to go on from.
     """
     run = _run(request.continues, home)
     asked, plan = run.request(), run.plan()
@@ -61,6 +62,8 @@ def as_before(request: Request, home: Home) -> Request:
         own = ("host", "host_key", "identity", "price_micros_per_hour") if asked.providers == ("ssh",) else ()
         told["providers"] = asked.providers
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
+        outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in ("image", "setup")}
+        told["choices"] = request.choices.model_copy(update=outfit)
     return request.model_copy(update=told)
 
 
@@ -179,7 +182,8 @@ def _shards_of(plan: Plan, asked: Request) -> str | None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """One file under a second name; on another disk it is copied."""
+    """One file under a second name; on another disk it is copied. What is there may be a link, and goes first."""
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from gpurun.core.errors import GpurunError
+from gpurun.core.model import Frozen
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Plan, Request
 from gpurun.ledger.chain import Chain
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import Signature
+
+Model = TypeVar("Model", bound=Frozen)
 
 _BLOCK_BYTES = 1 << 20
 
@@ -32,19 +35,11 @@ class Vouched:
 
     def plan(self) -> Plan | None:
         """The plan that the receipt was about."""
-        content = _content(self.folder.plan, self.told["digests"]["plan"])
-        try:
-            return Plan.from_json(content) if content is not None else None
-        except ValidationError:
-            return None
+        return self._record(Plan, self.folder.plan, "plan")
 
     def request(self) -> Request | None:
         """What the user had asked for."""
-        content = _content(self.folder.request, self.told["digests"]["request"])
-        try:
-            return Request.from_json(content) if content is not None else None
-        except ValidationError:
-            return None
+        return self._record(Request, self.folder.request, "request")
 
     def files(self, *kinds: str) -> list[dict[str, Any]]:
         """What came home of these kinds, as the receipt has it: name, bytes, sha256, kind, step."""
@@ -64,6 +59,14 @@ class Vouched:
         except OSError:
             return False
         return digest.hexdigest() == str(file["sha256"])
+
+    def _record(self, kind: type[Model], path: Path, name: str) -> Model | None:
+        """A record of the run's folder, if it is the one whose digest the receipt has under this name."""
+        content = _content(path, self.told["digests"][name])
+        try:
+            return kind.from_json(content) if content is not None else None
+        except ValidationError:
+            return None
 
 
 def vouched(home: Home, chain: Chain, name: str) -> Vouched | None:

@@ -13,7 +13,7 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.model import GpuNeed
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import DataSummary, Earlier, Mode, Request
+from gpurun.core.plan import Choices, DataSummary, Earlier, Mode, Request
 from gpurun.ledger.audit import audit
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME
@@ -41,7 +41,9 @@ class StoppedRun(CloudRun):
         told = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
         self.folder.plan.write_text(plan_of(self.folder.name).model_copy(update=told).to_json())
         asked = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
-        self.folder.request.write_text(asked.model_copy(update={"data": "/srv/shards"}).to_json())
+        choices = Choices(image="torch:2.9", setup="pip install lion", spot=True, weak_lease=True, accept_cpu=True)
+        asked = asked.model_copy(update={"data": "/srv/shards", "choices": choices})
+        self.folder.request.write_text(asked.to_json())
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         return {
@@ -99,7 +101,13 @@ def test_what_the_earlier_run_was_asked_is_asked_again_but_for_the_cap_and_the_c
     assert asked.recipe == "gpt2-124m"
     assert asked.overrides == ("optim.lr=0.001", "eval.every=50")
     assert (asked.gpu, asked.data) == (GpuNeed(count=1, name="H100"), "/srv/shards")
-    assert (asked.max_cost_micros, asked.choices) == (None, FROM.choices)
+    assert (asked.max_cost_micros, asked.choices) == (None, Choices(image="torch:2.9", setup="pip install lion"))
+
+
+def test_elsewhere_the_image_and_the_set_up_of_the_other_place_mean_nothing(home: Home) -> None:
+    stopped_run(home)
+    asked = as_before(FROM.model_copy(update={"providers": ("aws",)}), home)
+    assert (asked.providers, asked.choices) == (("aws",), Choices())
 
 
 def test_the_newest_checkpoint_lies_beside_the_shards_and_counts_as_shipped(home: Home) -> None:
@@ -204,6 +212,23 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
     run = stopped_run(home)
     change(run.folder.artifacts / name)
     assert refusal(home) == "continue.altered"
+
+
+def test_what_lies_there_from_another_run_is_replaced_and_not_written_into(home: Home) -> None:
+    """It is a second name of that run's checkpoint, which was paid for."""
+    first, into = stopped_run(home), home.staged_data("owl-07")
+    kept = {path: path.read_bytes() for path in first.folder.artifacts.rglob("*.*")}
+    carried(shards(), going_on(RECIPE, FROM, home), home, into)
+
+    class Another(StoppedRun):
+        def contents(self) -> dict[str, bytes]:
+            return {name: content[::-1] for name, content in super().contents().items()}
+
+    second = Another(home, "elk-3").until_gone().settle(7)
+    carried(shards(), going_on(RECIPE, Request(recipe="", continues="elk-3"), home), home, into)
+    assert {path: path.read_bytes() for path in kept} == kept
+    weights = "checkpoints/000120.model.safetensors"
+    assert (into / FOLDER / weights).read_bytes() == second.contents()[weights]
 
 
 def test_a_run_that_is_not_over_is_not_gone_on_from(home: Home) -> None:

@@ -40,7 +40,7 @@ def resume(session: Session, run: RunArgument) -> Result:
     if not sight.unfinished:
         name = sight.folder.name
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
-        if sight.state.outcome != "done":
+        if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
             text += f"\nTo train what it did not come to, in another rental: gpurun train --from {name}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     drive(session, sight)
