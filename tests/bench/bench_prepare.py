@@ -159,7 +159,8 @@ def awkward(texts: list[str], folder: Path) -> None:
         "lines of JSON of 50 MB": ("lines.jsonl", lines),
         "Parquet, pages of 150 books of 400 kB (60 MB)": ("books.parquet", lambda place: books(place, 400_000, 150)),
         "the same, snappy": ("books.parquet", lambda place: books(place, 400_000, 150, "snappy")),
-        "Parquet, pages of 500 such books (200 MB)": ("books.parquet", lambda place: books(place, 400_000, 500)),
+        "Parquet, pages of 1,024 such books (410 MB)": ("books.parquet", lambda place: books(place, 400_000, 1024)),
+        "those, snappy": ("books.parquet", lambda place: books(place, 400_000, 1024, "snappy")),
         "Parquet, pages of two documents of 50 MB": ("two.parquet", lambda place: books(place, 50_000_000, 2)),
     }
     for number, (what, (name, write)) in enumerate(rows.items()):

@@ -9,11 +9,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO
+from typing import BinaryIO
 
 import pytest
 import zstandard
@@ -22,7 +20,6 @@ from hypothesis import strategies as st
 
 from trainer.prepare.corpora.division import divide
 from trainer.prepare.errors import Refusal
-from trainer.prepare.folders import locked
 from trainer.prepare.sources import lines as json_lines
 from trainer.prepare.sources import parquet as parquet_rows
 from trainer.prepare.sources import plain
@@ -268,62 +265,47 @@ def large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Span, l
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist([*ROWS, {"text": None, "url": None}]), tmp_path / "a.parquet")
     (file,) = opened(tmp_path / "a.parquet").files
-    monkeypatch.setattr(parquet_rows, "_LARGE_PAGE_BYTES", 1000)
+    monkeypatch.setattr(parquet_rows, "_LARGE_PAGE_BYTES", 100)
     monkeypatch.setattr(parquet_rows, "_BATCH_BYTES", 1000)
     return Span(file, 0, 1), [row["text"] for row in ROWS]
 
 
-def test_a_large_page_of_parquet_is_unpacked_to_disk_and_gives_the_same_documents(
-    tmp_path: Path, large_page: tuple[Span, list[str]]
+def test_a_large_page_of_parquet_is_read_in_parts_and_gives_the_same_documents(
+    tmp_path: Path, large_page: tuple[Span, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     span, documents = large_page
     folder = tmp_path / "unpacking"
     found = list(read_spans([span], "text", folder))
     assert [text.text for text in found] == documents
+    assert list(folder.iterdir()) == [], "its dictionary was there, without a name"
+    monkeypatch.setattr(parquet_rows, "_LARGE_PAGE_BYTES", 1 << 30)
     assert found == list(read_spans([span], "text")), "names and addresses too"
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-
-
-def test_only_one_process_at_a_time_unpacks_a_large_page_and_all_go_on_from_there(
-    tmp_path: Path, large_page: tuple[Span, list[str]]
-) -> None:
-    span, documents = large_page
-    folder = tmp_path / "unpacking"
-    with ThreadPoolExecutor(1) as pool:
-        with locked(folder):
-            waiting = pool.submit(lambda: next(read_spans([span], "text", folder)))
-            with pytest.raises(TimeoutError):
-                waiting.result(0.3)
-        assert waiting.result(10).text == documents[0]
-    one, other = read_spans([span], "text", folder), read_spans([span], "text", folder)
-    assert next(one) == next(other), "whoever tokenises what it has unpacked keeps nobody waiting"
-
-
-@pytest.mark.parametrize(
-    ("writer", "rows", "group_bytes", "is_large"),
-    [
-        ("parquet-cpp-arrow version 26.0.1", 1000, 4 << 20, False),
-        ("parquet-cpp-arrow version 26.0.1", 1_000_000, 3 << 30, False),
-        ("parquet-cpp-arrow version 26.0.1", 500, 200 << 20, True),
-        ("DuckDB version v1.4.0", 122_880, 360 << 20, True),
-        ("", 0, 0, False),
-    ],
-)
-def test_a_page_is_as_large_as_its_writer_makes_them(writer: str, rows: int, group_bytes: int, is_large: bool) -> None:
-    about = SimpleNamespace(created_by=writer)
-    assert (parquet_rows._page_bytes(about, rows, group_bytes) > parquet_rows._LARGE_PAGE_BYTES) == is_large
 
 
 def test_a_disk_that_is_full_while_a_page_is_unpacked_is_not_taken_for_a_damaged_file(
     tmp_path: Path, large_page: tuple[Span, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on_full_disk(mode: str, *, encoding: str, dir: Path) -> IO[str]:
-        return open("/dev/full", mode.removesuffix("+"), encoding=encoding)
+    def on_full_disk(*, dir: Path, buffering: int) -> BinaryIO:
+        return open("/dev/full", "wb", buffering=buffering)
 
     monkeypatch.setattr("tempfile.TemporaryFile", on_full_disk)
     with pytest.raises(OSError, match="No space left") as full:
         list(read_spans([large_page[0]], "text", tmp_path / "unpacking"))
     assert full.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("large_bytes", [0, 1 << 30])
+def test_a_document_that_ends_in_half_a_character_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_bytes: int
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    raw = arrow.array([b"half \xe2\x82", b"the next"], arrow.binary())
+    column = arrow.StringArray.from_buffers(len(raw), *raw.buffers()[1:])
+    parquet.write_table(arrow.table({"text": column}), tmp_path / "a.parquet")
+    (file,) = opened(tmp_path / "a.parquet").files
+    monkeypatch.setattr(parquet_rows, "_LARGE_PAGE_BYTES", large_bytes)
+    found = list(islice(read_spans([Span(file, 0, 1)], "text"), 9))
+    assert [text.text for text in found] == ["half \ufffd", "the next"]
 
 
 def test_a_parquet_file_cut_short_is_named(tmp_path: Path) -> None:

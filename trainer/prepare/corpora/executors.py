@@ -27,7 +27,7 @@ Numbered = tuple[int, Task]
 
 @dataclass(frozen=True)
 class Executor:
-    """One of EXECUTORS with so many tasks at once, whose logs and unpacked pages lie in `folder` meanwhile."""
+    """One of EXECUTORS with so many tasks at once; logs and dictionaries of large pages lie in `folder` meanwhile."""
 
     kind: str
     workers: int
@@ -41,7 +41,7 @@ class Executor:
 
     @property
     def unpack_in(self) -> Path:
-        """Where one process at a time unpacks what is large."""
+        """Where the dictionaries of large pages are kept."""
         return self.folder / UNPACKING
 
     def work(

@@ -39,7 +39,7 @@ _ASKED = "prepare.json"
 LOGS = "logs"
 """The folder in which datatrove writes what it does."""
 UNPACKING = ".unpacking"
-"""The folder in which what is large is unpacked."""
+"""The folder in which the dictionaries of large pages are kept."""
 DUPLICATES = "dedupe"
 """The folder in which it is written which documents go."""
 

@@ -1,25 +1,23 @@
 """Parquet, row group by row group, page by page: only the columns that are needed, some megabytes at a time.
 
-A page is unpacked as a whole by whoever reads it, and pages are made of so many rows: of books, one may have hundreds
-of megabytes, of which pyarrow holds up to two copies. Such row groups are unpacked to disk by one process at a time.
+pyarrow unpacks a page as a whole, and pages are made of so many rows: of books, one may have hundreds of megabytes. Row
+groups that have such pages are read by `pages/` instead, in pieces.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trainer.prepare.errors import Refusal, unreadable
-from trainer.prepare.folders import locked
 from trainer.prepare.sources.files import Span
+from trainer.prepare.sources.pages import Chunk, Value, is_known, largest_page, values
 from trainer.prepare.sources.streams import PIECE_BYTES, whole_characters
 from trainer.prepare.texts import Text
 
@@ -29,8 +27,9 @@ _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
 _LARGE_PAGE_BYTES = 16 << 20
-_PAGE_ROWS = 1024
-"""Arrow and what learned from it look at a page's size after so many rows only."""
+
+Row = tuple[Value | None, Any]
+"""A row's text, None for null, and what stands in its column `url`."""
 
 
 def group_bytes(path: Path, column: str) -> tuple[int, ...]:
@@ -52,62 +51,62 @@ def group_bytes(path: Path, column: str) -> tuple[int, ...]:
 def rows(span: Span, column: str, unpack_in: Path | None = None) -> Iterator[Text]:
     """The documents of a span's row groups; a row whose text is null has none.
 
-    Processes that read at once name one folder to unpack large pages in; without one, they are held in memory.
+    The dictionaries of large pages are kept in files without a name in a folder (None: where temporary files are).
     """
-    name = span.file.name
-    with _opened(span.file.path) as file:
-        columns = [column, *(["url"] if "url" in file.schema_arrow.names and column != "url" else [])]
+    with _opened(span.file.path) as file, open(span.file.path, "rb") as raw:
+        url = "url" if "url" in file.schema_arrow.names and column != "url" else None
         for group in range(span.start, span.stop):
-            count = file.metadata.row_group(group).num_rows
-            wanted = _BATCH_BYTES * count // max(1, span.file.weights[group])
-            size = min(max(wanted, 1), _MOST_ROWS)
-            batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-            texts = _documents(batches, column, f"{name}#{group}")
-            is_large = _page_bytes(file.metadata, count, span.file.weights[group]) > _LARGE_PAGE_BYTES
-            yield from texts if unpack_in is None or not is_large else _by_way_of_disk(texts, unpack_in)
+            chunk = _chunk(file, group, column)
+            if largest_page(raw, chunk) > _LARGE_PAGE_BYTES and is_known(raw, chunk):
+                found = _in_parts(file, group, url, values(raw, chunk, unpack_in))
+            else:
+                found = _whole(file, group, column, url, span.file.weights[group])
+            for number, (value, known) in enumerate(found):
+                if value is not None:
+                    yield from _texts(f"{span.file.name}#{group}.{number}", value, known)
 
 
-def _page_bytes(about: Any, count: int, group_bytes: int) -> int:
-    """What a page of a row group may hold: its writer's habits are all that is known before it is read."""
-    if str(about.created_by).startswith("DuckDB"):
-        return group_bytes  # It makes pages of up to 100 MB, its older versions of a gigabyte, however small the rows.
-    return group_bytes * min(count, _PAGE_ROWS) // max(1, count)
+def _whole(file: Any, group: int, column: str, url: str | None, group_bytes: int) -> Iterator[Row]:
+    import pyarrow
+
+    columns = [column, *([url] if url else [])]
+    count = file.metadata.row_group(group).num_rows
+    size = min(max(_BATCH_BYTES * count // max(1, group_bytes), 1), _MOST_ROWS)
+    for text, *urls in _scalars(file, group, columns, size):
+        value = pyarrow.BufferReader(text.as_buffer()) if text.is_valid else None
+        yield value, urls[0].as_py() if urls else None
 
 
-def _by_way_of_disk(texts: Iterator[Text], folder: Path) -> Iterator[Text]:
-    """The same texts, once they have all been written to a file without a name: then no page is held any more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as file:
-        with locked(folder):
-            for text in texts:
-                file.write(json.dumps(astuple(text), ensure_ascii=False) + "\n")
-        file.seek(0)
-        for line in file:
-            yield Text(*json.loads(line))
+def _in_parts(file: Any, group: int, url: str | None, texts: Iterator[Value | None]) -> Iterator[Row]:
+    if url is None:
+        return zip(texts, repeat(None), strict=False)
+    urls = _scalars(file, group, [url], _MOST_ROWS)
+    return ((text, known.as_py()) for text, (known,) in zip(texts, urls, strict=True))
 
 
-def _documents(batches: Iterable[Any], column: str, name: str) -> Iterator[Text]:
-    number = 0
-    for batch in batches:
-        texts = batch.column(column)
-        urls = batch.column("url") if column != "url" and "url" in batch.schema.names else None
-        del batch  # While the next one is read, nothing of this one is held.
-        for place in range(len(texts)):
-            url = urls[place].as_py() if urls is not None else None
-            yield from _texts(f"{name}.{number}", texts[place], url)
-            number += 1
-        del texts, urls
+def _scalars(file: Any, group: int, columns: list[str], size: int) -> Iterator[tuple[Any, ...]]:
+    """The rows of some columns of a row group, so many of them read at a time."""
+    for batch in file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
+        yield from zip(*batch.columns, strict=True)
 
 
-def _texts(name: str, value: Any, url: Any) -> Iterator[Text]:
-    """A row's document, in pieces where it is long; none where it is null."""
-    raw = memoryview(value.as_buffer()) if value.is_valid else memoryview(b"")
+def _texts(name: str, value: Value, url: Any) -> Iterator[Text]:
+    """A row's document, in pieces where it is long; an empty one has none."""
     known = url if isinstance(url, str) else ""
-    start = 0
-    while start < len(raw):
-        piece, _ = whole_characters(bytes(raw[start : start + PIECE_BYTES]))
-        yield Text(name, piece.decode("utf-8", "replace"), known, continues=start > 0)
-        start += len(piece)
+    rest, continues = b"", False
+    while piece := rest + value.read(PIECE_BYTES - len(rest)):
+        # What is cut off of the end of a document is no character.
+        piece, rest = whole_characters(piece) if len(piece) == PIECE_BYTES else (piece, b"")
+        yield Text(name, piece.decode("utf-8", "replace"), known, continues)
+        continues = True
+
+
+def _chunk(file: Any, group: int, column: str) -> Chunk:
+    place = _place_of(file, column)
+    about = file.metadata.row_group(group).column(place)
+    starts = [start for start in (about.dictionary_page_offset, about.data_page_offset) if start]
+    has_nulls = file.schema.column(place).max_definition_level > 0
+    return Chunk(min(starts, default=0), about.num_values, about.compression, has_nulls)
 
 
 def _place_of(file: Any, column: str) -> int:
@@ -122,9 +121,9 @@ def _opened(path: Path) -> Iterator[Any]:
         # Without pre_buffer and with a buffer, a row group is read page by page instead of whole.
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
             yield file
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, EOFError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # That is the disk on which a large page was unpacked.
+            raise  # That is the disk on which a dictionary is kept.
         if isinstance(error, FileNotFoundError | PermissionError):
             raise unreadable(path, error) from None
         what = " ".join(str(error).split())[:200].rstrip(".")

@@ -16,7 +16,7 @@ __all__ = ["read_spans"]
 def read_spans(spans: Iterable[Span], column: str, unpack_in: Path | None = None) -> Iterator[Text]:
     """The documents of some spans in order. Raises Refusal for whatever a source can have wrong with it.
 
-    Processes that read at once name one folder, in which one of them at a time unpacks what is large.
+    The dictionaries of Parquet's large pages are kept in a folder meanwhile (None: where temporary files are).
     """
     for span in spans:
         _check_unchanged(span.file)
