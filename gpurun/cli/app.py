@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from typing import Annotated
 
@@ -26,18 +28,40 @@ from gpurun.cli.verbs import (
     weights,
 )
 
-app = typer.Typer(
-    name="gpurun",
-    help="Rent a GPU under a hard total-dollar cap, train, bring the checkpoints home, prove that the machine is gone.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_ROOMS = {
+    auth: ("auth",),
+    offers: ("offers",),
+    train: ("plan", "train"),
+    watch: ("ps", "attach", "logs"),
+    stop: ("stop", "resume", "collect", "destroy"),
+    proof: ("receipt", "audit", "reap"),
+    report: ("report",),
+    weights: ("sample", "export"),
+    confirm: ("confirm-shutdown",),
+    aws: ("aws",),
+    prepare: ("recipes", "pack", "doctor"),
+    data: ("data",),
+    config: ("config",),
+    version: ("version",),
+}
+"""Each room of verbs and their first words."""
 
-for room in (auth, offers, train, watch, stop, proof, report, weights, confirm, aws, prepare, data, config, version):
-    room.register(app)
+
+def build_app(first_word: str = "") -> typer.Typer:
+    """The whole command line, or only the room of a first word: a plan need not wait for the flags of forty verbs."""
+    app = typer.Typer(
+        name="gpurun",
+        help=common.__doc__,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        pretty_exceptions_show_locals=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(common)
+    for room in [room for room, words in _ROOMS.items() if first_word in words] or _ROOMS:
+        room.register(app)
+    return app
 
 
 def _tell_version(wanted: bool) -> None:
@@ -46,7 +70,6 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def common(
     version: Annotated[
         bool, typer.Option("--version", help="Say which gpurun this is.", is_eager=True, callback=_tell_version)
@@ -57,7 +80,9 @@ def common(
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run_app(app))
+    gc.set_threshold(20_000, 20, 20)  # Starting makes many objects and hardly any garbage.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes longer than judging offers.
+    sys.exit(run_app(build_app(*sys.argv[1:2])))
 
 
 if __name__ == "__main__":

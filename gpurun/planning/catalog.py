@@ -90,6 +90,7 @@ def card_of(gpu: str) -> Card | None:
     return cards().get(gpu)
 
 
+@cache
 def terms_of(provider: str) -> Terms:
     """A provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate."""
     facts = _catalog()["providers"].get(provider)

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpurun.view.safe import harmless
 from gpurun.view.style import Style
@@ -70,6 +71,7 @@ def cells(text: str) -> int:
     return sum(_cells_of(character) for character in text)
 
 
+@lru_cache(4096)
 def _cells_of(character: str) -> int:
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
         return 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 
 GOLDEN = Path(__file__).with_name("command_tree.txt")
 
@@ -27,7 +27,7 @@ def tree(command: Any, name: str = "gpurun") -> list[str]:
 
 
 def test_the_command_tree_is_the_one_that_was_agreed_on() -> None:
-    drawn = "\n".join(tree(typer.main.get_command(app))) + "\n"
+    drawn = "\n".join(tree(typer.main.get_command(build_app()))) + "\n"
     if os.environ.get("GPURUN_UPDATE_GOLDEN"):
         GOLDEN.write_text(drawn)
     assert drawn == GOLDEN.read_text()
@@ -45,6 +45,16 @@ def test_every_help_begins_with_an_example_and_fits_a_screen() -> None:
     for line in GOLDEN.read_text().splitlines():
         words = line.split()[1:]
         verb = words[:2] if words[0] in ("recipes", "config", "auth", "aws", "data") else words[:1]
-        shown = CliRunner().invoke(app, [*verb, "--help"]).output
+        shown = CliRunner().invoke(build_app(), [*verb, "--help"]).output
         assert f"$ gpurun {' '.join(verb)}" in shown or "$ GPURUN" in shown
         assert len(shown.splitlines()) <= 44
+
+
+def test_whoever_names_a_verb_gets_its_room_alone_and_whoever_does_not_gets_all() -> None:
+    whole = tree(typer.main.get_command(build_app()))
+    for verb in {line.split()[1] for line in whole}:
+        own = tree(typer.main.get_command(build_app(verb)))
+        assert [line for line in own if line.split()[1] == verb] == [line for line in whole if line.split()[1] == verb]
+        assert len(own) < len(whole) / 2
+    for word in ("", "--help", "trian"):
+        assert tree(typer.main.get_command(build_app(word))) == whole

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpurun.cli import collecting
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 from gpurun.cli.collecting import collect_run
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
@@ -301,7 +301,7 @@ def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session
         collect_run(session, "nobody", only="lst")
     assert refused.value.hint
     words = ["collect", "fox-41", "--only", "newest", "--json", "--home", str(session.home.root)]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(build_app(), words)
     assert json.loads(done.stdout.splitlines()[-1])["errors"][0]["code"] == "usage.only"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpurun.cli import control
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, GpurunError, SetupError
@@ -270,7 +270,7 @@ def test_reap_is_not_content_while_a_run_here_may_be_billed_by_a_cloud_that_it_h
     assert look(market.home, market.folder.name).state.may_be_billing
     monkeypatch.setenv("GPURUN_HOME", str(market.home.root))
     monkeypatch.setattr("sys.argv", ["gpurun", "reap"])
-    assert run_app(app) == ExitCode.MAY_BE_BILLING
+    assert run_app(build_app()) == ExitCode.MAY_BE_BILLING
 
 
 def test_a_machine_that_lost_its_deadline_is_not_told_to_be_within_its_lease(world: World) -> None:

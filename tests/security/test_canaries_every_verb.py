@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
 from gpurun.core import credentials
 from gpurun.core.paths import Home
@@ -158,7 +158,7 @@ def test_no_verb_shows_or_keeps_a_key_wherever_it_came_from(
         for words in verbs:
             monkeypatch.setattr(sys, "argv", ["gpurun", *words])
             with contextlib.suppress(SystemExit):
-                run_app(app)
+                run_app(build_app())
             told = capfdbinary.readouterr()
             said[words] = told.out + told.err
     assert {words: found for words, told in said.items() if (found := tainted(told))} == {}

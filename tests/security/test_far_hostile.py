@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
 from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
@@ -369,7 +369,7 @@ READERS = (
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Run one command in this process, as the shell would start it."""
     monkeypatch.setattr(sys, "argv", ["gpurun", *words])
-    return run_app(app)
+    return run_app(build_app())
 
 
 def test_words_of_the_machine_are_kept_byte_for_byte_and_no_reader_sends_one_to_the_terminal_that_it_obeys(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 from gpurun.cli.exporting import figures_of
 from gpurun.cli.reports import report_runs
 from gpurun.cli.session import Session
@@ -269,9 +269,11 @@ def test_a_dollar_axis_shows_every_decimal() -> None:
 def test_the_command_line_writes_the_page_and_says_what_is_on_it(session: Session, tmp_path: Path) -> None:
     finished_run(session.home, "fox-41")
     page, home = tmp_path / "r.html", ["--home", str(session.home.root)]
-    said = CliRunner().invoke(app, ["report", "@last", "--html", str(page), "--json", *home], standalone_mode=False)
+    said = CliRunner().invoke(
+        build_app(), ["report", "@last", "--html", str(page), "--json", *home], standalone_mode=False
+    )
     told = json.loads(said.stdout)
     assert (told["ok"], told["data"]["runs"][0]["run"]) == (True, "fox-41")
     assert told["data"]["html"] == str(page)
     assert page_of(page).startswith("<!doctype html>")
-    assert "fox-41" in CliRunner().invoke(app, ["report", "fox", *home], standalone_mode=False).stdout
+    assert "fox-41" in CliRunner().invoke(build_app(), ["report", "fox", *home], standalone_mode=False).stdout

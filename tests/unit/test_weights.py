@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpurun.cli import weights
-from gpurun.cli.app import app
+from gpurun.cli.app import build_app
 from gpurun.cli.exporting import export_run
 from gpurun.cli.sampling import sample_run
 from gpurun.cli.session import Session
@@ -124,7 +124,7 @@ def test_the_command_line_passes_on_what_was_said_and_nothing_else(
 ) -> None:
     home = ["--home", str(session.home.root), "--json"]
     asked = ["sample", "fox-41", "--prompt", "a b", "--top-k", "5", "--checkpoint", "last", *home]
-    told = json.loads(CliRunner().invoke(app, asked, standalone_mode=False).stdout)
+    told = json.loads(CliRunner().invoke(build_app(), asked, standalone_mode=False).stdout)
     assert told["data"]["argv"][3:] == ["--top-k=5", "--prompt=a b"]
-    made = CliRunner().invoke(app, ["export", "fox-41", str(tmp_path / "hf"), *home], standalone_mode=False)
+    made = CliRunner().invoke(build_app(), ["export", "fox-41", str(tmp_path / "hf"), *home], standalone_mode=False)
     assert json.loads(made.stdout)["data"]["step"] == 120
