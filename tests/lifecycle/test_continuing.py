@@ -267,27 +267,49 @@ def test_a_plan_that_was_edited_says_nothing(home: Home) -> None:
     assert refusal(home) == "continue.altered"
 
 
+class Going(StoppedRun):
+    """A run that went on from fox-41, as its plan has it; `claims` is what it was opened with."""
+
+    before: Earlier
+    claims: Earlier
+
+    def plan(self) -> dict[str, Any]:
+        told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "receipt_sha256"})
+        return {**super().plan(), "continues": told}
+
+    def trainer_files(self) -> None:
+        CloudRun.trainer_files(self)
+        self.folder.plan.write_text(json.dumps(super().plan() | {"continues": self.before.model_dump(mode="json")}))
+
+
+def went_on(home: Home, name: str, before: Earlier, claims: Earlier | None = None) -> list[str]:
+    """What the audit finds of a run that went on from another, with a receipt of its own."""
+    kind: type[Going] = type("Went", (Going,), {"before": before, "claims": claims or before})
+    kind(home, name).until_gone().settle()
+    return problems(home, name)
+
+
 def test_the_receipt_names_the_checkpoint_and_the_audit_holds_it_against_the_plan(home: Home) -> None:
-    before = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256="a" * 64)
+    stopped_run(home)
+    receipt = hashlib.sha256(home.run("fox-41").receipt.read_bytes()).hexdigest()
+    before = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256=receipt)
+    assert went_on(home, "owl-07", before) == []
+    told = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
+    assert told == {"run": "fox-41", "step": 120, "receipt_sha256": receipt}
+    found = went_on(home, "bee-10", before, before.model_copy(update={"step": 60}))
+    assert found == ["the run was not opened with the checkpoint that its plan goes on from"]
 
-    class Going(StoppedRun):
-        claims = before
 
-        def plan(self) -> dict[str, Any]:
-            told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "receipt_sha256"})
-            return {**super().plan(), "continues": told}
-
-        def trainer_files(self) -> None:
-            CloudRun.trainer_files(self)
-            self.folder.plan.write_text(json.dumps(super().plan() | {"continues": before.model_dump(mode="json")}))
-
-    Going(home).until_gone().settle()
-    told = read_receipt(home, home.run("fox-41")).predicate["asked"]["continues"]
-    assert told == {"run": "fox-41", "step": 120, "receipt_sha256": "a" * 64}
-    assert problems(home, "fox-41") == []
-    other = type("Other", (Going,), {"claims": before.model_copy(update={"step": 60})})
-    other(home, "owl-07").until_gone().settle()
-    assert problems(home, "owl-07") == ["the run was not opened with the checkpoint that its plan goes on from"]
+def test_the_audit_wants_the_receipt_that_a_run_goes_on_from_before_it_in_the_chain(home: Home) -> None:
+    wanted = "the receipt of {}, which it goes on from, is not before it in the chain"
+    none = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256="a" * 64)
+    assert went_on(home, "owl-07", none) == [wanted.format("fox-41")], "no such run"
+    stopped_run(home)
+    receipt = hashlib.sha256(home.run("fox-41").receipt.read_bytes()).hexdigest()
+    assert went_on(home, "bee-10", none) == [wanted.format("fox-41")], "another receipt"
+    later = none.model_copy(update={"run": "bee-10", "receipt_sha256": receipt})
+    assert went_on(home, "cow-10", later) == [wanted.format("bee-10")], "another run's receipt"
+    assert went_on(home, "elk-10", none.model_copy(update={"receipt_sha256": receipt})) == []
 
 
 def test_the_trainers_rule_of_what_may_change_is_ours() -> None:

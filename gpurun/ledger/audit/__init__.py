@@ -40,7 +40,7 @@ def audit(
     place = {str(link["run"]): link for link in links}
     wanted = None if runs is None else set(runs)
     rows = [
-        audit_run(home.run(name), place.get(name), keys)
+        audit_run(home.run(name), place, keys)
         for name in [*_chained(links), *_unchained(home, place)]
         if (wanted is None or name in wanted) and (since is None or _opened_wall(home, name) >= since)
     ]

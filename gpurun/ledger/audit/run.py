@@ -49,13 +49,14 @@ class _Findings:
             self.problems.append(f"{what} cannot be followed: {type(error).__name__} {error}")
 
 
-def audit_run(folder: RunFolder, link: Json | None, keys: Mapping[str, Ed25519PublicKey]) -> AuditRow:
-    """One run's row. `link` is its place in the chain of receipts, None while it has none."""
+def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, Ed25519PublicKey]) -> AuditRow:
+    """One run's row. `chain` has each run's place in the chain of receipts; a run without a receipt has none."""
     found = _Findings()
-    lines = journal_lines(folder.journal)
+    lines, link = journal_lines(folder.journal), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
+        found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed[0]["data"], link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
     live = open_token(lines.parsed) is not None and not found.receipt_proves_death
@@ -140,6 +141,17 @@ def _check_receipt(
     if later:
         found.problems.append(f"journal line {later[0]['seq']} ({later[0]['event']}) is newer than the receipt")
     _compare(found, folder, lines.parsed[:count], statement, link)
+
+
+def _check_origin(found: _Findings, opened: Json, link: Json, chain: Mapping[str, Json]) -> None:
+    """Whether the run that it goes on from has its receipt in the chain, and before its own."""
+    before = opened.get("continues")
+    if before:
+        earlier = chain.get(before["run"], {})
+        if earlier.get("receipt_sha256") != before["receipt_sha256"] or earlier["seq"] >= link["seq"]:
+            found.problems.append(
+                f"the receipt of {before['run']}, which it goes on from, is not before it in the chain"
+            )
 
 
 def _check_shutdown(
