@@ -11,7 +11,7 @@ from gpurun.cli.receipts import view_of
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, SetupError, UsageError
-from gpurun.core.money import Micros, format_usd
+from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.plan import Earlier, Mode
 from gpurun.core.progress import Event
 from gpurun.ledger.receipt import read_receipt
@@ -117,14 +117,18 @@ def _screen(sight: Sight, records: int) -> Screen:
 
 
 def _spending(sight: Sight) -> Callable[[float], Micros | None]:
-    """What the rental had cost after so many seconds of training, boot and upload included; None where it is free."""
+    """What was spent after so many seconds of training, boot and upload included; None where it is free or unknown.
+
+    A run that went on from another begins with what that one cost: its losses were not to be had for less.
+    """
     places = [place for place, record in enumerate(sight.records) if record.event is Event.TRAIN_STARTED]
-    if not places or sight.plan.mode is not Mode.PAID:
+    before = sight.plan.continues.spent_micros if sight.plan.continues else Micros(0)
+    if not places or sight.plan.mode is not Mode.PAID or before is None:
         return lambda seconds: None
     began, screen = sight.records[places[0]].wall, _screen(sight, places[0] + 1)
     if not screen.spent(began + 3600):
         return lambda seconds: None
-    return lambda seconds: screen.spent(began + seconds)
+    return lambda seconds: total(before, screen.spent(began + seconds))
 
 
 def _notes(sight: Sight, told: Told) -> Iterator[str]:
@@ -132,7 +136,10 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
     if sight.plan.mode is Mode.REHEARSAL:
         yield "A rehearsal: the recipe's small form on this machine's CPU, not the run that would be paid for."
     if sight.plan.continues is not None:
-        yield f"It went on from {earlier_words(sight.plan.continues)}."
+        begins = " In the curves its dollars begin with that, its training time at nought."
+        yield f"It went on from {earlier_words(sight.plan.continues)}." + begins * bool(
+            sight.plan.continues.spent_micros
+        )
     if sight.unfinished:
         yield "The run is not finished: its figures are those of this moment."
     if sight.damage is not None:

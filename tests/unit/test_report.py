@@ -160,6 +160,22 @@ def test_a_run_that_went_on_from_another_does_not_pass_for_the_whole_of_it(sessi
     assert figures_of(session, look(session.home, "owl-07"), 120)["went on from"] == said
 
 
+def test_the_dollars_of_a_run_that_went_on_begin_with_what_the_earlier_one_cost(session: Session) -> None:
+    folder = finished_run(session.home, "fox-41")
+
+    def spent(before: Earlier | None) -> Micros | None:
+        folder.plan.write_text(plan_of("fox-41").model_copy(update={"continues": before}).to_json())
+        return Micros(report(session, "fox-41")[2]["runs"][0]["loss"][0][-1])
+
+    earlier, alone = Earlier(run="owl-07", step=60, bytes=1, receipt_sha256="a" * 64, spent_micros=usd(4)), spent(None)
+    assert alone
+    assert spent(earlier) == alone + usd(4)
+    folder.plan.write_text(
+        plan_of("fox-41").model_copy(update={"continues": earlier.model_copy(update={"spent_micros": None})}).to_json()
+    )
+    assert report(session, "fox-41")[2]["runs"][0]["loss"][0][-1] is None, "what is not known is not drawn for less"
+
+
 def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
     envelope = json.loads(folder.receipt.read_bytes())
