@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpurun.cli.control import find
@@ -14,6 +16,7 @@ from gpurun.core.progress import Event, Phase
 from gpurun.lifecycle.at_home import is_here
 from gpurun.lifecycle.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
 from gpurun.lifecycle.context import instance_of
+from gpurun.lifecycle.copy_out import copy_out
 from gpurun.lifecycle.reach import Reach
 from gpurun.lifecycle.runs import Sight
 from gpurun.lifecycle.salvage import bring_pushed
@@ -27,10 +30,31 @@ _TELL_S = 5.0
 _MOST_NAMED = 6
 
 
-def collect_run(session: Session, run: str, *, only: str) -> Result:
-    """Bring home what was asked for, if the machine lives; say what is here and what is not."""
+def collect_run(session: Session, run: str, *, only: str, to: str = "") -> Result:
+    """Bring home what was asked for, if the machine lives; say what is here and what is not.
+
+    With `to` that is copied into this folder, too.
+    """
     wanted = _checked(only)
+    place = Path(to).expanduser().absolute() if to else None
+    if place and place.exists() and not place.is_dir():
+        raise UsageError(
+            "usage.to", f"{place} is no folder.", hint="Name one with --to; it is made where it is missing."
+        )
     sight = find(session, run)
+    result = _collected(session, sight, wanted)
+    return _copied(result, sight, place) if place else result
+
+
+def _copied(result: Result, sight: Sight, place: Path) -> Result:
+    """The same, once all that is told to be here has a copy in a folder."""
+    files = [ManifestFile.model_validate(one) for one in result.data["here"]]
+    copy_out(sight.folder.artifacts, files, place)
+    told = f"Copied to {place}: {len(files)} files, digests verified."
+    return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{told}")
+
+
+def _collected(session: Session, sight: Sight, wanted: Only) -> Result:
     name, phase = sight.folder.name, sight.state.phase
     if phase in _BEFORE:
         hint = f"gpurun attach {name} shows how far it is."

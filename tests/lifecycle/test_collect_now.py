@@ -25,6 +25,7 @@ from gpurun.lifecycle import collect_now
 from gpurun.lifecycle.at_home import keep, kept
 from gpurun.lifecycle.collect_now import PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
 from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.copy_out import copy_out
 from gpurun.lifecycle.early import Early
 from gpurun.lifecycle.salvage import Salvaged
 from gpurun.machine.answers import Manifest, ManifestFile
@@ -238,6 +239,59 @@ def test_of_a_run_that_is_over_it_names_what_was_lost(session: Session, monkeypa
     told = collect_run(session, "fox-41", only="all")
     assert f"Lost with it: {lost}." in told.text
     assert told.data["lost"] == [lost]
+
+
+# A copy elsewhere
+
+
+def test_what_was_asked_for_is_copied_to_a_folder_once(session: Session, tmp_path: Path) -> None:
+    folder, to = finished_run(session.home, "fox-41"), tmp_path / "new" / "best"
+    told = collect_run(session, "fox-41", only="best", to=str(to))
+    names = [WEIGHTS, "checkpoints/000120.state.json"]
+    assert f"Copied to {to}: 2 files, digests verified." in told.text
+    assert sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()) == names
+    assert (to / WEIGHTS).read_bytes() == (folder.artifacts / WEIGHTS).read_bytes()
+    (to / WEIGHTS).chmod(0o400)
+    before = (to / WEIGHTS).stat()
+    collect_run(session, "fox-41", only="best", to=str(to))
+    assert (to / WEIGHTS).stat() == before, "what is there is left alone"
+    (to / WEIGHTS).unlink()
+    (to / WEIGHTS).symlink_to(folder.artifacts / WEIGHTS)
+    with pytest.raises(UsageError) as refused:
+        collect_run(session, "fox-41", only="best", to=str(to))
+    assert refused.value.code == "collect.in_the_way", "a link is no copy"
+
+
+def test_a_file_that_is_in_the_way_is_not_replaced_and_nothing_else_is_copied(session: Session, tmp_path: Path) -> None:
+    finished_run(session.home, "fox-41")
+    other = tmp_path / "to" / "checkpoints" / "000120.state.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("mine")
+    with pytest.raises(UsageError, match="is another file") as refused:
+        collect_run(session, "fox-41", only="best", to=str(tmp_path / "to"))
+    assert refused.value.code == "collect.in_the_way"
+    assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [other]
+    assert other.read_text() == "mine"
+    with pytest.raises(UsageError, match="is no folder"):
+        collect_run(session, "fox-41", only="best", to=str(other))
+
+
+def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path: Path) -> None:
+    folder, to = finished_run(session.home, "fox-41"), tmp_path / "to"
+    (told,) = [one for one in collect_run(session, "fox-41", only="all").data["here"] if one["name"] == WEIGHTS]
+    whole = ManifestFile.model_validate(told | {"sha256": "0" * 64})
+    with pytest.raises(CollectFailed) as refused:
+        copy_out(folder.artifacts, [whole], to)
+    assert refused.value.code == "collect.altered"
+    huge = whole.model_copy(update={"bytes": 1 << 60})
+    with pytest.raises(CollectFailed, match="copies need 1,152,921,504,606,846,976 bytes") as full:
+        copy_out(folder.artifacts, [huge], to)
+    assert full.value.code == "collect.disk_full"
+    with pytest.raises(CollectFailed, match="No such file"):
+        copy_out(folder.artifacts, [whole.model_copy(update={"name": "checkpoints/gone.bin"})], to)
+    with pytest.raises(CollectFailed, match="Not a directory"):
+        copy_out(folder.artifacts, [whole], folder.journal / "below")
+    assert not [path for path in to.rglob("*") if path.is_file()]
 
 
 STAGE = "s3://bucket/prefix"

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs."""
     verb(app, "stop", examples=["gpurun stop fox-41", "gpurun stop @last --now"])(stop)
     verb(app, "resume", examples=["gpurun resume fox-41", "gpurun resume @last --json"])(resume)
-    verb(app, "collect", examples=["gpurun collect fox-41", "gpurun collect @last --only best"])(collect)
+    verb(app, "collect", examples=["gpurun collect fox-41", "gpurun collect @last --only best --to ./best"])(collect)
     verb(app, "destroy", examples=["gpurun destroy fox-41", "gpurun destroy @last --yes"])(destroy)
 
 
@@ -51,11 +51,12 @@ def collect(
     session: Session,
     run: RunArgument,
     only: Annotated[str, typer.Option("--only", metavar="WHAT", help="last, best, or all that is finished.")] = "all",
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="A folder that gets a copy of it.")] = "",
 ) -> Result:
     """Bring finished checkpoints home now, while training goes on; of a run that is over, say what came home."""
     from gpurun.cli.collecting import collect_run
 
-    return collect_run(session, run, only=only)
+    return collect_run(session, run, only=only, to=to)
 
 
 def destroy(
