@@ -25,6 +25,7 @@ BYTES_PER_TOKEN = 2
 VOCABULARIES = {"gpt2": 50257, "bpe": 8192, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
 DEFAULT_TEXT_MB = 32
 WEAK = "needs --accept-weak-lease"
+_CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
 def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, data: DataSummary | None = None) -> Plan:
     """The plan of the best offer that the cap pays for; NoOffer says what would do when there is none."""
     _refuse_only_weak(quoted, request)
-    chosen = choose(quoted.candidates, quoted.load, cap=request.max_cost_micros)
+    chosen = _chosen(request, quoted)
     if chosen.lease is None:
         raise RuntimeError(f"{chosen.offer.label} was chosen without a lease")
     choices, said = outfitted(full.tables, chosen.offer.provider, request.choices)
@@ -207,6 +208,18 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, d
     )
 
 
+def _chosen(request: Request, quoted: Quote) -> Candidate:
+    """The best offer that the cap pays for; a refusal names a cap that would do, with what else that takes."""
+    strong = [one for one in quoted.candidates if request.choices.weak_lease or not is_weak(one.offer)]
+    try:
+        return choose(strong or quoted.candidates, quoted.load, cap=request.max_cost_micros)
+    except NoOffer as refusal:
+        if strong or refusal.code != "offer.over_cap":
+            raise
+        hint = f"{refusal.hint} Nothing on that machine ends it, whatever the cap. {_CONSENT}"
+        raise NoOffer(refusal.code, refusal.what, hint=hint) from None
+
+
 def _refuse_only_weak(quoted: Quote, request: Request) -> None:
     """Say it where only machines that nothing ends by itself could be rented."""
     if any(one.lease is not None for one in quoted.candidates):
@@ -219,7 +232,7 @@ def _refuse_only_weak(quoted: Quote, request: Request) -> None:
             "offer.weak_lease",
             f"Only {first.offer.provider} can run this under the cap ({first.offer.label}, about {price}), and nothing "
             "on that machine ends it: if this laptop is lost, it goes on billing.",
-            hint="Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease.",
+            hint=_CONSENT,
         )
 
 

@@ -1,0 +1,36 @@
+"""A cap that is too low is refused with one that does: whoever types it is not refused again."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpurun.core.errors import NoOffer
+from gpurun.core.money import parse_usd
+from gpurun.core.plan import Choices, Request
+from gpurun.lifecycle.quote import is_weak, paid_plan, quote
+from gpurun.planning.catalog import parse_gpu
+from gpurun.planning.recipe import load_recipe, resolve
+
+RECIPE = resolve(load_recipe("gpt2-124m"), "full")
+
+
+def planned(gpu: str, cap: str, **choices: bool) -> str:
+    """The provider that a plan under this cap takes; NoOffer where there is none."""
+    asked = Request(recipe="gpt2-124m", gpu=parse_gpu(gpu), max_cost_micros=parse_usd(cap), choices=Choices(**choices))
+    plan = paid_plan(asked, "fox-41", RECIPE, quote(asked, RECIPE))
+    assert choices or not is_weak(plan.offer)
+    return plan.offer.provider
+
+
+@pytest.mark.parametrize("gpu", ["1xA100", "8xA100", "1xH100", "8xH100", "1xA10", "8xV100"])
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_the_cap_that_a_refusal_names_is_one_that_does(gpu: str, is_accepted: bool) -> None:
+    choices = {"weak_lease": True} if is_accepted else {}
+    with pytest.raises(NoOffer) as refused:
+        planned(gpu, "1", **choices)
+    (named,) = re.findall(r"--max-cost ([\d.]+)", refused.value.hint)
+    if "--accept-weak-lease" in refused.value.hint:  # Nobody else has such a card.
+        choices = {"weak_lease": True}
+    assert f"({planned(gpu, named, **choices)} " in refused.value.what
