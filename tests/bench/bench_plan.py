@@ -65,6 +65,14 @@ _SHAKESPEARE = ["shakespeare-char", "model.layers=4", "model.width=128", "model.
 RUNS = {
     "mini-gpt's rehearsal (0.1M), 2,500 steps": ["mini-gpt", "train.steps=2500"],
     "modern-124m's rehearsal (Muon), 1,500 steps": ["modern-124m", "train.steps=1500"],
+    "the same with 4 layers x 128 and 8,192 tokens a step, 240 steps": [
+        "modern-124m",
+        "model.layers=4",
+        "model.width=128",
+        "train.steps=240",
+        "train.batch_tokens=8192",
+        "train.micro_batch=128",
+    ],
     "shakespeare-char with 4 layers x 128, 8,192 tokens a step, 240 steps": [
         *_SHAKESPEARE,
         "train.steps=240",

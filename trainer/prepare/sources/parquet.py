@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.prepare.errors import Refusal, unreadable
 from trainer.prepare.sources.files import Span
@@ -56,22 +56,26 @@ def rows(span: Span, column: str, unpack_in: Path | None = None) -> Iterator[Tex
     with _opened(span.file.path) as file, open(span.file.path, "rb") as raw:
         url = "url" if "url" in file.schema_arrow.names and column != "url" else None
         for group in range(span.start, span.stop):
-            chunk = _chunk(file, group, column)
-            if largest_page(raw, chunk) > _LARGE_PAGE_BYTES and is_known(raw, chunk):
+            chunk, text_bytes = _chunk(file, group, column), span.file.weights[group]
+            if _has_large_page(raw, chunk, text_bytes) and is_known(raw, chunk):
                 found = _in_parts(file, group, url, values(raw, chunk, unpack_in))
             else:
-                found = _whole(file, group, column, url, span.file.weights[group])
+                found = _whole(file, group, column, url, text_bytes)
             for number, (value, known) in enumerate(found):
                 if value is not None:
                     yield from _texts(f"{span.file.name}#{group}.{number}", value, known)
 
 
-def _whole(file: Any, group: int, column: str, url: str | None, group_bytes: int) -> Iterator[Row]:
+def _has_large_page(raw: BinaryIO, chunk: Chunk, text_bytes: int) -> bool:
+    return text_bytes > _LARGE_PAGE_BYTES and largest_page(raw, chunk) > _LARGE_PAGE_BYTES
+
+
+def _whole(file: Any, group: int, column: str, url: str | None, text_bytes: int) -> Iterator[Row]:
     import pyarrow
 
     columns = [column, *([url] if url else [])]
     count = file.metadata.row_group(group).num_rows
-    size = min(max(_BATCH_BYTES * count // max(1, group_bytes), 1), _MOST_ROWS)
+    size = min(max(_BATCH_BYTES * count // max(1, text_bytes), 1), _MOST_ROWS)
     for text, *urls in _scalars(file, group, columns, size):
         value = pyarrow.BufferReader(text.as_buffer()) if text.is_valid else None
         yield value, urls[0].as_py() if urls else None
