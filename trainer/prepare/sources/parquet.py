@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from trainer.prepare.errors import Refusal, unreadable
 from trainer.prepare.sources.files import Span
-from trainer.prepare.sources.pages import Chunk, Value, is_known, largest_page, values
+from trainer.prepare.sources.pages import Chunk, Source, is_known, largest_page, values
 from trainer.prepare.sources.streams import PIECE_BYTES, whole_characters
 from trainer.prepare.texts import Text
 
@@ -28,7 +28,7 @@ _MOST_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
 _LARGE_PAGE_BYTES = 16 << 20
 
-Row = tuple[Value | None, Any]
+Row = tuple[Source | None, Any]
 """A row's text, None for null, and what stands in its column `url`."""
 
 
@@ -81,7 +81,7 @@ def _whole(file: Any, group: int, column: str, url: str | None, text_bytes: int)
         yield value, urls[0].as_py() if urls else None
 
 
-def _in_parts(file: Any, group: int, url: str | None, texts: Iterator[Value | None]) -> Iterator[Row]:
+def _in_parts(file: Any, group: int, url: str | None, texts: Iterator[Source | None]) -> Iterator[Row]:
     if url is None:
         return zip(texts, repeat(None), strict=False)
     urls = _scalars(file, group, [url], _MOST_ROWS)
@@ -94,7 +94,7 @@ def _scalars(file: Any, group: int, columns: list[str], size: int) -> Iterator[t
         yield from zip(*batch.columns, strict=True)
 
 
-def _texts(name: str, value: Value, url: Any) -> Iterator[Text]:
+def _texts(name: str, value: Source, url: Any) -> Iterator[Text]:
     """A row's document, in pieces where it is long; an empty one has none."""
     known = url if isinstance(url, str) else ""
     rest, continues = b"", False

@@ -5,6 +5,7 @@
 pyarrow reads all other pages: it holds a whole one, and two copies of a dictionary.
 """
 
-from trainer.prepare.sources.pages.values import Chunk, Value, is_known, largest_page, values
+from trainer.prepare.sources.pages.part import Source
+from trainer.prepare.sources.pages.values import Chunk, is_known, largest_page, values
 
-__all__ = ["Chunk", "Value", "is_known", "largest_page", "values"]
+__all__ = ["Chunk", "Source", "is_known", "largest_page", "values"]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from trainer.prepare.sources.pages.part import varint
+
 __all__ = ["Page", "pages"]
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
@@ -97,26 +99,16 @@ def _field(file: BinaryIO, kind: int) -> Any:
         return _struct(file)
     if kind in (_LIST, _SET):
         byte = _byte(file)
-        return [_field(file, byte & 15) for _ in range(byte >> 4 if byte >> 4 < 15 else _unsigned(file))]
+        return [_field(file, byte & 15) for _ in range(byte >> 4 if byte >> 4 < 15 else varint(file))]
     if kind not in (_DOUBLE, _BINARY):
         raise EOFError(f"a field of an unknown kind, {kind}, in a page's header")
-    file.seek(8 if kind == _DOUBLE else _unsigned(file), 1)
+    file.seek(8 if kind == _DOUBLE else varint(file), 1)
     return None
 
 
 def _signed(file: BinaryIO) -> int:
-    number = _unsigned(file)
+    number = varint(file)
     return number >> 1 ^ -(number & 1)
-
-
-def _unsigned(file: BinaryIO) -> int:
-    number = shift = 0
-    while (byte := _byte(file)) & 0x80:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if shift > 56:
-            raise EOFError("a number of more than 63 bits in a page's header")
-    return number | byte << shift
 
 
 def _byte(file: BinaryIO) -> int:

@@ -1,10 +1,32 @@
-"""A part of a file as a stream of its own."""
+"""What is read from: a part of a file as a stream of its own, and the number that many things begin with."""
 
 from __future__ import annotations
 
 import os
+from typing import Protocol
 
-__all__ = ["Part"]
+__all__ = ["Part", "Source", "varint"]
+
+_MOST_BITS = 63
+
+
+class Source(Protocol):
+    """Bytes, one after the other."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes, fewer only at the end."""
+        ...
+
+
+def varint(source: Source) -> int:
+    """A number in bytes of seven bits, the lowest first; EOFError if the source ends in it, or it has no end."""
+    number = shift = 0
+    while shift + 7 <= _MOST_BITS and (byte := source.read(1)):
+        number |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return number
+        shift += 7
+    raise EOFError("a number without an end")
 
 
 class Part:

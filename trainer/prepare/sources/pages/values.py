@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from trainer.prepare.sources.pages.codecs import CODECS, Unpacked, unpacked
 from trainer.prepare.sources.pages.headers import Page, pages
-from trainer.prepare.sources.pages.part import Part
+from trainer.prepare.sources.pages.part import Part, Source, varint
 
-__all__ = ["Chunk", "Value", "is_known", "largest_page", "values"]
+__all__ = ["Chunk", "is_known", "largest_page", "values"]
 
 _BLOCK_BYTES = 64 << 10
 
@@ -31,14 +31,6 @@ class Chunk:
     """Whether it may have; then each page says of every row whether it has a value."""
 
 
-class Value(Protocol):
-    """A value's bytes."""
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes, fewer only at the end."""
-        ...
-
-
 def largest_page(file: BinaryIO, chunk: Chunk) -> int:
     """The bytes of the largest page once it is unpacked; only headers are read."""
     return max((page.unpacked_bytes for page in pages(file, chunk.start, chunk.values)), default=0)
@@ -50,7 +42,7 @@ def is_known(file: BinaryIO, chunk: Chunk) -> bool:
     return chunk.codec in CODECS and all(page.encoding and page.level_encoding == "RLE" for page in found)
 
 
-def values(file: BinaryIO, chunk: Chunk, folder: Path | None) -> Iterator[Value | None]:
+def values(file: BinaryIO, chunk: Chunk, folder: Path | None) -> Iterator[Source | None]:
     """Each row's value, None for null; it can be read until the next is asked for.
 
     What a dictionary holds is kept in a file without a name in `folder` (None: where temporary files are). Raises
@@ -87,7 +79,7 @@ def _opened(file: BinaryIO, chunk: Chunk, page: Page) -> tuple[Unpacked, Iterato
     return stream, _runs(Unpacked(iter([raw])), 1)
 
 
-def _plain(stream: Unpacked) -> Iterator[Value]:
+def _plain(stream: Unpacked) -> Iterator[Source]:
     while True:
         value = _Ahead(stream, _number(stream))
         yield value
@@ -116,7 +108,7 @@ class _Dictionary:
     def __init__(self, stream: Unpacked, kept: BinaryIO) -> None:
         self._stream, self._kept, self._ends = stream, kept, array("Q", [0])
 
-    def value(self, number: int) -> Value:
+    def value(self, number: int) -> Source:
         while len(self._ends) < number + 2:
             self._keep(_number(self._stream))
         start = self._ends[number]
@@ -131,7 +123,7 @@ class _Dictionary:
                 block = block[self._kept.write(block) :]
 
 
-def _by_number(stream: Unpacked, dictionary: _Dictionary | None) -> Iterator[Value]:
+def _by_number(stream: Unpacked, dictionary: _Dictionary | None) -> Iterator[Source]:
     if dictionary is None:
         raise EOFError("a page's values stand in a dictionary that is not there")
     for number in _runs(stream, stream.read(1)[0]):
@@ -142,21 +134,13 @@ def _runs(stream: Unpacked, width: int) -> Iterator[int]:
     """Numbers of `width` bits without an end, repeated or packed in eights: Parquet's hybrid of runs and bits."""
     mask = (1 << width) - 1
     while True:
-        header = _varint(stream)
+        header = varint(stream)
         if header & 1:
             for _ in range(header >> 1):
                 bits = int.from_bytes(stream.read(width), "little")
                 yield from [bits >> place * width & mask for place in range(8)]
         else:
             yield from repeat(int.from_bytes(stream.read((width + 7) // 8), "little"), header >> 1)
-
-
-def _varint(stream: Unpacked) -> int:
-    number = shift = 0
-    while (byte := stream.read(1)[0]) & 0x80:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-    return number | byte << shift
 
 
 def _number(stream: Unpacked) -> int:
