@@ -70,7 +70,7 @@ def view_of(receipt: Receipt) -> ReceiptView:
         trainer_sha256=digests["trainer"],
         data_sha256=digests["data"],
         gpurun_version=told["gpurun"]["version"],
-        sent=_sent(told.get("shipping") or {}),
+        sent=_sent(told.get("shipping") or {}, is_local=told["asked"]["provider"] == "local"),
         instance=_instance(told["instance"]),
         machine=_machine(told),
         timeline=[(name, _wall(told["timeline"][name])) for name in _TIMES],
@@ -93,10 +93,10 @@ def view_of(receipt: Receipt) -> ReceiptView:
     )
 
 
-def _sent(shipping: dict[str, Any]) -> list[str]:
+def _sent(shipping: dict[str, Any], *, is_local: bool) -> list[str]:
     """Which bytes went which way; receipts of older versions, and of runs that shipped nothing, do not say."""
     ways = {
-        "by_ssh_bytes": "over SSH",
+        "by_ssh_bytes": "to the run's own folder here" if is_local else "over SSH",
         "to_bucket_bytes": f"to {shipping.get('bucket')} before renting",
         "from_bucket_bytes": "from there to the machine",
     }
