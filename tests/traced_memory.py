@@ -103,7 +103,7 @@ def _run(model: dict[str, Any], micro_batch: int, optim: str, precision: str, ac
         spikes=SpikeGuard(7.0),
     )  # fmt: skip
     run.parallel = Replicas(gpt, run.processes) if count > 1 else Alone(gpt)
-    run.optimizer = make_optimizer(gpt, recipe.optim, torch.device("cuda"))
+    run.optimizer = make_optimizer(gpt, recipe.optim)
     run.forward = gpt
     return run
 

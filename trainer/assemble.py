@@ -132,7 +132,7 @@ def assemble(
     if restored is None:
         _start_from(run, data_folder)
     run.parallel = _parallel(run)
-    run.optimizer = make_optimizer(run.model, recipe.optim, device.torch)
+    run.optimizer = make_optimizer(run.model, recipe.optim)
     if restored is not None:
         restore_optimizer(run, restored)
     compile_cache = _compile(run, folders)

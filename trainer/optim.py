@@ -103,8 +103,8 @@ def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [m.weight for name, m in named if isinstance(m, nn.Linear) and not name.endswith("lm_head")]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimiser, its groups decayed or not; AdamW is fused on CUDA: hundreds of kernel launches fewer.
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Return the optimiser, its groups decayed or not; AdamW is fused: hundreds of launches fewer, also on a CPU.
 
     Under "muon" the matrices inside the blocks are Muon's. Every process makes the same of the same gradient.
     """
@@ -117,7 +117,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, device: torch.device) 
         {"params": [p for p in parameters if not decayed(p)], "weight_decay": 0.0},
     ]
     betas = (config.beta1, config.beta2)
-    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=device.type == "cuda")
+    adamw = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
     return MuonAndAdamW((_make_muon(matrices, config), adamw)) if with_muon else adamw
 
 
@@ -149,7 +149,4 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         keys = ("momentum_buffer",) if "ns_steps" in group else ("step", "exp_avg", "exp_avg_sq")
         for parameter in group["params"]:
             state: dict[str, Any] = {key: tensors[f"{names[parameter]}.{key}"] for key in keys}
-            for key, value in state.items():
-                # Plain AdamW counts its steps on the CPU.
-                state[key] = value.to("cpu" if key == "step" and not group["fused"] else parameter.device)
-            optimizer.state[parameter] = state
+            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

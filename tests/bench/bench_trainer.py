@@ -330,7 +330,7 @@ def traced_bytes(name: str) -> int:
             config = ModelConfig(layers=GPT2.layers, heads=GPT2.heads, width=GPT2.width, context=GPT2.context,
                                  vocab_size=GPT2.vocab_size)  # fmt: skip
             model: torch.nn.Module = GPT(config)
-            optimizer: torch.optim.Optimizer = make_optimizer(model, OptimConfig(lr=RATE), torch.device("cpu"))
+            optimizer: torch.optim.Optimizer = make_optimizer(model, OptimConfig(lr=RATE))
         else:
             model = PlainGPT(GPT2)
             optimizer = plain_adamw(model, RATE)

@@ -96,7 +96,7 @@ def test_an_impossible_batch_is_refused_with_both_numbers() -> None:
 def test_matrices_decay_and_vectors_do_not() -> None:
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64}))
     model = GPT(recipe.model)
-    optimizer = make_optimizer(model, recipe.optim, torch.device("cpu"))
+    optimizer = make_optimizer(model, recipe.optim)
     decayed, kept = (group["params"] for group in optimizer.param_groups)
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
     assert {p.dim() for p in decayed} == {2}
@@ -114,7 +114,7 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest(preset: str)
     keys = {"kind": "muon", "muon_lr": 0.02, "lr": 0.005}
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64, **PRESETS[preset]}, optim=keys))
     model = GPT(recipe.model)
-    optimizer = make_optimizer(model, recipe.optim, torch.device("cpu"))
+    optimizer = make_optimizer(model, recipe.optim)
     names = {parameter: name for name, parameter in model.named_parameters()}
     muon, decayed, kept = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
     assert all(name.startswith("h.") and name.endswith("weight") for name in muon)
@@ -131,7 +131,7 @@ def test_muon_moves_a_matrix_equally_in_all_directions_and_as_far_as_adamw_would
     config = parse_recipe(recipe_record(optim={"kind": "muon", "lr": 0.1, "weight_decay": 0.0})).optim
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 32, bias=False)
-    optimizer = make_optimizer(layer, config, torch.device("cpu"))
+    optimizer = make_optimizer(layer, config)
     before = layer.weight.detach().clone()
     layer.weight.grad = torch.randn(32, 64) * torch.logspace(0, -2, 32)[:, None]  # some directions are much steeper
     optimizer.step()
@@ -144,7 +144,7 @@ def test_a_torch_without_muon_is_refused_by_its_version(monkeypatch: pytest.Monk
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64}, optim={"kind": "muon"}))
     with pytest.raises(Refused, match=rf"torch 2\.9 or newer; here is {torch.__version__.split('+')[0]}"):
-        make_optimizer(GPT(recipe.model), recipe.optim, torch.device("cpu"))
+        make_optimizer(GPT(recipe.model), recipe.optim)
 
 
 @needs_muon
@@ -174,11 +174,11 @@ def test_the_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind:
 
     torch.manual_seed(0)
     straight = GPT(recipe.model)
-    first = make_optimizer(straight, recipe.optim, torch.device("cpu"))
+    first = make_optimizer(straight, recipe.optim)
     steps(straight, first, 2)
     other = GPT(recipe.model)
     other.load_state_dict(straight.state_dict())
-    second = make_optimizer(other, recipe.optim, torch.device("cpu"))
+    second = make_optimizer(other, recipe.optim)
     load_optimizer_tensors(other, second, {k: v.clone() for k, v in optimizer_tensors(straight, first).items()})
     steps(straight, first, 2)
     steps(other, second, 2)

@@ -86,4 +86,4 @@ def open_lab(folder: Path, recipe: Recipe) -> Lab:
     sequences = plan_batch(recipe, 1).sequences
     task = TranslationTask.open(recipe, folder, data, sequences, Processes())
     model = task.build_model(recipe)
-    return Lab(recipe, task, model, make_optimizer(model, recipe.optim, torch.device("cpu")))
+    return Lab(recipe, task, model, make_optimizer(model, recipe.optim))
