@@ -64,7 +64,7 @@ def _copy(source: Path, place: Path, file: ManifestFile) -> None:
             os.fsync(out.fileno())
         if digest.hexdigest() != file.sha256:
             raise _altered(source)
-        part.rename(place)
+        os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)
     fsync_folder(place.parent)

@@ -15,7 +15,9 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.paths import Home
+from gpurun.lifecycle.copy_out import copy_out
 from gpurun.machine.agent import files, settle
+from gpurun.machine.answers import ManifestFile
 from gpurun.machine.fetch import Wanted, fetch
 from gpurun.machine.remote.shell import put_argv
 from gpurun.machine.ssh_keys import forget_client_key, make_keys
@@ -29,6 +31,15 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 @needs_proc
 def test_a_file_that_came_home_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
     fetch(Wanted("checkpoints/1.bin", len(CONTENT), SHA256), tmp_path, lambda at, most, take: take(CONTENT[at:]))
+    assert story == ["file", "name", "folder"]
+
+
+@needs_proc
+def test_a_copy_of_it_elsewhere_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "1.bin").write_bytes(CONTENT)
+    file = ManifestFile(name="1.bin", bytes=len(CONTENT), sha256=SHA256, kind="weights", step=1)
+    copy_out(tmp_path / "home", [file], tmp_path / "elsewhere")
     assert story == ["file", "name", "folder"]
 
 

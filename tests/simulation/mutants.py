@@ -51,6 +51,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/ledger/audit/": (
         f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py", f"{_SAFE}test_ledger_tamper.py",
+        f"{_LIFE}test_continuing.py",
     ),
     "gpurun/ledger/confirmation.py": (f"{_UNIT}test_confirm.py", f"{_SAFE}test_ledger_other_books.py"),
     "gpurun/ledger/rental.py": (f"{_UNIT}test_receipt.py", f"{_UNIT}test_audit.py", *_CLOUD),
@@ -61,6 +62,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/early.py": (f"{_LIFE}test_early.py", f"{_LIFE}test_collect_now.py"),
     "gpurun/lifecycle/at_home.py": (f"{_LIFE}test_collect_now.py",),
     "gpurun/lifecycle/collect_now.py": (f"{_LIFE}test_collect_now.py",),
+    "gpurun/lifecycle/copy_out.py": (*_SYNCS, f"{_LIFE}test_collect_now.py"),
     "gpurun/lifecycle/warm.py": (f"{_LIFE}test_warm.py",),
     "gpurun/lifecycle/vouched.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
     "gpurun/lifecycle/continuing.py": (f"{_LIFE}test_continuing.py",),
