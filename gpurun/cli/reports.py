@@ -135,11 +135,10 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
     """What a reader of the figures has to know about them."""
     if sight.plan.mode is Mode.REHEARSAL:
         yield "A rehearsal: the recipe's small form on this machine's CPU, not the run that would be paid for."
-    if sight.plan.continues is not None:
-        begins = " In the curves its dollars begin with that, its training time at nought."
-        yield f"It went on from {earlier_words(sight.plan.continues)}." + begins * bool(
-            sight.plan.continues.spent_micros
-        )
+    if (earlier := sight.plan.continues) is not None:
+        yield f"It went on from {earlier_words(earlier)}."
+        if earlier.spent_micros:
+            yield "In the curves its dollars begin with what that one cost, its training time at nought."
     if sight.unfinished:
         yield "The run is not finished: its figures are those of this moment."
     if sight.damage is not None:

@@ -56,7 +56,7 @@ def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, E
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
-        found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed[0]["data"], link, chain))
+        found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
     live = open_token(lines.parsed) is not None and not found.receipt_proves_death
@@ -143,9 +143,9 @@ def _check_receipt(
     _compare(found, folder, lines.parsed[:count], statement, link)
 
 
-def _check_origin(found: _Findings, opened: Json, link: Json, chain: Mapping[str, Json]) -> None:
+def _check_origin(found: _Findings, records: Sequence[Json], link: Json, chain: Mapping[str, Json]) -> None:
     """Whether the run that it goes on from has its receipt in the chain, and before its own."""
-    before = opened.get("continues")
+    before = records[0]["data"].get("continues") if records else None
     if before:
         earlier = chain.get(before["run"], {})
         if earlier.get("receipt_sha256") != before["receipt_sha256"] or earlier["seq"] >= link["seq"]:

@@ -57,7 +57,7 @@ def rows(span: Span, column: str, unpack_in: Path | None = None) -> Iterator[Tex
         url = "url" if "url" in file.schema_arrow.names and column != "url" else None
         for group in range(span.start, span.stop):
             chunk, text_bytes = _chunk(file, group, column), span.file.weights[group]
-            if _has_large_page(raw, chunk, text_bytes) and is_known(raw, chunk):
+            if _is_for_parts(raw, chunk, text_bytes):
                 found = _in_parts(file, group, url, values(raw, chunk, unpack_in))
             else:
                 found = _whole(file, group, column, url, text_bytes)
@@ -66,8 +66,14 @@ def rows(span: Span, column: str, unpack_in: Path | None = None) -> Iterator[Tex
                     yield from _texts(f"{span.file.name}#{group}.{number}", value, known)
 
 
-def _has_large_page(raw: BinaryIO, chunk: Chunk, text_bytes: int) -> bool:
-    return text_bytes > _LARGE_PAGE_BYTES and largest_page(raw, chunk) > _LARGE_PAGE_BYTES
+def _is_for_parts(raw: BinaryIO, chunk: Chunk, text_bytes: int) -> bool:
+    """Whether there is a large page, and all are of a kind that can be read in parts."""
+    if text_bytes <= _LARGE_PAGE_BYTES:
+        return False
+    try:
+        return largest_page(raw, chunk) > _LARGE_PAGE_BYTES and is_known(raw, chunk)
+    except (EOFError, RecursionError):
+        return False  # Damaged, or written in a way that is not known here: pyarrow knows which.
 
 
 def _whole(file: Any, group: int, column: str, url: str | None, text_bytes: int) -> Iterator[Row]:

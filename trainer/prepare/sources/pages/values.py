@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import tempfile
 from array import array
 from collections.abc import Iterator
@@ -60,10 +61,10 @@ def values(file: BinaryIO, chunk: Chunk, folder: Path | None) -> Iterator[Source
                 yield next(given) if is_there else None
 
 
-def _kept_in(folder: Path | None) -> BinaryIO:
+def _kept_in(folder: Path | None) -> io.FileIO:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryFile(dir=folder, buffering=0)  # type: ignore[return-value]
+    return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
 def _opened(file: BinaryIO, chunk: Chunk, page: Page) -> tuple[Unpacked, Iterator[int]]:
@@ -105,7 +106,7 @@ class _Ahead:
 class _Dictionary:
     """The values that a column's rows name by number: unpacked as far as a row asked, since they stand as they came."""
 
-    def __init__(self, stream: Unpacked, kept: BinaryIO) -> None:
+    def __init__(self, stream: Unpacked, kept: io.FileIO) -> None:
         self._stream, self._kept, self._ends = stream, kept, array("Q", [0])
 
     def value(self, number: int) -> Source:
