@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import isqrt
 
 from gpurun.core.model import Offer
 from gpurun.planning.memory import GIB, USABLE_SHARE, peak_on, usable_bytes
@@ -32,14 +33,22 @@ def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ModelTable], b
     """The largest value of each dimension that fits, among those that the rest of the recipe allows."""
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
-    allowed = {
-        "context": [size for size in range(1, model.context) if batch % (size * processes) == 0],
-        "layers": list(range(1, model.layers)),
-        "width": list(range(unit, model.width, unit)),
+    allowed: dict[str, Sequence[int]] = {
+        "context": [size for size in _divisors(batch // processes) if size < model.context],
+        "layers": range(1, model.layers),
+        "width": range(unit, model.width, unit),
     }
     for name, values in allowed.items():
-        # What is smaller than one that fits does so too; "not" turns that into the order that bisect wants.
-        smaller = [model.model_copy(update={name: value}) for value in values]
-        place = bisect_left(smaller, True, key=lambda one: not fits(one))
-        if place:
+
+        def is_too_large(value: int, name: str = name) -> bool:
+            return not fits(model.model_copy(update={name: value}))
+
+        # What is smaller than one that fits does so too.
+        if place := bisect_left(values, True, key=is_too_large):
             yield f"{name} {getattr(model, name)} -> {values[place - 1]}"
+
+
+def _divisors(number: int) -> list[int]:
+    """All of them, in order."""
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})

@@ -9,6 +9,11 @@ from pydantic import ConfigDict, Field
 from gpurun.core.model import Frozen
 
 Whole = Annotated[int, Field(ge=1, le=2**53)]
+# Ten times what anybody has trained, or more; what is larger is a slip of the finger, and there would be no end to it.
+Tall = Annotated[int, Field(ge=1, le=10_000)]
+Wide = Annotated[int, Field(ge=1, le=2**20)]
+Long = Annotated[int, Field(ge=1, le=2**24)]
+BatchTokens = Annotated[int, Field(ge=1, le=2**32)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Overlay = dict[str, Any]
@@ -26,10 +31,10 @@ class ModelTable(Table):
     """The shape of the network."""
 
     preset: Literal["faithful", "modern", "encoder-decoder"] = "faithful"
-    layers: Whole
-    heads: Whole
-    width: Whole
-    context: Whole
+    layers: Tall
+    heads: Tall
+    width: Wide
+    context: Long
     vocab_size: int = Field(default=0, ge=0, le=65_536)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     bias: bool = True
@@ -77,7 +82,7 @@ class TrainTable(Table):
     """How long, and in what portions: `batch_tokens` an optimiser step over all processes."""
 
     steps: Annotated[int, Field(ge=1, le=999_999)]
-    batch_tokens: Whole
+    batch_tokens: BatchTokens
     micro_batch: Whole
     seed: int = Field(default=42, ge=0, lt=2**32)
     loop: Literal["own", "huggingface"] = "own"

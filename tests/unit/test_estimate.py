@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.model import Offer
 from gpurun.core.money import usd
+from gpurun.core.plan import Estimate
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.estimate import estimate, flops_per_token
 from gpurun.planning.memory import CONTEXT_BYTES, GIB, REPLICA_BYTES, REPLICA_SHARE, Way, peak_bytes
@@ -204,6 +207,23 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
     assert not guess.fits
     assert guess.train_s is None
     assert "GiB" in guess.basis
+
+
+@pytest.mark.parametrize("extreme", [{"layers": 10_000}, {"width": 2**20}, {"context": 2**24, "batch_tokens": 2**32}])
+def test_the_cuts_that_are_named_fit_and_nothing_larger_does(extreme: dict[str, int]) -> None:
+    sizes = {"layers": 12, "width": 768, "heads": 16, "micro_batch": 1, **extreme}
+    offer = offers_for(parse_gpu("A100"))[0]
+
+    def guess(changed: dict[str, int]) -> Estimate:
+        words = [f"{name}={value}" for name, value in {**sizes, **changed}.items()]
+        return estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=1), offer)
+
+    cuts = re.findall(r"(layers|width|context) [0-9]+ -> ([0-9]+)", guess({}).basis)
+    assert cuts
+    for name, value in cuts:
+        assert guess({name: int(value)}).fits
+        step = {"layers": 1, "width": sizes["heads"], "context": int(value)}[name]
+        assert not guess({name: int(value) + step}).fits
 
 
 def test_a_batch_that_cannot_be_shared_does_not_fit() -> None:

@@ -138,6 +138,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         ("layers = 4", "layers = '4'", ("model.layers is '4'", "integer")),
         ("layers = 4", "layers = true", ("model.layers is True",)),
         ("layers = 4", "layers = 0", ("model.layers is 0", "greater than or equal to 1")),
+        ("layers = 4", "layers = 99999999", ("model.layers is 99999999", "10000")),
         ("lr = 1e-3", "lr = inf", ("optim.lr is inf", "finite")),
         ("lr = 1e-3", "lr = -1", ("optim.lr is -1",)),
         ('kind = "cosine"', 'kind = "linear"', ("schedule.kind is 'linear'", "'trapezoid' or 'noam'")),
