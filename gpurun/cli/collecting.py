@@ -13,10 +13,10 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
 from gpurun.core.model import canonical
 from gpurun.core.progress import Event, Phase
-from gpurun.lifecycle.at_home import is_here
-from gpurun.lifecycle.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
 from gpurun.lifecycle.context import instance_of
-from gpurun.lifecycle.copy_out import copy_out
+from gpurun.lifecycle.home.at_home import is_here
+from gpurun.lifecycle.home.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
+from gpurun.lifecycle.home.copy_out import copy_out
 from gpurun.lifecycle.reach import Reach
 from gpurun.lifecycle.runs import Sight
 from gpurun.lifecycle.salvage import bring_pushed

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode
-from gpurun.lifecycle.corpora import add_hellaswag, inspect_data, prepare_data
+from gpurun.lifecycle.corpus.corpora import add_hellaswag, inspect_data, prepare_data
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import clip_line, render

@@ -103,7 +103,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     )
     if not request.continues:
         return request
-    from gpurun.lifecycle.continuing import as_before
+    from gpurun.lifecycle.earlier.continuing import as_before
 
     return as_before(request, session.home)
 

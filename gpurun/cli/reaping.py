@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError, UsageError
-from gpurun.lifecycle.market import ready_providers
+from gpurun.lifecycle.quotes.market import ready_providers
 from gpurun.lifecycle.reap import Orphan, Stray, sweep, sweep_leftovers
 from gpurun.lifecycle.runs import unfinished_runs
 from gpurun.providers.base import Provider

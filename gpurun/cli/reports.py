@@ -16,7 +16,7 @@ from gpurun.core.plan import Earlier, Mode
 from gpurun.core.progress import Event
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.untrusted import lines_of
-from gpurun.lifecycle.local_copy import LocalCopy
+from gpurun.lifecycle.home.local_copy import LocalCopy
 from gpurun.lifecycle.runs import Sight, find_run, look
 from gpurun.view.paint import render
 from gpurun.view.quantities import format_bytes, format_duration

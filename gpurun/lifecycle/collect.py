@@ -8,8 +8,8 @@ from functools import partial
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, TrainingFailed
 from gpurun.core.moving import Tell, moving
 from gpurun.core.progress import Event, RunState
-from gpurun.lifecycle.at_home import is_here, remembered
 from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.home.at_home import is_here, remembered
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide

@@ -10,9 +10,9 @@ from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import MayBeBilling, SetupError
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
-from gpurun.lifecycle.account import vouched
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
-from gpurun.lifecycle.duplicates import incident, living, once
+from gpurun.lifecycle.instance.account import vouched
+from gpurun.lifecycle.instance.duplicates import incident, living, once
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.providers.base import Provider, Unknown
 

@@ -17,9 +17,9 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
-from gpurun.lifecycle.priors import load_priors
-from gpurun.lifecycle.quote import need_of, quote
-from gpurun.lifecycle.renting import rented_plan, shown_plan
+from gpurun.lifecycle.quotes.priors import load_priors
+from gpurun.lifecycle.quotes.quote import need_of, quote
+from gpurun.lifecycle.quotes.renting import rented_plan, shown_plan
 from gpurun.lifecycle.shipment import modules_of, sources_of
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
@@ -41,14 +41,14 @@ def make_plan(
     if mode is Mode.PAID:
         full = _going_on(_rented_form(request, recipe), request, home)
         if request.providers == ("ssh",):
-            from gpurun.lifecycle.own_machines import box_plan
+            from gpurun.lifecycle.quotes.own_machines import box_plan
 
             return with_bundle(box_plan(request, run, full, home, clock, say), clock)
         if need_data:
             return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
         made = shown_plan(request, run, full, home, clock)
         if request.choices.stage:
-            from gpurun.lifecycle.bucket_plan import with_stage
+            from gpurun.lifecycle.bucket.planned import with_stage
 
             made = with_stage(made, None, clock)
         return made
@@ -58,7 +58,7 @@ def make_plan(
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
         here = _going_on(here, request, home)
-    from gpurun.lifecycle.own_machines import local_plan
+    from gpurun.lifecycle.quotes.own_machines import local_plan
 
     _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
@@ -111,7 +111,7 @@ def _going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolve
     """The recipe with the checkpoint that it goes on from, if that is wanted."""
     if not request.continues:
         return resolved
-    from gpurun.lifecycle.continuing import going_on
+    from gpurun.lifecycle.earlier.continuing import going_on
 
     return going_on(resolved, request, home)
 
@@ -161,8 +161,8 @@ def _need_software(here: ResolvedRecipe) -> None:
 
 def with_bundle(plan: Plan, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
-    from gpurun.lifecycle.bucket_plan import with_stage
-    from gpurun.lifecycle.warm import warm_notes
+    from gpurun.lifecycle.bucket.planned import with_stage
+    from gpurun.lifecycle.earlier.warm import warm_notes
     from gpurun.machine.pack import survey
 
     trainer = bundle_root() / "trainer"

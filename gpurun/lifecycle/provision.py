@@ -11,12 +11,12 @@ from gpurun.core.model import Instance, InstanceState, Order
 from gpurun.core.money import format_usd
 from gpurun.core.plan import Mode, Plan
 from gpurun.core.progress import Event, RunState
-from gpurun.lifecycle.account import account_asked, vouched
-from gpurun.lifecycle.bargain import check_made, check_price, is_told_otherwise
-from gpurun.lifecycle.box import check_box
 from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
-from gpurun.lifecycle.duplicates import duplicates, incident, living, once
-from gpurun.lifecycle.market import clock_warning
+from gpurun.lifecycle.instance.account import account_asked, vouched
+from gpurun.lifecycle.instance.bargain import check_made, check_price, is_told_otherwise
+from gpurun.lifecycle.instance.box import check_box
+from gpurun.lifecycle.instance.duplicates import duplicates, incident, living, once
+from gpurun.lifecycle.quotes.market import clock_warning
 from gpurun.machine.answers import Facts
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide

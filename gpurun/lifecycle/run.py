@@ -10,12 +10,12 @@ from typing import Any
 from gpurun.core.errors import SetupError
 from gpurun.core.model import digest_of
 from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.bucket.push import Pushing
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
-from gpurun.lifecycle.early import Early
-from gpurun.lifecycle.local_copy import LocalCopy
-from gpurun.lifecycle.push import Pushing
-from gpurun.lifecycle.rate import SAVE_S, Rating
+from gpurun.lifecycle.home.early import Early
+from gpurun.lifecycle.home.local_copy import LocalCopy
+from gpurun.lifecycle.quotes.rate import SAVE_S, Rating
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.trouble import BucketLost

@@ -12,8 +12,8 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.bucket.push import key_of
 from gpurun.lifecycle.context import Context, Note
-from gpurun.lifecycle.push import key_of
 from gpurun.lifecycle.settle import clear_all
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.bucket.address import parse_address

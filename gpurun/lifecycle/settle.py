@@ -14,11 +14,11 @@ from gpurun.core.model import Leftover
 from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
-from gpurun.lifecycle.account import NAMED, is_other_account, other_account
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.destroy import end
-from gpurun.lifecycle.duplicates import living, once
-from gpurun.lifecycle.priors import add_prior
+from gpurun.lifecycle.instance.account import NAMED, is_other_account, other_account
+from gpurun.lifecycle.instance.duplicates import living, once
+from gpurun.lifecycle.quotes.priors import add_prior
 from gpurun.machine.ssh_keys import forget_client_key
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 

@@ -8,8 +8,8 @@ from math import ceil
 from gpurun.core.errors import SetupError
 from gpurun.core.moving import moving
 from gpurun.core.progress import Event, RunState
+from gpurun.lifecycle.bucket.pull import pull
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.lifecycle.pull import pull
 from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.bucket.order import Pulled
 from gpurun.machine.pack import Pack, survey

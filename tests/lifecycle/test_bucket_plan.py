@@ -13,7 +13,7 @@ from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Mode, Plan
-from gpurun.lifecycle.bucket_plan import staged_uplink_bits_per_s, with_stage
+from gpurun.lifecycle.bucket.planned import staged_uplink_bits_per_s, with_stage
 from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.upload import digests_of, stage_file

@@ -21,12 +21,12 @@ from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Choices, Plan
 from gpurun.core.progress import Event
-from gpurun.lifecycle import collect_now
-from gpurun.lifecycle.at_home import keep, kept
-from gpurun.lifecycle.collect_now import PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
 from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.copy_out import copy_out
-from gpurun.lifecycle.early import Early
+from gpurun.lifecycle.home import collect_now
+from gpurun.lifecycle.home.at_home import keep, kept
+from gpurun.lifecycle.home.collect_now import PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
+from gpurun.lifecycle.home.copy_out import copy_out
+from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.salvage import Salvaged
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost

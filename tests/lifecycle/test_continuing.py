@@ -17,9 +17,9 @@ from gpurun.core.plan import Choices, DataSummary, Earlier, Mode, Request
 from gpurun.ledger.audit import audit
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME
-from gpurun.lifecycle import continuing
-from gpurun.lifecycle.continuing import FOLDER, as_before, carried, changed_keys, going_on
-from gpurun.lifecycle.quote import quote
+from gpurun.lifecycle.earlier import continuing
+from gpurun.lifecycle.earlier.continuing import FOLDER, as_before, carried, changed_keys, going_on
+from gpurun.lifecycle.quotes.quote import quote
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
 from tests.unit.report_samples import plan_of

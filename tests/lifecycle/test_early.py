@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.paths import RunFolder
-from gpurun.lifecycle import early as early_room
-from gpurun.lifecycle.early import Early
+from gpurun.lifecycle.home import early as early_room
+from gpurun.lifecycle.home.early import Early
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.local import LocalMachine

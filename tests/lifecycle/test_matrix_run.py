@@ -12,7 +12,7 @@ from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
-from gpurun.lifecycle.at_home import remember
+from gpurun.lifecycle.home.at_home import remember
 from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Manifest
 from gpurun.machine.base import FarRefusal, MachineLost

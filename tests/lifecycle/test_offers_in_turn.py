@@ -14,9 +14,9 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Plan
 from gpurun.core.progress import Event
 from gpurun.ledger.journal import Journal
-from gpurun.lifecycle.bargain import STALE_S
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
+from gpurun.lifecycle.instance.bargain import STALE_S
 from gpurun.providers.base import Unknown
 from gpurun.providers.fake import Fault
 from tests.lifecycle.drive import TINY

@@ -9,7 +9,7 @@ import pytest
 from gpurun.core.errors import NoOffer
 from gpurun.core.money import parse_usd
 from gpurun.core.plan import Choices, Request
-from gpurun.lifecycle.quote import is_weak, paid_plan, quote
+from gpurun.lifecycle.quotes.quote import is_weak, paid_plan, quote
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.recipe import load_recipe, resolve
 

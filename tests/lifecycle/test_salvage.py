@@ -13,7 +13,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.progress import Phase, RunState
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.push import folder_of
+from gpurun.lifecycle.bucket.push import folder_of
 from gpurun.lifecycle.salvage import bring_pushed
 from gpurun.lifecycle.state import next_step
 from gpurun.providers.local import LocalProvider

@@ -15,8 +15,8 @@ from gpurun.core.model import Address, GpuNeed, Instance, InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.plan import Box, Choices, Request
 from gpurun.ledger.signing import PRIVATE_NAME
+from gpurun.lifecycle.earlier.warm import MOST_BYTES, warm_notes, warmed
 from gpurun.lifecycle.reach import STORE_BYTES, Reach
-from gpurun.lifecycle.warm import MOST_BYTES, warm_notes, warmed
 from gpurun.machine.pack import survey
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve

@@ -15,7 +15,7 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.paths import Home
-from gpurun.lifecycle.copy_out import copy_out
+from gpurun.lifecycle.home.copy_out import copy_out
 from gpurun.machine.agent import files, settle
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.fetch import Wanted, fetch

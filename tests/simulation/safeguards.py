@@ -64,12 +64,12 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch)", "()"),
         (" and instance.token == token", ""),
     ),
-    "gpurun/lifecycle/bargain.py": (
+    "gpurun/lifecycle/instance/bargain.py": (
         ("if rate is not None and costs_more(instance, plan):", "if False:"),
         ("if is_another(instance, plan):", "if False:"),
         ("if same and min(same) > agreed.rate_micros_per_hour:", "if False:"),
     ),
-    "gpurun/lifecycle/duplicates.py": (
+    "gpurun/lifecycle/instance/duplicates.py": (
         ("one.token == token and ", ""),
         (" and one.state is not InstanceState.GONE", ""),
     ),
@@ -88,19 +88,19 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if context.seconds_left(state) <= 0:", "if False:"),
         ("missing[file.name] = error", "here.append(file)"),
     ),
-    "gpurun/lifecycle/early.py": (
+    "gpurun/lifecycle/home/early.py": (
         ("if not newest or not newest <= here:", "if not newest:"),
         (" - kept(self._folder)", ""),
     ),
-    "gpurun/lifecycle/warm.py": (
+    "gpurun/lifecycle/earlier/warm.py": (
         ('return origin == "local"\n', "return True\n"),
         ("asked.host == request.host", "True"),
     ),
-    "gpurun/lifecycle/vouched.py": (
+    "gpurun/lifecycle/earlier/vouched.py": (
         ("receipt.signature is not Signature.OK", "False"),
         ("receipt.sha256 == link.receipt_sha256", "True"),
     ),
-    "gpurun/lifecycle/continuing.py": (
+    "gpurun/lifecycle/earlier/continuing.py": (
         ("if not run.holds(file):", "if False:"),
         ("if look(home, name).unfinished:", "if False:"),
         ("plan is None or plan.data.sha256 != data.sha256", "plan is None"),

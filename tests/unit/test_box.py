@@ -9,7 +9,7 @@ import pytest
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.model import Offer
 from gpurun.core.money import usd
-from gpurun.lifecycle.box import check_box
+from gpurun.lifecycle.instance.box import check_box
 from gpurun.machine.answers import Card, Facts, Gpu, Torch
 from gpurun.planning.catalog import all_offers
 from gpurun.planning.software import least_torch_of

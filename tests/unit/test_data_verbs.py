@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.lifecycle.corpora import inspect_data
-from gpurun.lifecycle.shards import prepared
+from gpurun.lifecycle.corpus.corpora import inspect_data
+from gpurun.lifecycle.corpus.shards import prepared
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import render

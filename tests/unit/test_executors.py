@@ -21,7 +21,7 @@ from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.filters import LambdaFilter
 from datatrove.pipeline.readers import ParquetReader
 
-from gpurun.lifecycle.shards import inspect
+from gpurun.lifecycle.corpus.shards import inspect
 from trainer.prepare import tokenizers
 from trainer.prepare.corpora import __main__ as program
 from trainer.prepare.corpora.datatrove_steps import ShardSink, finish

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.lifecycle.corpora import add_hellaswag
-from gpurun.lifecycle.shards import prepared
+from gpurun.lifecycle.corpus.corpora import add_hellaswag
+from gpurun.lifecycle.corpus.shards import prepared
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
 from trainer.hellaswag import read_items

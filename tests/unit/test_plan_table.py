@@ -12,7 +12,7 @@ from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Plan, Request
 from gpurun.lifecycle.plan import make_plan
-from gpurun.lifecycle.quote import WEAK
+from gpurun.lifecycle.quotes.quote import WEAK
 from gpurun.planning.budget import candidates, load_of
 from gpurun.planning.catalog import all_offers, parse_gpu
 from gpurun.planning.recipe import load_recipe, resolve
@@ -30,7 +30,7 @@ def planned(home: Path, cap: str, **asked: object) -> Plan:
 
 @pytest.fixture(autouse=True)
 def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.lifecycle.renting.ready_providers", lambda home: [])
+    monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: [])
 
 
 def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpurun.core.errors import NoOffer
 from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
-from gpurun.lifecycle.priors import load_priors
+from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.planning.budget import candidates, choose, load_of
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.estimate import estimate, flops_per_token

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.lifecycle.shards import inspect, prepared
+from gpurun.lifecycle.corpus.shards import inspect, prepared
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
 

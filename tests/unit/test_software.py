@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.core.plan import Choices, Request
-from gpurun.lifecycle.quote import paid_plan, quote
+from gpurun.lifecycle.quotes.quote import paid_plan, quote
 from gpurun.planning.catalog import parse_gpu, terms_of
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.software import HUGGINGFACE_SETUP, images_by_provider, outfitted

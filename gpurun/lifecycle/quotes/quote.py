@@ -11,8 +11,8 @@ from gpurun.core.errors import NoOffer
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
-from gpurun.lifecycle.market import Market
-from gpurun.lifecycle.shards import BUILT_IN
+from gpurun.lifecycle.corpus.shards import BUILT_IN
+from gpurun.lifecycle.quotes.market import Market
 from gpurun.planning.budget import BUCKET_BITS_PER_S, Load, candidates, choose, load_of, ranked
 from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
@@ -153,7 +153,7 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
     if data is not None:
         load = load_of(full, data.bytes, vocab_size=data.vocab_size)
         if request.choices.stage:
-            from gpurun.lifecycle.bucket_plan import staged_uplink_bits_per_s
+            from gpurun.lifecycle.bucket.planned import staged_uplink_bits_per_s
 
             load = replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(Path(data.folder), data.bytes))
         return load, ()

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.plan import DataSummary
-from gpurun.lifecycle.preparer import run_preparer
-from gpurun.lifecycle.shards import BUILT_IN, inspect, read_manifest
+from gpurun.lifecycle.corpus.preparer import run_preparer
+from gpurun.lifecycle.corpus.shards import BUILT_IN, inspect, read_manifest
 
 HUB = "hf:"
 ON_THE_HUB = {

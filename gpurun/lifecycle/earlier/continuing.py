@@ -19,8 +19,8 @@ from gpurun.core.money import Micros
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.ledger.chain import read_chain
+from gpurun.lifecycle.earlier.vouched import Vouched, vouched
 from gpurun.lifecycle.runs import find_run, look
-from gpurun.lifecycle.vouched import Vouched, vouched
 from gpurun.planning.recipe import ResolvedRecipe
 
 FOLDER = "continue"

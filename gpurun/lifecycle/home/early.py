@@ -15,7 +15,7 @@ from types import TracebackType
 
 from gpurun.core.errors import GpurunError
 from gpurun.core.paths import RunFolder, write_atomic
-from gpurun.lifecycle.at_home import kept, remember
+from gpurun.lifecycle.home.at_home import kept, remember
 from gpurun.machine.answers import Manifest
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide

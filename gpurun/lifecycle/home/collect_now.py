@@ -15,8 +15,8 @@ from typing import Literal, TypeVar
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, UsageError
 from gpurun.core.paths import RunFolder
-from gpurun.lifecycle.at_home import is_here, keep, remember
 from gpurun.lifecycle.context import PASSING, RETRY_S
+from gpurun.lifecycle.home.at_home import is_here, keep, remember
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide

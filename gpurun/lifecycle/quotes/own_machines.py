@@ -14,9 +14,9 @@ from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Box, DataSummary, Mode, Plan, Request
-from gpurun.lifecycle.priors import load_priors
-from gpurun.lifecycle.quote import need_of
-from gpurun.lifecycle.renting import shards_of
+from gpurun.lifecycle.quotes.priors import load_priors
+from gpurun.lifecycle.quotes.quote import need_of
+from gpurun.lifecycle.quotes.renting import shards_of
 from gpurun.machine.remote import scan_host_key
 from gpurun.machine.ssh_keys import fingerprint, make_keys
 from gpurun.planning.budget import candidates, choose, load_of

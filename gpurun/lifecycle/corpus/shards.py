@@ -15,7 +15,7 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.plan import DataSummary
-from gpurun.lifecycle.preparer import run_preparer
+from gpurun.lifecycle.corpus.preparer import run_preparer
 
 HEADER_BYTES = 1024
 MAGIC = 20240520

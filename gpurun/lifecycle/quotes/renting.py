@@ -10,10 +10,10 @@ from gpurun.core.credentials import require_credential
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
-from gpurun.lifecycle.market import Market, live_offers, ready_providers
-from gpurun.lifecycle.priors import load_priors
-from gpurun.lifecycle.quote import Quote, elsewhere, need_of, paid_plan, quote
-from gpurun.lifecycle.shards import BUILT_IN, missing_shards, prepared
+from gpurun.lifecycle.corpus.shards import BUILT_IN, missing_shards, prepared
+from gpurun.lifecycle.quotes.market import Market, live_offers, ready_providers
+from gpurun.lifecycle.quotes.priors import load_priors
+from gpurun.lifecycle.quotes.quote import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.catalog import cards
 from gpurun.planning.priors import Priors
@@ -83,8 +83,8 @@ def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
     """The shards of a run, prepared or checked here, with the checkpoint it goes on from and what --warm finds."""
-    from gpurun.lifecycle.continuing import carried
-    from gpurun.lifecycle.warm import warmed
+    from gpurun.lifecycle.earlier.continuing import carried
+    from gpurun.lifecycle.earlier.warm import warmed
 
     places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
     data = prepared(resolved.record, request.data, **places, say=say)

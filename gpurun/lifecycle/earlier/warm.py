@@ -15,8 +15,8 @@ from typing import Any
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.ledger.chain import read_chain
-from gpurun.lifecycle.quote import need_of
-from gpurun.lifecycle.vouched import Vouched, vouched
+from gpurun.lifecycle.earlier.vouched import Vouched, vouched
+from gpurun.lifecycle.quotes.quote import need_of
 from gpurun.machine.pack import PackedFile
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.quantities import format_bytes

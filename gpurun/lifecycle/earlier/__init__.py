@@ -1,0 +1,1 @@
+"""What earlier runs of this home give to a new one: a checkpoint to go on from, a warm compile cache."""
