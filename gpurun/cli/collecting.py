@@ -14,6 +14,7 @@ from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
 from gpurun.core.model import canonical
 from gpurun.core.progress import Event, Phase
 from gpurun.lifecycle.context import instance_of
+from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.at_home import is_here
 from gpurun.lifecycle.home.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
 from gpurun.lifecycle.home.copy_out import copy_out
@@ -63,7 +64,8 @@ def _collected(session: Session, sight: Sight, wanted: Only) -> Result:
         return _of_the_past(session, sight, wanted)
     far = Reach(sight.folder, sight.plan, session.clock)(instance_of(sight.state))
     try:
-        brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session))
+        allowance = Allowance.of(sight.folder, sight.plan)
+        brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session), allowance)
     except CollectFailed as error:
         if error.code != UNREACHABLE or not _place_of(sight):
             raise

@@ -13,6 +13,7 @@ from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.bucket.push import Pushing
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
+from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.home.local_copy import LocalCopy
 from gpurun.lifecycle.quotes.rate import SAVE_S, Rating
@@ -55,7 +56,8 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
     instance = instance_of(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
-    with Early(far if context.brings_early and is_elsewhere else None, context.folder) as early:
+    allowance = Allowance.of(context.folder, context.plan)
+    with Early(far if context.brings_early and is_elsewhere else None, context.folder, allowance) as early:
         yield from _watch(state, context, far, early, Pushing(state, context, far))
 
 

@@ -12,6 +12,8 @@ from gpurun.machine.base import FarRefusal
 MOST_LINE_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 8 << 20
 MOST_MANIFEST_FILES = 10_000
+# Whether there is room for it is seen file by file: one may fit where all do not.
+MOST_ANNOUNCED_BYTES = 1 << 50
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Wall = Annotated[float, Field(ge=0, le=1e12)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil, floor, inf
 
 from gpurun.core.errors import NoOffer, UsageError
@@ -30,16 +29,12 @@ from gpurun.core.money import (
 from gpurun.core.plan import Candidate, Estimate, Lease
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.estimate import NO_PRIORS, estimate
+from gpurun.planning.load import COLLECT_START_S, KEPT_CHECKPOINTS, Load, load_home
 from gpurun.planning.memory import GIB, usable_bytes
 from gpurun.planning.priors import Priors, machine_of, same_recipe
 from gpurun.planning.reach import reach_of, reach_words
-from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+from gpurun.planning.recipe import ResolvedRecipe
 
-UPLINK_BITS_PER_S = 20e6
-DOWNLINK_BITS_PER_S = 50e6
-BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
-SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
-COLLECT_START_S = 60  # Saving, hashing, connecting.
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
 EXPECTED_DESTROY_S = 45  # Measured at most 48 (docs/BENCHMARKS.md); the death's proof alone takes 30.
@@ -47,35 +42,6 @@ MARGIN = 1.5
 MOST_HOURS = 24 * 365
 LEAST_TRAIN_S = 300
 LEAST_FREE_TRAIN_S = 1800  # Where waiting costs nothing, a slow guess stops nothing.
-KEPT_CHECKPOINTS = 2  # The latest and the best.
-CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
-
-
-@dataclass(frozen=True)
-class Load:
-    """What has to travel and to be stored, and over which link (an assumption until it is measured)."""
-
-    ship_bytes: int
-    collect_bytes: int
-    disk_gb: int
-    uplink_bits_per_s: float = UPLINK_BITS_PER_S
-    downlink_bits_per_s: float = DOWNLINK_BITS_PER_S
-
-    @property
-    def ship_s(self) -> int:
-        """The limit for shipping."""
-        return SHIP_START_S + ceil(8 * self.ship_bytes / self.uplink_bits_per_s)
-
-    @property
-    def collect_s(self) -> int:
-        """The limit for saving and bringing home."""
-        return COLLECT_START_S + ceil(8 * self.collect_bytes / self.downlink_bits_per_s)
-
-
-def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
-    """The load of a recipe: what is shipped, and the two checkpoints that come home."""
-    home = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters_of(recipe.tables.model, vocab_size)
-    return Load(ship_bytes=ship_bytes, collect_bytes=home, disk_gb=recipe.tables.hardware.disk_gb)
 
 
 def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
@@ -90,18 +56,13 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
 
 def beside_rate(provider: str, parameters: int, disk_gb: int) -> tuple[Micros, Micros]:
     """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
-    load = _load_home(parameters, disk_gb)
+    load = load_home(parameters, disk_gb)
     return _beside_hourly(provider, load), _egress(provider, load)
 
 
 def rental_cost(offer: Offer, seconds: float, parameters: int, disk_gb: int) -> Micros:
     """What a rental of so many seconds costs, with all that is beside its rate."""
-    return _cost(offer, seconds, _load_home(parameters, disk_gb))
-
-
-def _load_home(parameters: int, disk_gb: int) -> Load:
-    """What is stored and comes home of a model, whatever was shipped."""
-    return Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb=disk_gb)
+    return _cost(offer, seconds, load_home(parameters, disk_gb))
 
 
 def expected_train_s(guess: Estimate) -> float:
@@ -293,4 +254,4 @@ def _beside_hourly(provider: str, load: Load) -> Micros:
 
 
 def _egress(provider: str, load: Load) -> Micros:
-    return times(terms_of(provider).egress_per_gb, ceil(load.collect_bytes / 1e9))
+    return times(terms_of(provider).egress_per_gb, ceil(load.leaving_bytes / 1e9))

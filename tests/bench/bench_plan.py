@@ -30,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from gpurun.core.money import parse_usd
-from gpurun.planning.budget import candidates, load_of
+from gpurun.planning.budget import candidates
 from gpurun.planning.catalog import all_offers
+from gpurun.planning.load import load_of
 from gpurun.planning.memory import Way, tensor_bytes
 from gpurun.planning.rate import Meter
 from gpurun.planning.recipe import load_recipe, resolve

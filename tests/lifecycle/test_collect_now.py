@@ -31,7 +31,7 @@ from gpurun.lifecycle.salvage import Salvaged
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.partial import HeldElsewhere
-from tests.lifecycle.test_early import Instance, at_home, until
+from tests.lifecycle.test_early import FREE, Instance, at_home, until
 from tests.lifecycle.tiny_runs import events_of, make_run, start
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
@@ -53,7 +53,7 @@ def nobody(file: ManifestFile, have_bytes: int) -> None:
 
 
 def bring(instance: Instance, folder: RunFolder, only: Only) -> Brought:
-    return bring_now(instance.far, folder, only, VirtualClock(), nobody)
+    return bring_now(instance.far, folder, only, VirtualClock(), nobody, FREE)
 
 
 @pytest.mark.slow
@@ -112,12 +112,12 @@ def test_what_a_person_has_asked_for_is_not_replaced_by_the_next_checkpoint(
     instance: Instance, folder: RunFolder
 ) -> None:
     first = instance.save(10)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     bring(instance, folder, "last")
     second = instance.save(20)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     third = instance.save(30)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     assert at_home(folder) == {*first, *third}
     assert not set(second) & at_home(folder)
 
@@ -158,7 +158,7 @@ def test_a_machine_that_does_not_answer_is_given_up_in_a_minute_and_says_so(
 
     monkeypatch.setattr(instance.far, "manifest", lost)
     with pytest.raises(CollectFailed, match="no route") as refused:
-        bring_now(instance.far, folder, "all", clock, nobody)
+        bring_now(instance.far, folder, "all", clock, nobody, FREE)
     assert refused.value.code == "collect.unreachable"
     assert PATIENCE_S <= clock.monotonic() <= PATIENCE_S + 5
 

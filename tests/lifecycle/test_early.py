@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import UsageError
 from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.home import early as early_room
+from gpurun.lifecycle.home.allowance import Allowance
+from gpurun.lifecycle.home.collect_now import bring_now
 from gpurun.lifecycle.home.early import Early
+from gpurun.machine.answers import Manifest
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.local import LocalMachine
@@ -46,6 +51,9 @@ class Instance:
         manifest = {"v": 1, "latest": max(steps), "best": told, "files": files}
         (self.out / "MANIFEST.json").write_text(json.dumps(manifest))
         return [str(file["name"]) for file in files]
+
+
+FREE = Allowance(RunFolder(Path("nowhere")), None, 1)
 
 
 @pytest.fixture
@@ -82,7 +90,7 @@ def newest(folder: RunFolder) -> Any:
 def test_a_checkpoint_is_home_while_training_goes_on_and_the_next_one_replaces_it(
     instance: Instance, folder: RunFolder
 ) -> None:
-    with Early(instance.far, folder) as early:
+    with Early(instance.far, folder, FREE) as early:
         early.look(b'{"kind": "step"}\n')
         first = instance.save(10)
         early.look(TOLD)
@@ -97,10 +105,10 @@ def test_what_an_earlier_supervisor_has_brought_is_let_go_too_and_nothing_else_i
     instance: Instance, folder: RunFolder
 ) -> None:
     instance.save(10)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     (folder.artifacts / "mine.txt").write_bytes(b"of the user")
     second = instance.save(20)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     assert at_home(folder) == {*second, "mine.txt"}
 
 
@@ -108,7 +116,7 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = instance.save(10)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     instance.save(20)
     fetch = instance.far.fetch
 
@@ -119,13 +127,13 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
 
     monkeypatch.setattr(instance.far, "fetch", breaks)
     with pytest.raises(MachineLost):
-        Early(instance.far, folder).bring(instance.far)
+        Early(instance.far, folder, FREE).bring(instance.far)
     assert set(first) <= at_home(folder)
     assert newest(folder) == 10
 
 
 def test_without_a_machine_elsewhere_it_does_nothing(folder: RunFolder) -> None:
-    with Early(None, folder) as early:
+    with Early(None, folder, FREE) as early:
         early.look(TOLD)
     assert not folder.artifacts.exists()
 
@@ -143,7 +151,7 @@ def test_the_end_of_the_watch_does_not_wait_for_what_is_under_way(
             on_progress(1)
 
     monkeypatch.setattr(FarSide, "fetch", slow)
-    with Early(instance.far, folder) as early:
+    with Early(instance.far, folder, FREE) as early:
         early.look(TOLD)
         assert begun.wait(10)
     assert newest(folder) is None
@@ -163,7 +171,7 @@ def test_a_checkpoint_whose_files_were_not_all_brought_is_not_called_the_newest(
         return fetch(name, *rest, **more)
 
     monkeypatch.setattr(instance.far, "fetch", refuses)
-    Early(instance.far, folder).bring(instance.far)
+    Early(instance.far, folder, FREE).bring(instance.far)
     assert newest(folder) is None
 
 
@@ -171,19 +179,51 @@ def test_a_disk_that_refuses_is_told_and_tried_again(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(early_room, "AGAIN_S", 0.05)
-    real, refusals = early_room.room_bytes, iter([OSError(28, "No space left on device")] * 2)
+    real, refusals = early_room.remember, iter([OSError(28, "No space left on device")] * 2)
 
-    def full(path: Path) -> int:
+    def full(folder: RunFolder, manifest: Manifest) -> None:
         for refusal in refusals:
             raise refusal
-        return real(path)
+        real(folder, manifest)
 
-    monkeypatch.setattr(early_room, "room_bytes", full)
+    monkeypatch.setattr(early_room, "remember", full)
     instance.save(10)
-    with Early(instance.far, folder) as early:
+    with Early(instance.far, folder, FREE) as early:
         early.look(TOLD)
         until(lambda: newest(folder) == 10)
     assert "No space left" in caplog.text
+
+
+def test_where_each_byte_is_charged_no_more_comes_home_than_was_paid_for_spread_over_the_training(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, left_bytes, limit_bytes = instance.far.fetch, dict[str, int](), 900_000
+
+    def counted(name: str, size_bytes: int, *rest: Any, **more: Any) -> Path:
+        left_bytes[name] = size_bytes
+        return fetch(name, size_bytes, *rest, **more)
+
+    monkeypatch.setattr(instance.far, "fetch", counted)
+    for step in range(1, 21):
+        instance.save(*{max(1, step - 1), step}, best=1)
+        for _ in range(2):  # Another life of the supervisor asks for nothing twice.
+            Early(instance.far, folder, Allowance(folder, limit_bytes, 20)).bring(instance.far)
+        assert sum(left_bytes.values()) <= limit_bytes * step / 20
+    assert sum(left_bytes.values()) > limit_bytes / 2
+    assert newest(folder) >= 15
+
+
+def test_what_a_person_asks_for_counts_too_and_is_refused_where_the_plan_does_not_pay(
+    instance: Instance, folder: RunFolder
+) -> None:
+    allowance = Allowance(folder, 200_000, 20)
+    instance.save(10)
+    for _ in range(2):
+        assert bring_now(instance.far, folder, "last", VirtualClock(), lambda *_: None, allowance).here
+    instance.save(10, 20)
+    with pytest.raises(UsageError, match="The plan of run pays for 200,000") as refused:
+        bring_now(instance.far, folder, "last", VirtualClock(), lambda *_: None, allowance)
+    assert refused.value.code == "collect.over_plan"
 
 
 def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
@@ -199,7 +239,7 @@ def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
 
     monkeypatch.setattr(FarSide, "fetch", deaf)
     monkeypatch.setattr(FarSide, "close", lambda self: closed.append(threading.current_thread().name))
-    with Early(instance.far, folder) as early:
+    with Early(instance.far, folder, FREE) as early:
         early.look(TOLD)
         assert begun.wait(10)
     before = len(closed)

@@ -8,7 +8,8 @@ from gpurun.core.model import Offer
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
-from gpurun.planning.budget import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load, worst_case
+from gpurun.planning.budget import worst_case
+from gpurun.planning.load import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load
 from gpurun.providers.fake import Profile
 
 RUN = "fox-41"

@@ -13,8 +13,9 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import Plan, Request
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes.quote import WEAK
-from gpurun.planning.budget import candidates, load_of
+from gpurun.planning.budget import candidates
 from gpurun.planning.catalog import all_offers, parse_gpu
+from gpurun.planning.load import load_of
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import cells
 from gpurun.view.plan import plan_text

@@ -13,9 +13,10 @@ from gpurun.core.errors import NoOffer
 from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
 from gpurun.lifecycle.quotes.priors import load_priors
-from gpurun.planning.budget import candidates, choose, load_of
+from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.estimate import estimate, flops_per_token
+from gpurun.planning.load import load_of
 from gpurun.planning.priors import MOST_RUNS, Prior, Priors, loss_at
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 

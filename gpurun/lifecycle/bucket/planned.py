@@ -18,7 +18,7 @@ from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import find, is_worth_staging
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.pack import PackedFile, Survey
-from gpurun.planning.budget import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S
+from gpurun.planning.load import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S
 
 WORTH_ADVICE_S = 120
 _ASK_AT_ONCE = 8

@@ -16,7 +16,7 @@ from gpurun.machine.bucket.slots import push_order, slot_bytes_for
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.wire import MOST_SIGNED_S, Bucket
 from gpurun.machine.far import FarSide
-from gpurun.planning.budget import CHECKPOINT_BYTES
+from gpurun.planning.load import CHECKPOINT_BYTES
 
 AFTER_S = 24 * 3600.0
 """URLs outlive the lease by this much, where they may: a machine whose end is late still saves what it has."""

@@ -6,7 +6,7 @@ digest. Both may be at the same file, as only one of them at a time can have it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, UsageError
 from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.context import PASSING, RETRY_S
+from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.at_home import is_here, keep, remember
-from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.fetch import room_bytes
@@ -29,7 +30,6 @@ UNREACHABLE = "collect.unreachable"
 CHECKPOINT = ("weights", "optimizer", "state")
 # So long without a byte of progress; the supervisor, which has hours, goes on trying for longer.
 PATIENCE_S = 60.0
-MOST_ANNOUNCED_BYTES = 1 << 50
 TRIES = 3
 
 T = TypeVar("T")
@@ -45,18 +45,23 @@ class Brought:
 
 
 def bring_now(
-    far: FarSide, folder: RunFolder, only: Only, clock: Clock, tell: Callable[[ManifestFile, int], None]
+    far: FarSide,
+    folder: RunFolder,
+    only: Only,
+    clock: Clock,
+    tell: Callable[[ManifestFile, int], None],
+    allowance: Allowance,
 ) -> Brought:
     """Bring the wanted files of what is finished there, each verified; `tell` hears of each how many bytes are here.
 
-    UsageError when none such is finished yet, CollectFailed when nothing comes for PATIENCE_S, when a file does not
-    arrive as it was announced, or cannot be stored.
+    UsageError when none such is finished yet, or the plan does not pay for it; CollectFailed when nothing comes for
+    PATIENCE_S, when a file does not arrive as it was announced, or cannot be stored.
     """
     trying = _Trying(clock)
     with far.many_lanes():
         for tries_left in reversed(range(TRIES)):
             try:
-                return _bring_now(far, folder, only, trying, tell)
+                return _bring_now(far, folder, only, trying, tell, allowance)
             except FarRefusal as refusal:  # What was finished a moment ago has been replaced by the next checkpoint.
                 if not tries_left:
                     hint = "Ask again. What came home before is kept, and the run goes on."
@@ -69,7 +74,12 @@ def bring_now(
 
 
 def _bring_now(
-    far: FarSide, folder: RunFolder, only: Only, trying: _Trying, tell: Callable[[ManifestFile, int], None]
+    far: FarSide,
+    folder: RunFolder,
+    only: Only,
+    trying: _Trying,
+    tell: Callable[[ManifestFile, int], None],
+    allowance: Allowance,
 ) -> Brought:
     artifacts = folder.artifacts
     # One checkpoint may fit where all do not; whether it does is seen when it is fetched.
@@ -77,6 +87,8 @@ def _bring_now(
     manifest = trying.patiently(lambda: far.manifest(most_bytes))
     remember(folder, manifest)
     wanted = chosen(manifest, only, folder.name)
+    if not allowance.take(wanted):
+        raise _over_plan(folder.name, wanted, allowance)
     keep(folder, [file.name for file in wanted])
     for file in wanted:
         trying.patiently(partial(_bring, far, file, artifacts, trying, tell))
@@ -98,6 +110,16 @@ def chosen(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -
         hint = f"What came home, and why: gpurun receipt {run}" if is_over else later
         raise UsageError("checkpoint.none", what, hint=hint)
     return sorted(found, key=lambda file: (file.step is None, -(file.step or 0), file.kind != "weights", file.name))
+
+
+def _over_plan(run: str, wanted: Sequence[ManifestFile], allowance: Allowance) -> UsageError:
+    asked_bytes = sum(file.bytes for file in wanted)
+    return UsageError(
+        "collect.over_plan",
+        f"Each byte that leaves this machine is charged. The plan of {run} pays for {allowance.limit_bytes:,} before "
+        f"training ends: {allowance.spent_bytes:,} have left, and this is {asked_bytes:,}.",
+        hint=f"It comes home when training ends, which is paid for. gpurun stop {run} ends it now, with a checkpoint.",
+    )
 
 
 class _Trying:

@@ -15,11 +15,11 @@ from types import TracebackType
 
 from gpurun.core.errors import GpurunError
 from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.at_home import kept, remember
-from gpurun.machine.answers import Manifest
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
-from gpurun.machine.fetch import room_bytes
 
 AGAIN_S = 60.0
 JOIN_S = 3.0
@@ -39,9 +39,10 @@ class Early:
     `newest.json` in the run's folder names the newest one that is here whole, and the files that this has fetched.
     """
 
-    def __init__(self, far: FarSide | None, folder: RunFolder) -> None:
+    def __init__(self, far: FarSide | None, folder: RunFolder, allowance: Allowance) -> None:
         self._far = far.lane() if far is not None else None
         self._folder = folder
+        self._allowance = allowance
         self._told, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -86,11 +87,10 @@ class Early:
     def bring(self, far: FarSide) -> None:
         """Fetch what is finished, the latest checkpoint first; then let go of what the next ones have replaced."""
         artifacts = self._folder.artifacts
-        manifest = far.manifest(room_bytes(artifacts))
+        manifest = far.manifest(MOST_ANNOUNCED_BYTES)
         remember(self._folder, manifest)
-        files = sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.step is None, file.name))
         brought, here = set(self._brought()), set[str]()
-        for file in files:
+        for file in self._affordable(manifest):
             self._heed()
             brought.add(file.name)
             self._note(None, brought)
@@ -98,6 +98,13 @@ class Early:
                 far.fetch(file.name, file.bytes, file.sha256, artifacts, on_progress=lambda _: self._heed())
                 here.add(file.name)
         self._let_go(manifest, brought, here)
+
+    def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
+        """What may come home now, the latest checkpoint first; where that costs money it comes alone, now and then."""
+        if self._allowance.limit_bytes is not None:
+            latest = [file for file in manifest.files if file.step == manifest.latest]
+            return latest if self._allowance.take(latest, by_step=manifest.latest or 0) else []
+        return sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.step is None, file.name))
 
     def _let_go(self, manifest: Manifest, brought: set[str], here: set[str]) -> None:
         """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""

@@ -19,8 +19,9 @@ from gpurun.lifecycle.quotes.quote import need_of
 from gpurun.lifecycle.quotes.renting import shards_of
 from gpurun.machine.remote import scan_host_key
 from gpurun.machine.ssh_keys import fingerprint, make_keys
-from gpurun.planning.budget import candidates, choose, load_of
+from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for
+from gpurun.planning.load import load_of
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import outfitted
 from gpurun.providers.local import LocalProvider

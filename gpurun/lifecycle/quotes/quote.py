@@ -13,9 +13,10 @@ from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
 from gpurun.lifecycle.corpus.shards import BUILT_IN
 from gpurun.lifecycle.quotes.market import Market
-from gpurun.planning.budget import BUCKET_BITS_PER_S, Load, candidates, choose, load_of, ranked
+from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
+from gpurun.planning.load import BUCKET_BITS_PER_S, Load, load_of
 from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import images_by_provider, outfitted
