@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.errors import Refused
-from trainer.shards import Shard, spare_memory_bytes
+from trainer.shards import Shard, spare_memory_bytes, windows_in
 
 __all__ = ["VALIDATION_SEED", "Samples", "TokenRow", "batches", "position_seed", "sample_starts"]
 
@@ -52,12 +51,7 @@ class Samples:
 
     def __init__(self, row: TokenRow, context: int, seed: int, name: str) -> None:
         self._row, self._context, self._seed = row, context, seed
-        # One token more than the context: the last one is only ever a target.
-        self.windows = (row.tokens - 1) // context
-        if self.windows < 1:
-            raise Refused(
-                f"the {name} shards hold {row.tokens} tokens; one window of model.context {context} needs one more"
-            )
+        self.windows = windows_in(row.tokens, context, name)
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def _window(self, sample: int) -> int:

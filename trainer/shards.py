@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.errors import Refused
 
-__all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "load_tokenizer", "open_data"]
+__all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "load_tokenizer", "open_data", "windows_in"]
 
 _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -207,8 +207,11 @@ def _load_prompts(folder: Path, wanted: tuple[str, ...], tokenizer: Tokenizer) -
     return tuple(prompts)
 
 
-def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> TokenData:
-    """Open the data folder for a recipe that wants this tokeniser and these prompts."""
+def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_in: Path | None = None) -> TokenData:
+    """Open the data folder for a recipe that wants this tokeniser and these prompts.
+
+    `shards_in` is where the shards lie, if not in it: before they are shipped, what goes beside them may be elsewhere.
+    """
     manifest = _read_json(folder / "data.json")
     if (manifest.get("v") if isinstance(manifest, dict) else None) != 1:
         raise Refused("data.json is not of version 1, the one this trainer reads")
@@ -218,10 +221,21 @@ def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> TokenDa
     shards = {}
     for part in ("train", "val"):
         entries = _get(manifest, part, list, "data.json")
-        shards[part] = tuple(_open_shard(folder, entry) for entry in entries)
+        shards[part] = tuple(_open_shard(shards_in or folder, entry) for entry in entries)
         if not entries:
             raise Refused(f'data.json lists no shard under "{part}"')
     return TokenData(vocabulary, shards["train"], shards["val"], _load_prompts(folder, prompts, vocabulary))
+
+
+def windows_in(tokens: int, context: int, name: str) -> int:
+    """How many windows of `context` tokens a split of so many has; fewer than one is refused.
+
+    A window takes one token more than the context: the last one is only ever a target.
+    """
+    windows = (tokens - 1) // context
+    if windows < 1:
+        raise Refused(f"the {name} shards hold {tokens} tokens; one window of model.context {context} needs one more")
+    return windows
 
 
 def spare_memory_bytes() -> int:

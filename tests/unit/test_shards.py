@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,41 @@ def test_brought_shards_get_their_prompts_beside_them_and_are_not_copied(tmp_pat
     assert beside == {"data.json", "vocab.json", "prompts.json"}
     prompts = json.loads((tmp_path / "beside" / "prompts.json").read_text())
     assert [prompt["text"] for prompt in prompts] == list(recipe.tables.sample.prompts)
+
+
+def _without(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: [entry.pop(key) for entry in manifest["train"]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda manifest: manifest.update(v=2), "version 1"),
+        (lambda manifest: manifest.update(dtype="uint32"), "uint32"),
+        (lambda manifest: manifest.pop("dtype"), "None"),
+        (lambda manifest: manifest.update(val=[]), 'no shard under "val"'),
+        (_without("bytes"), 'no "bytes"'),
+        (lambda manifest: manifest["tokenizer"].update(eot_id=60_000), "60000"),
+        (lambda manifest: None, "one window of model.context 300 needs one more"),
+    ],
+)
+def test_what_the_trainer_would_refuse_on_paid_time_is_refused_at_home(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 60)
+    recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    made = Path(prepared(recipe, str(text), into=tmp_path / "own", **places).folder)
+    manifest = json.loads((made / "data.json").read_text())
+    damage(manifest)
+    (made / "data.json").write_text(json.dumps(manifest))
+    longer = recipe | {"model": recipe["model"] | {"context": 300}}
+    with pytest.raises(UsageError) as refused:
+        prepared(longer, str(made), into=tmp_path / "beside", **places)
+    assert refused.value.code == "data.untrainable"
+    assert says in refused.value.what
+    assert not (tmp_path / "beside").exists()
 
 
 def test_sentence_pairs_are_made_brought_and_refused_at_home(tmp_path: Path) -> None:

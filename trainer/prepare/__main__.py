@@ -28,7 +28,7 @@ def _do(arguments: list[str]) -> dict[str, Any]:
     shards = given.pop("shards")
     if shards is None:
         return _prepare(given)
-    return accompany(shards.absolute(), given["prompts"], given["out"], say)
+    return accompany(shards.absolute(), given["prompts"], given["out"], say, context=given["context"])
 
 
 def _prepare(given: dict[str, Any]) -> dict[str, Any]:

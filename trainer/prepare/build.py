@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.errors import Refused
 from trainer.prepare.bpe import train_bpe
 from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
@@ -30,6 +31,7 @@ from trainer.prepare.tokenizers import (
     sha256_of_tokens,
     tokenizer_of,
 )
+from trainer.shards import open_data, windows_in
 
 __all__ = ["Request", "accompany", "prepare", "reopen"]
 
@@ -87,11 +89,11 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
     return {"v": 1, "data": result, "key": key, "cached": cached, "skipped": corpus.skipped}
 
 
-def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say) -> dict[str, Any]:
+def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say, *, context: int) -> dict[str, Any]:
     """Make a folder with what shards that exist already need beside them: data.json, vocab.json and prompts.json.
 
     HellaSwag's items come with them where there are some. The shards themselves stay where they are. Raises
-    Refusal when their tokeniser is neither GPT-2's nor in the folder.
+    Refusal when their tokeniser is neither GPT-2's nor in the folder, and for all that the trainer would refuse.
     """
     manifest = json.loads((shards / "data.json").read_bytes())
     made_by = manifest["tokenizer"]
@@ -116,8 +118,23 @@ def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say) -> di
         if (shards / QUESTIONS).exists():
             shutil.copyfile(shards / QUESTIONS, folder / QUESTIONS)
         _write_prompts(folder, made_by["name"], prompts)
+        _demand_trainable(folder, shards, manifest, prompts, context)
         replace_folder(folder, out)
     return {"v": 1, "folder": str(out)}
+
+
+def _demand_trainable(
+    folder: Path, shards: Path, manifest: dict[str, Any], prompts: tuple[str, ...], context: int
+) -> None:
+    """Open the data as the trainer will, here, where a refusal costs nothing."""
+    try:
+        data = open_data(folder, manifest["tokenizer"]["name"], prompts, shards_in=shards)
+        if "pairs" not in manifest:
+            for part, name in ((data.train, "train"), (data.val, "val")):
+                windows_in(sum(shard.tokens for shard in part), context, name)
+    except Refused as refused:
+        hint = "Prepare the text again for this recipe; docs/FORMATS.md has the form of shards made elsewhere."
+        raise Refusal("data.untrainable", f"The trainer would not take {shards}: {refused}.", hint=hint) from None
 
 
 def _write_prompts(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> None:

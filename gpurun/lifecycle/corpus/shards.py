@@ -36,7 +36,8 @@ def prepared(
         place = Path(data).expanduser().absolute()
         model = resolved["model"]
         found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
-        _prepare(["--shards", str(place)], resolved, into=into, root=root, say=say)
+        beside = ["--shards", str(place), "--context", str(model["context"])]
+        _prepare(beside, resolved, into=into, root=root, say=say)
         _demand_questions(resolved, into, data)
         return found.model_copy(update={"beside": str(into)})
     if data is None and wanted["source"] not in BUILT_IN:
