@@ -122,6 +122,18 @@ def test_eight_h100_land_near_the_published_45_minutes() -> None:
         assert guess.likely_s == pytest.approx(45 * 60, rel=0.06)
 
 
+def test_without_compile_a_run_is_reckoned_slower_and_dearer_by_what_was_published() -> None:
+    offer = next(o for o in offers_for(parse_gpu("8xA100")) if o.gpu == "A100 SXM" and o.gpu_count == 8)
+    compiled, eager = (
+        estimate(resolve(load_recipe("gpt2-124m"), "full", [f"compile={word}"], processes=8), offer)
+        for word in ("true", "false")
+    )
+    assert compiled.likely_s is not None
+    assert eager.likely_s is not None
+    assert 1.5 < eager.likely_s / compiled.likely_s < 250 / 135
+    assert "without torch.compile" in eager.basis
+
+
 def test_a_card_of_which_nothing_was_published_is_reckoned_at_the_middle_of_its_speeds() -> None:
     guess = estimate(resolve(load_recipe("gpt2-124m"), "full", processes=1), offers_for(parse_gpu("L40S"))[0])
     assert (guess.expected_s, "expected" in guess.basis) == (None, False)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.errors import UsageError
 from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Plan, Request
@@ -73,6 +74,22 @@ def test_where_the_recipes_own_gpu_is_too_dear_the_best_of_the_others_is_planned
 def test_with_a_gpu_only_that_is_shown(tmp_path: Path) -> None:
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"))
     assert {(one.offer.gpu_count, one.offer.gpu) for one in plan.candidates} == {(8, "A100 SXM")}
+
+
+def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "shards").mkdir()
+    with (tmp_path / "shards" / "train.bin").open("wb") as sparse:
+        sparse.truncate(10**9)
+    by_name, by_tilde = (
+        planned(tmp_path, "60", data=name, gpu=parse_gpu("8xA100")).lease.ship_s
+        for name in (f"{tmp_path}/shards", "~/shards")
+    )
+    assert by_tilde == by_name > 8 * 10**9 / 20e6
+    with pytest.raises(UsageError, match="nowhere is not there"):
+        planned(tmp_path, "60", data=str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.core.clock import local_time
-from gpurun.core.errors import NoOffer
+from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
@@ -147,6 +147,18 @@ def _catalogued(request: Request, need: GpuNeed) -> list[Offer]:
     return here
 
 
+def _bytes_of(data: str) -> int:
+    """How much lies at the place that --data names; of a parallel text that may be two files with a comma between."""
+    places = [Path(data).expanduser()]
+    if not places[0].exists():
+        places = [Path(one).expanduser() for one in data.split(",")]
+    for place in places:
+        if not place.exists():
+            raise UsageError("data.missing", f"{place} is not there.", hint="Check the path that --data names.")
+    files = [path for place in places for path in [place, *place.rglob("*")] if path.is_file()]
+    return sum(path.stat().st_size for path in files)
+
+
 def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> tuple[Load, tuple[str, ...]]:
     """What a paid run would move; shards that do not exist yet are counted from a bucket, and that is said."""
     train, source = full.tables.train, full.tables.data.source
@@ -158,9 +170,8 @@ def _load(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> t
 
             load = replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(Path(data.folder), data.bytes))
         return load, ()
-    if request.data is not None and Path(request.data).exists():
-        files = [path for path in [Path(request.data), *Path(request.data).rglob("*")] if path.is_file()]
-        return load_of(full, carried + sum(path.stat().st_size for path in files), vocab_size=_vocabulary(full)), ()
+    if request.data is not None:
+        return load_of(full, carried + _bytes_of(request.data), vocab_size=_vocabulary(full)), ()
     if source in BUILT_IN:
         size = carried + ((full.tables.data.limit_mb or DEFAULT_TEXT_MB) << 20)
         return load_of(full, size, vocab_size=_vocabulary(full)), ()
