@@ -140,6 +140,15 @@ class HasAccounts(Protocol):
 
 
 @runtime_checkable
+class KeyEnds(Protocol):
+    """A provider whose key may end by itself, as a session does: then nobody here can end a machine any more."""
+
+    def key_ends_wall(self) -> float:
+        """When it ends, by the wall clock: infinity where it never does, 0 where it does and nobody says when."""
+        ...
+
+
+@runtime_checkable
 class SpotNotice(Protocol):
     """A provider whose spot machines can read beforehand that they are to be taken away."""
 

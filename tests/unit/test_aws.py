@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from math import inf
 from pathlib import Path
 
 import boto3
@@ -23,6 +25,9 @@ from gpurun.cli.verbs import aws as verbs_of_aws
 from gpurun.core.clock import Clock, SystemClock, VirtualClock, ticks
 from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order
+from gpurun.core.paths import Home
+from gpurun.core.plan import Choices
+from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.catalog import rows_for
 from gpurun.providers.aws import AwsProvider, side
@@ -782,6 +787,24 @@ def test_credentials_that_end_are_told(
     monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
     (worry,) = AwsProvider(clock).verify().missing
     assert "are temporary" in worry
+
+
+def test_credentials_that_end_before_the_lease_may_are_told_in_the_plan(
+    cloud: AwsEmulator, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, lease_end_wall = datetime.now(UTC), datetime.now(UTC).timestamp() + 3 * 3600
+    market = Market((), (), 0.0)
+    assert AwsProvider(clock).key_ends_wall() == inf
+    assert key_warning(market, "aws", lease_end_wall) == []
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
+    for hours, is_told in ((1, True), (5, False)):
+        monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now + timedelta(hours=hours)).isoformat())
+        market = live_offers(P4D, ["aws"], Home(tmp_path).prepare(), clock, Choices())
+        assert bool(key_warning(market, "aws", lease_end_wall)) is is_told
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now - timedelta(hours=1)).isoformat())
+    with pytest.raises(SetupError, match="have expired") as refused:
+        AwsProvider(clock).find(None)
+    assert refused.value.code == "auth.aws"
 
 
 def test_a_key_that_aws_does_not_take_is_about_the_setup(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
-from gpurun.core.clock import Clock
+from gpurun.core.clock import Clock, utc
 from gpurun.core.credentials import aws_source, find_credential
 from gpurun.core.errors import SetupError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices
 from gpurun.planning.catalog import rows_for
-from gpurun.providers.base import HasRegions, Provider, Unknown, clock_wrong_s
+from gpurun.providers.base import HasRegions, KeyEnds, Provider, Unknown, clock_wrong_s
 from gpurun.providers.refusals import no_such_region
 from gpurun.providers.registry import CLOUDS, open_provider
 
@@ -22,7 +23,8 @@ from gpurun.providers.registry import CLOUDS, open_provider
 class Market:
     """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
 
-    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late.
+    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late. `keys_end_wall` has the
+    clouds whose key ends by itself, and when (0: nobody says).
     """
 
     offers: tuple[Offer, ...]
@@ -30,6 +32,7 @@ class Market:
     read_wall: float
     asked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    keys_end_wall: Mapping[str, float] = field(default_factory=dict)
 
 
 def ready_providers(home: Home) -> list[str]:
@@ -46,6 +49,7 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     refused: list[SetupError] = []
     warnings: list[str] = []
     elsewhere: dict[str, tuple[str, ...]] = {}
+    keys_end_wall: dict[str, float] = {}
 
     def ask(name: str) -> list[Offer] | str:
         try:
@@ -57,6 +61,8 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
                     return []
             offers = provider.offers(need, rows_for(need, name))
             warnings.extend(clock_warning(provider))
+            if isinstance(provider, KeyEnds) and (ends_wall := provider.key_ends_wall()) != inf:
+                keys_end_wall[name] = ends_wall
             return offers
         except Unknown as error:
             return str(error)
@@ -74,7 +80,7 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
     wanted = [offer for offer in offers if offer.spot == choices.spot]
     chosen = tuple(_in_region(wanted, choices.region))
-    return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)))
+    return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
 
 
 def clock_warning(provider: Provider) -> list[str]:
@@ -82,6 +88,16 @@ def clock_warning(provider: Provider) -> list[str]:
     wrong_s = clock_wrong_s(provider)
     way = "ahead of" if wrong_s > 0 else "behind"
     return [f"This machine's clock is {abs(wrong_s):.0f} s {way} {provider.name}'s: set it."] if wrong_s else []
+
+
+def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:
+    """One sentence when the key that a rental needs may end before the rental does."""
+    ends_wall = market.keys_end_wall.get(provider, inf)
+    if ends_wall >= until_wall:
+        return []
+    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary, and nothing says when they end"
+    left = "without them nothing comes home any more, and only the machine's own timer ends it"
+    return [f"The credentials for {provider} {when}; the lease may last until {utc(until_wall)}. Renew them: {left}."]
 
 
 def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:

@@ -11,7 +11,7 @@ from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.corpus.shards import BUILT_IN, missing_shards, prepared
-from gpurun.lifecycle.quotes.market import Market, live_offers, ready_providers
+from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers, ready_providers
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.planning.bundle import bundle_root
@@ -76,7 +76,9 @@ def rented_plan(
     data = shards_of(request, run, full, home, say)
     market = _market(request, full, names, home, clock)
     made = paid_plan(request, run, full, quote(request, full, market, data, priors), data)
-    return _warned(made, names, (*market.warnings, *([damage] if damage else [])))
+    until_wall = clock.wall() + made.lease.total_s + made.lease.kill_allowance_s
+    ending = key_warning(market, made.offer.provider, until_wall)
+    return _warned(made, names, (*market.warnings, *ending, *([damage] if damage else [])))
 
 
 def shards_of(

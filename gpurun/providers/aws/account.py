@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from typing import Any
 
+from gpurun.core.clock import utc
 from gpurun.core.model import Account
 from gpurun.providers.aws.errors import NOT_ALLOWED, action_of, trouble
 from gpurun.providers.aws.image import PARAMETERS
@@ -37,13 +39,21 @@ def account_of(wire: Wire) -> Account:
     """Who asks, what is missing, and how far the clocks are apart."""
     told = whoami(wire)
     missing = _missing(wire)
-    worry = wire.lasting()
+    worry = _worry(wire.key_ends_wall())
     return Account(
         provider="aws",
         identity=str(told.get("Arn") or told.get("Account")),
         missing=(*missing, worry) if worry else missing,
         clock_ahead_s=wire.clock_ahead_s,
     )
+
+
+def _worry(ends_wall: float) -> str:
+    """What is to be feared of credentials that end, in words; empty for those that do not."""
+    if ends_wall == inf:
+        return ""
+    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary"
+    return f"credentials that outlast the run (these {when}; without them only the machine's own timer ends it)"
 
 
 def whoami(wire: Wire) -> dict[str, Any]:

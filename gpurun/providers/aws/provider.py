@@ -165,6 +165,10 @@ class AwsProvider:
         """The mark of the account that the credentials are of; SetupError when AWS does not take them."""
         return self._mark
 
+    def key_ends_wall(self) -> float:
+        """When these credentials end, where they are a session's."""
+        return self._wire.key_ends_wall()
+
     def remove(self, leftover: Leftover) -> None:
         """Ask for the removal of one; Unknown while something still needs it."""
         remove_leftover(self._wire, leftover)

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
+from math import inf
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gpurun import __version__
-from gpurun.core.clock import Clock, utc
+from gpurun.core.clock import Clock
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.providers.base import Rejected, Unknown
@@ -142,18 +143,17 @@ class Wire:
         """Whether a service is known to be in a region, as far as the SDK knows."""
         return region in self._opened().get_available_regions(service)
 
-    def lasting(self) -> str:
-        """Empty when the credentials renew themselves or never end; else what is to be feared, in words."""
+    def key_ends_wall(self) -> float:
+        """When the credentials end: infinity for those that renew themselves or never end, 0 if nobody says when."""
         try:
             found = self._opened().get_credentials()
             token = found.get_frozen_credentials().token if found else None
         except Exception as error:
             raise _told(error, "credentials", self.region) from error
         if found is None or not token or found.method not in ("env", "shared-credentials-file", "config-file"):
-            return ""
+            return inf
         ends = getattr(found, "_expiry_time", None)
-        when = f"end at {utc(ends.timestamp())}" if isinstance(ends, datetime) else "are temporary"
-        return f"credentials that outlast the run (these {when}; without them only the machine's own timer ends it)"
+        return ends.timestamp() if isinstance(ends, datetime) else 0.0
 
     def _send(self, service: str, region: str, operation: str, asked: Told) -> Told:
         """One exchange; everything that the SDK may raise becomes one of four things."""
@@ -250,4 +250,8 @@ def _told(error: Exception, operation: str, region: str) -> Exception:
     if {cls.__name__ for cls in type(error).__mro__} & set(_NO_WAY):
         hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; then `gpurun doctor`."
         return SetupError("auth.aws", f"The AWS SDK finds no usable credentials: {error}.", hint=hint)
+    if isinstance(error, RuntimeError) and "expired" in str(error):
+        return SetupError(
+            "auth.aws", "The AWS credentials have expired.", hint="Renew them; then gpurun doctor --online."
+        )
     return Unknown(f"AWS {region} gave no answer to {operation}: {error or type(error).__name__}")
