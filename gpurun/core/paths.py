@@ -127,7 +127,7 @@ class Home:
         return self.cache / "shards"
 
     def staged_data(self, run: str) -> Path:
-        """Where a run's shards lie until the run is opened; what is left of a plan that was declined is cache."""
+        """Where a run's shards lie until the run is opened; what a crash leaves here is cache."""
         return self.cache / "staged" / run
 
     @property

@@ -95,12 +95,13 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
 
 def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """The recipe as this machine trains it, and what should be said about that."""
-    if _has_cuda() or recipe.tables.hardware.on_cpu == "as_written":
+    hardware = full.tables.hardware  # As --set has it.
+    if _has_cuda() or hardware.on_cpu == "as_written":
         return full, ()
-    if recipe.tables.hardware.on_cpu == "refuse":
+    if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
-            f"{recipe.name} is written for {recipe.tables.hardware.gpu}, and this machine has no CUDA device.",
+            f"{recipe.name} is written for {hardware.gpu}, and this machine has no CUDA device.",
             hint=f"Rehearse it here for nothing: gpurun train {recipe.name} --dry-run",
         )
     note = "There is no CUDA device here, so the recipe's rehearsal form is trained."

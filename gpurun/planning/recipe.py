@@ -175,7 +175,9 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise UsageError(
-                "recipe.missing_key", f"{where} has no {key}.", hint="`gpurun recipes new` shows a whole recipe."
+                "recipe.missing_key",
+                f"{where} has no {key}.",
+                hint="`gpurun recipes new NAME` writes a whole recipe, `gpurun recipes show` prints one.",
             ) from None
         raise UsageError(
             "recipe.bad_value",
@@ -263,7 +265,7 @@ width = 128
 context = 128
 
 [data]
-source = "stdlib"       # or the path of a text file, or of a folder of them
+source = "stdlib"       # text that every Python brings; your own, a file or a folder: --data PATH
 tokenizer = "char"      # or "gpt2"; or "bpe", trained on the text: vocab_size = 4096
 
 [optim]

@@ -20,6 +20,7 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from ipaddress import ip_address
 from typing import Any
+from urllib.error import URLError
 from urllib.parse import SplitResult, urlencode, urlsplit
 from urllib.request import (
     HTTPErrorProcessor,
@@ -118,7 +119,7 @@ class Http:
                 with self._opener.open(request, timeout=timeout_s) as response:
                     answer = _read(response)
             except (OSError, HTTPException, UnicodeError) as error:
-                words = "its time was over" if limit.over else str(error) or type(error).__name__
+                words = "its time was over" if limit.over else _words_of(error)
                 raise Unknown(f"{self._name} gave no whole answer: {words}") from error
             if limit.over:  # A body without a length just ends when the connection is shut.
                 raise Unknown(f"{self._name} gave no whole answer: its time was over")
@@ -252,6 +253,13 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _words_of(error: Exception) -> str:
+    """What went wrong, without what the library wraps it in."""
+    cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
+    said = cause.strerror if isinstance(cause, OSError) else ""
+    return said or str(cause) or type(cause).__name__
 
 
 def _read(response: HTTPResponse) -> Answer:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +28,8 @@ def register(app: typer.Typer) -> None:
 
 def plan(session: Session, request: Request) -> Result:
     """Show what a run would take and cost, on every offer, and spend nothing."""
-    made = _make_plan(session, request, name="", need_data=False)
+    with _name(session, "") as run:
+        made = _make_plan(session, request, run, need_data=False)
     return Result(data=made.model_dump(mode="json"), text=_plan_text(session, made))
 
 
@@ -47,22 +51,32 @@ def train(
     if on_interrupt not in ("ask", "detach", "stop"):
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
                          hint="Leave it out, or choose one of the three.")  # fmt: skip
-    made = _make_plan(session, request, name=name, need_data=True)
-    _show_and_ask(session, made, yes=yes)
-    folder = open_run(session.home, request, made)
+    with _name(session, name) as run:
+        made = _make_plan(session, request, run, need_data=True)
+        _show_and_ask(session, made, yes=yes)
+        folder = open_run(session.home, request, made)
     start_supervisor(folder, session.home, session.clock)
     return left_running(folder) if detach else follow(session, folder, on_interrupt=on_interrupt)
 
 
-def _make_plan(session: Session, request: Request, *, name: str, need_data: bool) -> Plan:
+@contextmanager
+def _name(session: Session, wanted: str) -> Iterator[str]:
+    """The name of a run to come; shards that were prepared for it and did not become its own are gone afterwards."""
     from gpurun.lifecycle.names import free_name
-    from gpurun.lifecycle.plan import make_plan
 
     home = session.home.prepare()
-    run = home.run(name).name if name else free_name(home)
-    return make_plan(
-        request, run=run, home=home, clock=session.clock, say=session.talk_when_slow(), need_data=need_data
-    )
+    run = home.run(wanted).name if wanted else free_name(home)
+    try:
+        yield run
+    finally:
+        shutil.rmtree(home.staged_data(run), ignore_errors=True)
+
+
+def _make_plan(session: Session, request: Request, run: str, *, need_data: bool) -> Plan:
+    from gpurun.lifecycle.plan import make_plan
+
+    home, say = session.home, session.talk_when_slow()
+    return make_plan(request, run=run, home=home, clock=session.clock, say=say, need_data=need_data)
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:

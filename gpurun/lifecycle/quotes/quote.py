@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.core.clock import local_time
-from gpurun.core.errors import NoOffer, UsageError
+from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
@@ -121,6 +121,9 @@ def _live(market: Market, need: GpuNeed) -> list[Offer]:
     if market.offers:
         return list(market.offers)
     silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
+    if market.asked and len(market.silent) == len(market.asked):
+        hint = "Check the network, then `gpurun doctor --online`. Rehearse meanwhile: add --dry-run."
+        raise SetupError("market.unreachable", f"No cloud could be asked what it has. {silent}", hint=hint)
     sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.asked)) if need.count else ""
     asked = ", ".join(market.asked)
     raise NoOffer(
