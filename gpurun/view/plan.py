@@ -75,7 +75,8 @@ def _time(plan: Plan) -> list[Cell]:
 
 def _ship(plan: Plan) -> list[Cell]:
     data = plan.data
-    parts: list[Cell] = [f"{data.source} {format_count(data.train_tokens)} tokens ({data.tokenizer})"]
+    tokens = f"{format_count(data.train_tokens)} tokens " if data.train_tokens else ""
+    parts: list[Cell] = [f"{data.source} {tokens}({data.tokenizer})"]
     if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
         return [*parts, f"about {format_bytes(plan.ship_bytes)}"]
     return [

@@ -88,6 +88,7 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
         for name in (f"{tmp_path}/shards", "~/shards")
     )
     assert by_tilde == by_name > 8 * 10**9 / 20e6
+    assert planned(tmp_path, "60", data="~/shards").data.source == "~/shards (not prepared)"
     with pytest.raises(UsageError, match="nowhere is not there"):
         planned(tmp_path, "60", data=str(tmp_path / "nowhere"))
 

@@ -11,7 +11,7 @@ from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
-from gpurun.lifecycle.corpus.shards import BUILT_IN
+from gpurun.lifecycle.corpus.shards import BUILT_IN, read_manifest
 from gpurun.lifecycle.quotes.market import Market
 from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
@@ -211,7 +211,7 @@ def paid_plan(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, d
         expected_micros=chosen.expected_micros or usd(0),
         worst_micros=chosen.worst_micros or usd(0),
         candidates=quoted.candidates,
-        data=data or _not_prepared(full, quoted.load.ship_bytes),
+        data=data or _not_prepared(request, full, quoted.load.ship_bytes),
         bundle_sha256="",
         ship_files=0,
         ship_bytes=quoted.load.ship_bytes,
@@ -251,19 +251,25 @@ def _refuse_only_weak(quoted: Quote, request: Request) -> None:
         )
 
 
-def _not_prepared(full: ResolvedRecipe, size: int) -> DataSummary:
-    """Data that is only spoken of."""
+def _not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
+    """Data that is only spoken of; of shards that were brought, what their manifest says."""
     data, train = full.tables.data, full.tables.train
+    source, train_tokens = f"{data.source} (not prepared)", train.steps * train.batch_tokens
+    if request.data is not None:
+        place = Path(request.data).expanduser()
+        shards = read_manifest(place)["train"] if (place / "data.json").exists() else []
+        state = "not checked" if shards else "not prepared"
+        source, train_tokens = f"{request.data} ({state})", sum(shard["tokens"] for shard in shards)
     return DataSummary(
         folder="",
         tokenizer=data.tokenizer,
         tokenizer_sha256="",
         vocab_size=_vocabulary(full),
-        train_tokens=train.steps * train.batch_tokens,
+        train_tokens=train_tokens,
         val_tokens=0,
         bytes=size,
         sha256="",
-        source=f"{data.source} (not prepared)",
+        source=source,
     )
 
 
