@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -566,6 +567,29 @@ def test_what_is_no_price_is_none(told: Any) -> None:
 @pytest.mark.parametrize("status", [301, 302, 307, 408, 409, 425, 429, 500, 502, 503, 504, 520])
 def test_a_status_that_leaves_a_doubt_is_unknown(status: int) -> None:
     assert isinstance(refusal(Answer(status, {}, "")), Unknown)
+
+
+def problem(status: int, detail: str) -> Answer:
+    return Answer(status, {}, json.dumps({"title": "Refused", "status": status, "detail": detail}))
+
+
+@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "There are no instances currently available",
+        "create pod: could not find any pods with required specifications",
+        "No available datacenter with requested resources",
+    ],
+)
+def test_every_sentence_for_sold_out_is_known(words: str, status: int) -> None:
+    assert isinstance(refusal(problem(status, words)), NoCapacity)
+    assert isinstance(refusal_in_words(words), NoCapacity)
+
+
+def test_sold_out_beside_a_failure_of_the_service_leaves_the_doubt() -> None:
+    """An older API said them with 500; a pod may be there all the same."""
+    assert isinstance(refusal(problem(500, "There are no instances currently available")), Unknown)
 
 
 @pytest.mark.parametrize(

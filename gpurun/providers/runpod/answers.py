@@ -12,7 +12,14 @@ from gpurun.providers._http import Answer
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.refusals import RejectedFor, bad_key, no_funds, not_allowed, retired
 
-_SOLD_OUT = ("no longer any instances", "does not have the resources", "no instances available")
+_SOLD_OUT = (
+    "no longer any instances",
+    "does not have the resources",
+    "no instances available",
+    "no instances currently available",
+    "could not find any pods with required specifications",
+    "no available datacenter with requested resources",
+)
 _NO_FUNDS = ("balance", "at least $", "funds")
 _BILLING_URL = "https://console.runpod.io/user/billing"
 _ANOTHER_KEY = "Give a key with full access to pods: gpurun auth set runpod."
