@@ -60,6 +60,10 @@ class Event(StrEnum):
     JOURNAL_REPAIRED = "journal.repaired"
 
 
+PASSES_OVER = frozenset({"no_capacity", "offer_rejected"})
+"""The reasons of `create.refused` after which the next attempt is on the next approved offer."""
+
+
 class Record(Frozen):
     """One line of a journal. `prev` is the sha256 of the line before, byte for byte."""
 
@@ -76,7 +80,7 @@ class RunState(Frozen):
     """A run's journal, replayed: where it is, what exists, what failed.
 
     `account` is the mark of the account that was asked, where its provider has accounts.
-    `passed_over` counts the offers that had no capacity: the next attempt is on the next one that was approved.
+    `passed_over` counts the offers that could not be had: the next attempt is on the next one that was approved.
     `heard_wall` and `heard_mono` are when the last word about the asking came: the request may have left so late.
     `late` is a machine that showed itself only after its absence had been believed, until it is proven gone.
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is

@@ -99,7 +99,7 @@ class Driver:
         return self._context.on_offer(self._place(state))
 
     def _place(self, state: RunState) -> int:
-        """Which approved offer is being tried: the first, but for those that had no capacity."""
+        """Which approved offer is being tried: the first, but for those that could not be had."""
         return min(state.passed_over, len(self._context.plan.approved) - 1)
 
     def _state(self) -> RunState:

@@ -10,12 +10,13 @@ from gpurun.core.errors import MayBeBilling, NoOffer, SetupError
 from gpurun.core.model import Instance, InstanceState, Order
 from gpurun.core.money import format_usd
 from gpurun.core.plan import Mode, Plan
-from gpurun.core.progress import Event, RunState
+from gpurun.core.progress import PASSES_OVER, Event, RunState
 from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
 from gpurun.lifecycle.instance.account import account_asked, vouched
 from gpurun.lifecycle.instance.bargain import check_made, check_price, is_told_otherwise
 from gpurun.lifecycle.instance.box import check_box
 from gpurun.lifecycle.instance.duplicates import duplicates, incident, living, once
+from gpurun.lifecycle.instance.refused import last_word, reason_of
 from gpurun.lifecycle.quotes.market import clock_warning
 from gpurun.machine.answers import Facts
 from gpurun.machine.base import FarRefusal, MachineLost
@@ -24,7 +25,6 @@ from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.budget import beside_rate, disk_gb_on
 from gpurun.planning.software import least_torch_of
 from gpurun.providers.base import HandsOver, NoCapacity, Rejected, Unknown
-from gpurun.providers.refusals import RejectedFor
 
 ATTEMPTS = 3
 # How much longer than its settling time a provider that answers now and then is asked.
@@ -36,7 +36,7 @@ _OTHER_IMAGE = "It is being destroyed. Choose an image with Python 3.8 or newer:
 def create(state: RunState, context: Context) -> Iterator[Note]:
     """Send one create, after its intent is on disk; or, when an earlier answer is missing, look for what it made.
 
-    Where there is certainly no capacity, the next attempt is on the next approved offer, with a token of its own.
+    Where this offer certainly cannot be had, the next attempt is on the next approved one, with a token of its own.
     """
     if state.token:
         yield from _look_for(state, context)
@@ -57,17 +57,11 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     try:
         instance = context.provider.create(order)
     except (NoCapacity, Rejected) as error:
-        reason = "no_capacity" if isinstance(error, NoCapacity) else "rejected"
+        reason = reason_of(error)
         yield Event.CREATE_REFUSED, {"token": order.token, "reason": reason, "message": str(error)}
-        if reason == "no_capacity" and context.has_offer(state.passed_over + 1):
+        if reason in PASSES_OVER and context.has_offer(state.passed_over + 1):
             return
-        if isinstance(error, RejectedFor):
-            raise error.error from error
-        raise NoOffer(
-            f"create.{reason}",
-            f"{context.provider.name} refused to make the instance: {str(error).rstrip('.')}.",
-            hint="Nothing was made and nothing is billed. Try another --provider or --gpu.",
-        ) from error
+        raise last_word(error, context) from error
     except Unknown as error:
         yield Event.CREATE_UNKNOWN, {"token": order.token, "message": str(error)}
         return

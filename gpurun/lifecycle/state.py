@@ -8,7 +8,7 @@ from typing import Any
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.model import Instance, Teardown
-from gpurun.core.progress import Event, Phase, Record, RunState
+from gpurun.core.progress import PASSES_OVER, Event, Phase, Record, RunState
 from gpurun.lifecycle.control import STRENGTH
 
 TALK_S = 120.0
@@ -132,7 +132,7 @@ def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
 
 
 def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
-    passed_over = state.passed_over + (record.data["reason"] == "no_capacity")
+    passed_over = state.passed_over + (record.data["reason"] in PASSES_OVER)
     nothing = {"token": "", "instance": None, "deadline_wall": None}
     return {"phase": Phase.OPENED, "passed_over": passed_over, **nothing}
 

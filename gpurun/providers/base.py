@@ -19,7 +19,14 @@ class NoCapacity(Exception):
 
 
 class Rejected(Exception):
-    """The provider certainly made nothing, for a reason that trying again does not mend."""
+    """The provider certainly made nothing, for a reason that trying again does not mend.
+
+    `of_offer`: the reason may lie in this offer alone, so another one may be tried.
+    """
+
+    def __init__(self, message: str = "", *, of_offer: bool = False) -> None:
+        super().__init__(message)
+        self.of_offer = of_offer
 
 
 class Unknown(Exception):

@@ -16,8 +16,8 @@ _MOST_NAMES = 40
 class RejectedFor(Rejected):
     """A create that was refused for a reason that is known: `error` is what the user is to be told."""
 
-    def __init__(self, error: GpurunError) -> None:
-        super().__init__(f"{error.what} {error.hint}")
+    def __init__(self, error: GpurunError, *, of_offer: bool = False) -> None:
+        super().__init__(f"{error.what} {error.hint}", of_offer=of_offer)
         self.error = error
 
 

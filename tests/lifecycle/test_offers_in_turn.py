@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.model import Offer
+from gpurun.core.model import Instance, Offer, Order
 from gpurun.core.money import Micros, times, usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Plan
@@ -17,10 +17,11 @@ from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.instance.bargain import STALE_S
-from gpurun.providers.base import Unknown
+from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.fake import Fault
+from gpurun.providers.refusals import RejectedFor, not_allowed
 from tests.lifecycle.drive import TINY
-from tests.lifecycle.scripted_cloud import World
+from tests.lifecycle.scripted_cloud import Killed, World
 
 
 class Market(World):
@@ -91,6 +92,78 @@ def test_a_refusal_for_another_reason_is_not_answered_with_another_offer(market:
     market.cloud.script["create"] = [Fault.REFUSED]
     assert market.supervise() is ExitCode.NO_OFFER
     assert market.regions == ["here"]
+
+
+def refusing(market: Market, *refusals: Exception) -> None:
+    """The next creates are refused like this, one after the other."""
+    waiting, create = list(refusals), market.cloud.create
+
+    def refused(order: Order) -> Instance:
+        if waiting:
+            raise waiting.pop(0)
+        return create(order)
+
+    market.cloud.create = refused  # type: ignore[method-assign]
+
+
+def no_rights(of_offer: bool = True) -> RejectedFor:
+    return RejectedFor(not_allowed("The key may not.", hint="Give another key."), of_offer=of_offer)
+
+
+def test_a_refusal_of_this_offer_alone_takes_the_next_one(market: Market) -> None:
+    refusing(market, Rejected("HTTP 400: this cannot be placed", of_offer=True), no_rights())
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second", "third"]
+    assert len({intent["token"] for intent in market.all_of(Event.CREATE_INTENDED)}) == 3
+    assert [one["reason"] for one in market.all_of(Event.CREATE_REFUSED)] == ["offer_rejected"] * 2
+    assert len(market.cloud.boxes) == 1
+
+
+def test_a_doubt_after_a_refusal_is_looked_into_and_no_further_offer_is_asked(market: Market) -> None:
+    refusing(market, Rejected("HTTP 400", of_offer=True))
+    market.cloud.script["create"] = [Fault.LOST]
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second"]
+    assert len(market.cloud.boxes) == 1
+
+
+def test_where_every_offer_is_refused_the_reasons_are_told_and_the_last_one_names_the_exit(market: Market) -> None:
+    refusing(market, no_rights(), NoCapacity("sold out"), Rejected("HTTP 400: no such rule", of_offer=True))
+    assert market.supervise() is ExitCode.NO_OFFER
+    (failed,) = market.all_of(Event.STEP_FAILED)
+    assert failed["code"] == "create.rejected"
+    assert all(words in failed["message"] for words in ("no such rule", "The key may not", "sold out"))
+    assert market.cloud.metered() == 0
+
+
+def test_one_reason_for_all_offers_is_told_once(market: Market) -> None:
+    refusing(market, *[Rejected("HTTP 400: no such rule.", of_offer=True)] * 3)
+    assert market.supervise() is ExitCode.NO_OFFER
+    (failed,) = market.all_of(Event.STEP_FAILED)
+    assert len(market.regions) == 3
+    assert failed["message"].count("no such rule") == 1
+
+
+@pytest.mark.parametrize("offers", [1, 3])
+def test_a_key_without_rights_stays_a_matter_of_setup(market: Market, offers: int) -> None:
+    """Whether nothing else was approved, or all of it was refused in the same way."""
+    market.set_plan(candidates=market.plan.candidates[:offers])
+    refusing(market, *[no_rights() for _ in range(offers)])
+    assert market.supervise() is ExitCode.SETUP
+    (failed,) = market.all_of(Event.STEP_FAILED)
+    assert (failed["code"], failed["message"]) == ("auth.not_allowed", "The key may not.")
+    assert len(market.regions) == offers
+
+
+def test_killed_after_a_refusal_of_this_offer_the_next_one_is_asked(market: Market) -> None:
+    refusing(market, Rejected("HTTP 400", of_offer=True))
+    market.cloud.killing = "before create"
+    with pytest.raises(Killed):
+        market.supervise()
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions[0] == "here"
+    assert set(market.regions[1:]) == {"second"}
+    assert len(market.cloud.boxes) == 1
 
 
 def test_an_answer_that_was_lost_is_looked_for_on_the_offer_that_it_was_about(market: Market) -> None:

@@ -573,6 +573,25 @@ def problem(status: int, detail: str) -> Answer:
     return Answer(status, {}, json.dumps({"title": "Refused", "status": status, "detail": detail}))
 
 
+@pytest.mark.parametrize(("status", "of_offer"), [(400, True), (403, True), (401, False), (402, False), (422, False)])
+def test_a_rule_or_a_pool_that_refuses_is_about_this_offer_alone(status: int, of_offer: bool) -> None:
+    """The table of `POST /v2/pods`: of 400 "Try your next candidate", of 403 "Skip this candidate, keep going"."""
+    told = refusal(problem(status, "gpu is not to be placed"))
+    assert isinstance(told, Rejected)
+    assert told.of_offer is of_offer
+    assert "gpu is not to be placed" in str(told)
+
+
+def test_the_table_of_refusals_is_still_the_documents() -> None:
+    told = document(SPEC)
+    if told is None:
+        pytest.skip("the OpenAPI document is not here")
+    rows = [line.split("|") for line in told["paths"]["/v2/pods"]["post"]["description"].splitlines() if "| `" in line]
+    advice = {row[1].strip(" `"): row[3].strip() for row in rows}
+    assert (advice["400"], advice["403"]) == ("Try your next candidate.", "Skip this candidate, keep going.")
+    assert (advice["402"], advice["422"]) == ("Stop; no candidate will succeed.", "Fix the request. Never retry.")
+
+
 @pytest.mark.parametrize("status", [400, 403])
 @pytest.mark.parametrize(
     "words",

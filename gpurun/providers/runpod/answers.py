@@ -45,7 +45,10 @@ def plain(said: str) -> str:
 
 
 def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
-    """What an answer to a create that is not a pod says about whether there is one."""
+    """What an answer to a create that is not a pod says about whether there is one.
+
+    400 and 403 may be about this GPU, data centre or pool alone: RunPod says to go on to the next candidate.
+    """
     words = words_of(answer)
     if answer.status in (400, 403) and is_sold_out(words):
         return NoCapacity(words)
@@ -53,12 +56,16 @@ def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
         case 401:
             return RejectedFor(bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY))
         case 403:
-            return RejectedFor(not_allowed(f"This key may not create pods at RunPod ({words}).", hint=_ANOTHER_KEY))
+            what = f"This key may not create pods at RunPod, or none of this kind ({words})."
+            refused = not_allowed(what, hint=_ANOTHER_KEY)
+            return RejectedFor(refused, of_offer=True)
         case 402:
             return _penniless(words)
         case 410:
             return RejectedFor(retired(f"RunPod retired this way of asking ({words})."))
-        case 400 | 404 | 405 | 406 | 413 | 415 | 422:
+        case 400:
+            return Rejected(words, of_offer=True)
+        case 404 | 405 | 406 | 413 | 415 | 422:
             return Rejected(words)
     return Unknown(words)
 
