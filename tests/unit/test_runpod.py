@@ -18,23 +18,26 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpurun.core.clock import SystemClock, VirtualClock, ticks
 from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order, RunKeys
 from gpurun.core.money import usd
 from gpurun.core.secrets import Secret, child_environment
-from gpurun.planning.catalog import rows_for
+from gpurun.planning.catalog import all_offers, rows_for
 from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import NoCapacity, Rejected, ReportsCharges, Unknown
 from gpurun.providers.guard import runpod_wrapper
 from gpurun.providers.refusals import RejectedFor
 from gpurun.providers.runpod import RunPodProvider, graphql
-from gpurun.providers.runpod.answers import money, refusal, refusal_in_words
+from gpurun.providers.runpod.answers import money, rate, refusal, refusal_in_words
 from gpurun.providers.runpod.pods import IMAGE, instance_of
 from gpurun.providers.runpod.provider import _next, _user_of
 from tests.emulators.guests import missing
 from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
+from tests.emulators.runpod.catalog import single
 from tests.emulators.runpod.contract import SPEC
 from tests.emulators.runpod.guest import Container
 from tests.emulators.specs import document
@@ -562,6 +565,54 @@ def test_prices_are_rounded_up_once_the_noise_of_floats_is_gone(told: Any, expec
 @pytest.mark.parametrize("told", [None, "1.79", True, Decimal("1e999999999"), Decimal("NaN"), [1], {}])
 def test_what_is_no_price_is_none(told: Any) -> None:
     assert money(told) is None
+
+
+def forms_of(price: Decimal, count: int) -> tuple[Decimal, ...]:
+    """What `count` GPUs may be told to cost: exactly, or through single precision in three ways."""
+    product = single(Decimal(single(price)) * count)
+    shortest = next(text for digits in range(1, 10) if single(text := Decimal(f"{product:.{digits}g}")) == product)
+    return price * count, Decimal(repr(single(price * count))), Decimal(repr(product)), shortest
+
+
+ALL_PRICES = sorted(
+    {
+        Decimal(row.rate_micros_per_hour) / 1_000_000 / max(1, row.gpu_count)
+        for row in all_offers()
+        if row.provider == "runpod"
+    }
+)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_price_of_the_catalogue_is_read_whatever_single_precision_made_of_it(count: int) -> None:
+    for price in ALL_PRICES:
+        assert [rate(told) for told in forms_of(price, count)] == [usd(price * count)] * 4
+
+
+@given(mills=st.integers(1, 30_000), count=st.integers(1, 8))
+def test_any_price_in_tenths_of_a_cent_is_read_so_too(mills: int, count: int) -> None:
+    price = Decimal(mills) / 1000
+    assert {rate(told) for told in forms_of(price, count)} == {usd(price * count)}
+
+
+@given(cents=st.integers(1, 3_000), count=st.integers(1, 8), dearer=st.sampled_from(["a cent", "0.1 %"]))
+def test_a_price_that_really_rose_is_never_read_as_the_old_one(cents: int, count: int, dearer: str) -> None:
+    price = Decimal(cents) / 100
+    risen = price + Decimal("0.01") / count if dearer == "a cent" else price * Decimal("1.001")
+    for told in forms_of(risen, count):
+        read = rate(told)
+        assert read is not None
+        assert read > usd(price * count)
+        assert abs(read - usd(risen * count)) <= 1 + usd(risen * count) // 2_000_000
+
+
+def test_a_pod_whose_cost_came_through_single_precision_is_not_called_dearer(
+    cloud: RunPodEmulator, runpod: RunPodProvider
+) -> None:
+    cloud.world.gpus[SXM].price["secure"] = Decimal("4.59")
+    born = runpod.create(order())
+    assert cloud.world.pods[born.id].as_json(0)["cost"] == 36.720001220703125
+    assert born.rate_micros_per_hour == runpod.read(born.id).rate_micros_per_hour == usd("36.72")
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 408, 409, 425, 429, 500, 502, 503, 504, 520])

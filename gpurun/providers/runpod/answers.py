@@ -26,6 +26,9 @@ _ANOTHER_KEY = "Give a key with full access to pods: gpurun auth set runpod."
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_]{40,}")
 _MOST_DIGITS = 7
 _NOISE_USD = Decimal("0.000001")
+_SINGLE_NOISE = 3 * Decimal(2) ** -24
+"""How far three roundings to single precision move a price, relative to it: of one GPU's, the product, its digits."""
+_MOST_PLACES = 6
 
 
 def words_of(answer: Answer) -> str:
@@ -107,18 +110,34 @@ def money(told: object) -> Micros | None:
     """An amount of dollars as RunPod writes it, rounded up; None when it is none.
 
     Its figures pass through floats (14.320000000000002): what differs from seven digits by less than a micro-dollar is
-    such noise, not a price rise.
+    such noise.
     """
-    if isinstance(told, bool) or not isinstance(told, int | Decimal):
-        return None
-    amount = Decimal(told)
-    if not amount.is_finite() or amount.adjusted() > _MOST_DIGITS:
+    amount = _number(told)
+    if amount is None:
         return None
     plain = Precision(prec=7).plus(amount)
     return usd(plain if abs(plain - amount) < _NOISE_USD else amount)
 
 
 def rate(told: object) -> Micros | None:
-    """An hourly rate; None when there is none, which is also what a zero says: a pod that does not run, a free GPU."""
-    amount = money(told)
-    return amount if amount is not None and amount > 0 else None
+    """An hourly rate; None when there is none, which is also what a zero says: a pod that does not run, a free GPU.
+
+    RunPod's prices are floats of single precision, in which 36.72 may come as 36.720001220703125. So the shortest
+    decimal that can have become this number is read; what that can give away is below two ten-millionths of a price.
+    """
+    amount = _number(told)
+    if amount is None or amount <= 0:
+        return None
+    for places in range(_MOST_PLACES + 1):
+        short = amount.quantize(Decimal(1).scaleb(-places))
+        if abs(short - amount) <= amount * _SINGLE_NOISE:
+            return usd(short)
+    return usd(amount)
+
+
+def _number(told: object) -> Decimal | None:
+    """A figure that can be an amount of dollars; the JSON is read with decimals, never with floats."""
+    if isinstance(told, bool) or not isinstance(told, int | Decimal):
+        return None
+    amount = Decimal(told)
+    return amount if amount.is_finite() and amount.adjusted() <= _MOST_DIGITS else None

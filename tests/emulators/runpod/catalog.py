@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 DATA_CENTERS = {"US-KS-2": "US Kansas 2", "EU-RO-1": "EU Romania 1"}
+
+
+def single(amount: Decimal) -> float:
+    """An amount as RunPod tells it: its document says `format: float`, which is single precision."""
+    return float(struct.unpack("f", struct.pack("f", amount))[0])
 
 
 @dataclass
@@ -25,7 +31,7 @@ class GpuKind:
         told: dict[str, Any] = {
             "id": self.id, "name": self.name, "pool": None, "manufacturer": "NVIDIA", "memory": self.memory,
             "secure": self.price["secure"] > 0, "community": self.price["community"] > 0,
-            "price": {name: float(price) for name, price in self.price.items()}, "maxCount": dict(self.most),
+            "price": {name: single(price) for name, price in self.price.items()}, "maxCount": dict(self.most),
         }  # fmt: skip
         if with_stock:
             told["availability"] = self.level(cloud, count)
@@ -53,7 +59,7 @@ class CpuKind:
     def as_json(self, *, with_stock: bool) -> dict[str, Any]:
         told: dict[str, Any] = {
             "id": self.id, "name": self.name, "group": "Gen 3", "vcpu": {"min": 2, "max": self.most},
-            "ramGbPerVcpu": 2, "price": {"securePerVcpu": float(self.price), "serverlessPerVcpu": float(self.price)},
+            "ramGbPerVcpu": 2, "price": {"securePerVcpu": single(self.price), "serverlessPerVcpu": single(self.price)},
         }  # fmt: skip
         return told | ({"availability": self.stock} if with_stock else {})
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from tests.emulators.runpod.catalog import single
 from tests.emulators.runpod.guest import Container, Guest
 
 ACTIONS = {
@@ -116,7 +117,7 @@ class Pod:
             "image": self.body["image"], "args": self.body.get("args", ""), "disk": self.disk,
             "ports": self.body.get("ports", []), "env": self.env, "registry": None, "mounts": {}, **compute,
             "cloud": self.body.get("cloud", "SECURE"), "dataCenterId": self.data_center, "cudaVersion": "12.8",
-            "ssh": self._ssh(up), "template": None, "cost": float(self.rate) if runs else 0, "locked": False,
+            "ssh": self._ssh(up), "template": None, "cost": single(self.rate) if runs else 0, "locked": False,
             "globalNetworking": {"enabled": False}, "runtime": self._runtime(now) if up else None,
             "createdAt": stamp(self.created), "startedAt": stamp(self.started) if self.started else None,
         }  # fmt: skip
