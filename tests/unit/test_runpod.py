@@ -31,7 +31,7 @@ from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import NoCapacity, Rejected, ReportsCharges, Unknown
 from gpurun.providers.guard import runpod_wrapper
 from gpurun.providers.refusals import RejectedFor
-from gpurun.providers.runpod import RunPodProvider, graphql
+from gpurun.providers.runpod import RunPodProvider, graphql, spot
 from gpurun.providers.runpod.answers import money, rate, refusal, refusal_in_words
 from gpurun.providers.runpod.pods import IMAGE, instance_of
 from gpurun.providers.runpod.provider import _next, _user_of
@@ -39,6 +39,7 @@ from tests.emulators.guests import missing
 from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
 from tests.emulators.runpod.catalog import single
 from tests.emulators.runpod.contract import SPEC
+from tests.emulators.runpod.graphql import execute
 from tests.emulators.runpod.guest import Container
 from tests.emulators.specs import document
 
@@ -716,6 +717,43 @@ def test_a_spot_pod_is_bid_for_at_the_lowest_price_with_the_same_guard(
     assert (born.id, born.token, born.rate_micros_per_hour) == (pod.id, TOKEN, usd("6.32"))
     assert base64.b64decode(pod.env["GPURUN_HOST_KEY_B64"]).decode() == HOST_PRIVATE
     assert [one.deadline_wall for one in runpod.find(TOKEN)] == [1_795_172_400.0]
+
+
+def test_a_bid_asks_for_the_same_hosts_as_an_order_on_demand(
+    cloud: RunPodEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host with an older driver the container never starts, and no guard in it is armed."""
+    cloud.world.has_old_drivers = True
+    documents = bidding(cloud, monkeypatch)
+    runpod = provider(cloud, clock)
+    runpod.create(order())
+    runpod.create(order(sxm(spot=True, rate_micros_per_hour=usd("6.32")), token=OTHER))
+    assert [one.state for one in runpod.find(None)] == [InstanceState.RUNNING] * 2
+    assert [pod.body["gpu"]["minCudaVersion"] for pod in cloud.world.alive] == ["12.8"] * 2
+    assert all("supportPublicIp:true" in asked for asked in documents)
+
+
+def test_an_image_that_says_nothing_of_cuda_is_bid_for_on_any_host(
+    cloud: RunPodEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = bidding(cloud, monkeypatch)
+    provider(cloud, clock).create(order(sxm(spot=True, rate_micros_per_hour=usd("6.32")), image="me/mine:1"))
+    assert "minCudaVersion" not in documents[-1]
+    assert "supportPublicIp:true" in documents[-1]
+
+
+def bidding(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The documents that reach the emulator's GraphQL, without the SDK in between."""
+    asked: list[str] = []
+
+    def answered(document: str, key: Secret, base_url: str) -> dict[str, Any]:
+        asked.append(document)
+        with cloud.world.lock:
+            told = json.dumps(execute(document, cloud.world, None))
+        return dict(json.loads(told, parse_float=Decimal))
+
+    monkeypatch.setattr(spot, "ask", answered)
+    return asked
 
 
 @pytest.mark.slow

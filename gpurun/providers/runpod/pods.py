@@ -97,7 +97,7 @@ def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[st
     }
     if offer.gpu_count:
         body["gpu"] = {"id": offer.type_id, "count": offer.gpu_count}
-        if f"-cu{IMAGE_CUDA.replace('.', '')}" in body["image"]:
+        if needs_cuda(body["image"]):
             body["gpu"]["minCudaVersion"] = IMAGE_CUDA
     else:
         flavour, vcpus = flavour_of(offer.type_id)
@@ -107,6 +107,11 @@ def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[st
     if as_args:
         return {**body, "args": arguments_of(guard)}
     return {**body, "entrypoint": ["/bin/sh", "-c", guard], "cmd": [START]}
+
+
+def needs_cuda(image: str) -> bool:
+    """Whether an image needs IMAGE_CUDA of its host, as far as its tag tells."""
+    return f"-cu{IMAGE_CUDA.replace('.', '')}" in image
 
 
 def arguments_of(guard: str) -> str:

@@ -14,7 +14,10 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.refusals import RejectedFor
 from gpurun.providers.runpod.answers import rate, refusal_in_words
 from gpurun.providers.runpod.graphql import Refused, ask, text
-from gpurun.providers.runpod.pods import DISK_GB, IMAGE, arguments_of, environment, instance_of
+from gpurun.providers.runpod.pods import DISK_GB, IMAGE, IMAGE_CUDA, arguments_of, environment, instance_of, needs_cuda
+
+# A bid is read for hosts that do, as the catalogue's prices are: a driver that runs the image, an address of their own.
+_FIT = f"minCudaVersion:{text(IMAGE_CUDA)},supportPublicIp:true"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_B
     """The lowest bid for one GPU of each offer, in one question; None where none is taken."""
     asked = " ".join(
         f"o{number}:gpuTypes(input:{{id:{text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
-        f"secureCloud:{'true' if offer.tier == 'secure' else 'false'}}}){{stockStatus minimumBidPrice}}}}"
+        f"secureCloud:{'true' if offer.tier == 'secure' else 'false'},{_FIT}}}){{stockStatus minimumBidPrice}}}}"
         for number, offer in enumerate(offers)
     )
     try:
@@ -86,11 +89,11 @@ def _bid(kinds: Any) -> _Bid | None:
 
 def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
     """The mutation; every string in it is escaped, numbers are our own."""
-    offer = order.offer
+    offer, image = order.offer, order.image or IMAGE
     env = [f"{{key:{text(name)},value:{text(value)}}}" for name, value in environment(order, base_url).items()]
     fields = {
         "name": text(order.token),
-        "imageName": text(order.image or IMAGE),
+        "imageName": text(image),
         "gpuTypeId": text(offer.type_id),
         "gpuCount": str(offer.gpu_count),
         "bidPerGpu": bid,
@@ -98,9 +101,12 @@ def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
         "containerDiskInGb": str(order.disk_gb or DISK_GB),
         "volumeInGb": "0",
         "ports": text("22/tcp"),
+        "supportPublicIp": "true",
         "dockerArgs": text(arguments_of(guard)),
         "env": f"[{','.join(env)}]",
     }
+    if needs_cuda(image):
+        fields["minCudaVersion"] = text(IMAGE_CUDA)
     if offer.region not in ("", "any"):
         fields["dataCenterId"] = text(offer.region)
     asked = ",".join(f"{name}:{value}" for name, value in fields.items())

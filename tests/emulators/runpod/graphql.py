@@ -152,6 +152,7 @@ def _gpu_types(world: World, arguments: dict[str, Any]) -> Any:
     def entry(kind: Any) -> dict[str, Any]:
         def lowest(asked: dict[str, Any]) -> Any:
             told = asked.get("input", {})
+            _check_fields(told, {"gpuCount", "secureCloud"}, "GpuLowestPriceInput")
             cloud = "secure" if told.get("secureCloud") else "community"
             level = kind.level(cloud, int(told.get("gpuCount", 1)))
             return {
@@ -165,19 +166,30 @@ def _gpu_types(world: World, arguments: dict[str, Any]) -> Any:
     return [entry(kind) for kind in world.gpus.values() if wanted in (None, kind.id)]
 
 
+def _check_fields(told: dict[str, Any], known: set[str], kind: str) -> None:
+    """Refuse unknown names; what both inputs say of hosts is a String and a Boolean, as other clients send it."""
+    for name in set(told) - known - {"minCudaVersion", "supportPublicIp"}:
+        raise QueryError(f'Field "{name}" is not defined by type "{kind}".')
+    if not isinstance(told.get("minCudaVersion", ""), str):
+        raise QueryError("String cannot represent a non string value.")
+    if not isinstance(told.get("supportPublicIp", True), bool):
+        raise QueryError("Boolean cannot represent a non boolean value.")
+
+
 def _rent(world: World, arguments: dict[str, Any]) -> Any:
     told = arguments["input"]
     known = {
         "name", "imageName", "gpuTypeId", "gpuCount", "bidPerGpu", "cloudType", "containerDiskInGb", "volumeInGb",
         "ports", "dockerArgs", "env", "dataCenterId", "startSsh",
     }  # fmt: skip
-    for name in set(told) - known:
-        raise QueryError(f'Field "{name}" is not defined by type "PodRentInterruptableInput".')
-    body = {
+    _check_fields(told, known, "PodRentInterruptableInput")
+    body: dict[str, Any] = {
         "name": told["name"], "image": told["imageName"], "cloud": told["cloudType"], "ports": told["ports"].split(","),
         "gpu": {"id": told["gpuTypeId"], "count": int(told["gpuCount"])}, "disk": int(told["containerDiskInGb"]),
         "args": told.get("dockerArgs", ""), "env": {pair["key"]: pair["value"] for pair in told.get("env", [])},
     }  # fmt: skip
+    if told.get("minCudaVersion"):
+        body["gpu"]["minCudaVersion"] = told["minCudaVersion"]
     if told.get("dataCenterId"):
         body["dataCenterIds"] = [told["dataCenterId"]]
     try:

@@ -56,6 +56,7 @@ class Pod:
     spot: bool = False
     spans: list[Span] = field(default_factory=list)
     told_gpu: str | None = None
+    starts_never: bool = False
 
     def bill(self, now: float, **rates: Decimal) -> None:
         """Close what is being billed, and open these parts instead."""

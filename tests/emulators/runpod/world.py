@@ -33,6 +33,7 @@ class World:
         self.terminated_s = 1.0  # How long a dead pod is told as TERMINATED before it is a 404.
         self.list_lag_s = self.delete_lag_s = self.read_lag_s = 0.0
         self.never_boots = False
+        self.has_old_drivers = False  # Whether who asks for no CUDA version gets a host that cannot start the image.
         self.deaf_deletes = 0  # So many requests for an end are answered as if obeyed, and are not.
         self.price_factor = Decimal(1)
         self.told_gpu: str | None = None
@@ -62,6 +63,7 @@ class World:
             created=now,
             spot=bid is not None,
             told_gpu=self.told_gpu,
+            starts_never=self.has_old_drivers and "minCudaVersion" not in body.get("gpu", {}),
         )
         pod.bill(now, **{self._part(pod): pod.rate, "disk": DISK_USD * pod.disk})
         self.pods[identifier] = pod
@@ -113,7 +115,7 @@ class World:
                 ready = pod.status == "RUNNING" or (
                     pod.status == "STARTING" and now - pod.created >= self.provision_s + self.start_s
                 )
-                if ready and down and not pod.starting and not self.never_boots:
+                if ready and down and not (pod.starting or pod.starts_never or self.never_boots):
                     pod.starting = True
                     due.append(pod)
         for pod in due:
