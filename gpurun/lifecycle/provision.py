@@ -16,6 +16,7 @@ from gpurun.lifecycle.instance.account import account_asked, vouched
 from gpurun.lifecycle.instance.bargain import check_made, check_price, is_told_otherwise
 from gpurun.lifecycle.instance.box import check_box
 from gpurun.lifecycle.instance.duplicates import duplicates, incident, living, once
+from gpurun.lifecycle.instance.patience import is_worth_waiting, patience_s
 from gpurun.lifecycle.instance.refused import last_word, reason_of
 from gpurun.lifecycle.quotes.market import clock_warning
 from gpurun.machine.answers import Facts
@@ -72,13 +73,14 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def await_ready(state: RunState, context: Context) -> Iterator[Note]:
-    """Wait until the instance runs, is the only one and its agent answers; past the boot limit it is given up."""
+    """Wait until the instance runs, is the only one and its agent answers; past our patience it is given up."""
     born = instance_of(state)
     check_made(born, context.plan)
     started = context.clock.monotonic()
-    limit_s = min(context.plan.lease.boot_s, context.seconds_left(state))
-    last, up_mono = "it never answered", None
-    for _ in ticks(context.clock, context.provider.traits.poll_s, limit_s):
+    instance, facts, up_mono, last = born, None, None, "it never answered"
+    for waited_s in ticks(context.clock, context.provider.traits.poll_s, patience_s(state, context)):
+        if not is_worth_waiting(instance, waited_s, context):
+            break
         context.heed(state)
         try:
             extras = duplicates(state, context)
@@ -95,29 +97,38 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 far = context.reach(instance)
                 far.install_agent()
                 armed = _arm(far, instance, context)
-                _set_up(far, context, limit_s)
+                _set_up(far, state, context)
                 facts = far.hello()
                 break
             last = f"{len(extras)} more bear its token" if extras else f"the provider says {instance.state}"
         except FarRefusal as refusal:
-            if refusal.reason == "no_python":
-                raise SetupError("box.no_python", refusal.what, hint=_OTHER_IMAGE) from refusal
-            if refusal.reason not in PASSING:
-                raise
-            last = refusal.what
+            last = _passing(refusal)
         except (Unknown, Rejected, MachineLost) as error:
             last = str(error)
-    else:
-        raise NoOffer(
-            "boot.timeout",
-            f"The instance {born.id} was not ready within {limit_s:.0f} s: {last}.",
-            hint="It is being destroyed. Try again, or another region or provider.",
-        )
     now_mono = context.clock.monotonic()
-    took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono, 3)}
+    if facts is None:
+        raise _given_up(born, now_mono - started, last)
+    took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - (up_mono or now_mono), 3)}
     ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
     yield Event.READY_OBSERVED, ready | ({"armed": armed} if armed else {})
     yield from _judged(facts, context)
+
+
+def _passing(refusal: FarRefusal) -> str:
+    """The words of a refusal by the far side that time may mend; any other is raised."""
+    if refusal.reason == "no_python":
+        raise SetupError("box.no_python", refusal.what, hint=_OTHER_IMAGE) from refusal
+    if refusal.reason not in PASSING:
+        raise refusal
+    return refusal.what
+
+
+def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
+    return NoOffer(
+        "boot.timeout",
+        f"The instance {born.id} was not ready within {waited_s:.0f} s: {last}.",
+        hint="It is being destroyed. Try again, or another region or provider.",
+    )
 
 
 def _judged(facts: Facts, context: Context) -> Iterator[Note]:
@@ -139,11 +150,15 @@ def _arm(far: FarSide, instance: Instance, context: Context) -> str:
     return hand.words
 
 
-def _set_up(far: FarSide, context: Context, limit_s: float) -> None:
-    """Run the user's own script there, if there is one; it may be run again after a cut, and its failure ends it."""
+def _set_up(far: FarSide, state: RunState, context: Context) -> None:
+    """Run the user's own script there, if there is one; it may be run again after a cut, and its failure ends it.
+
+    It may take as long as was planned for the boot, from now on: what the boot took is not taken from it.
+    """
     script = context.plan.choices.setup
     if not script:
         return
+    limit_s = min(context.plan.lease.boot_s, context.seconds_left(state))
     reply = far.set_up(script.encode(), timeout_s=limit_s)
     if reply.exit_code:
         words = reply.stderr[-500:].decode("utf-8", "replace").strip()

@@ -42,11 +42,16 @@ class Card:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a provider bills beside the hourly rate, how long its machines may take to boot, and what its image has."""
+    """How a provider bills beside the hourly rate, how long its machines may take to boot, and what its image has.
+
+    `boot_s` is what a lease plans and pays for, `patience` how long a machine that still comes up is waited for: both
+    in seconds, by the least number of GPUs.
+    """
 
     billing_unit_s: int
     dies_by_itself: str
     boot_s: dict[int, int]
+    patience: dict[int, int]
     least_disk_gb: int
     disk_per_gb_hour: Micros
     other_per_hour: Micros
@@ -55,11 +60,19 @@ class Terms:
     newer_image: str = ""
 
     def boot_limit_s(self, gpu_count: int) -> int:
-        """What is allowed from create to a shell, for a machine with so many GPUs."""
-        return max((limit for least, limit in self.boot_s.items() if least <= max(1, gpu_count)), default=0)
+        """What is planned from create to a shell, for a machine with so many GPUs."""
+        return _by_count(self.boot_s, gpu_count)
+
+    def patience_s(self, gpu_count: int) -> int:
+        """How long a machine with so many GPUs is waited for; 0 where nothing longer than the plan is known."""
+        return _by_count(self.patience, gpu_count)
 
 
-FREE = Terms(1, "", {}, 0, usd(0), usd(0), usd(0))
+def _by_count(limits_s: dict[int, int], gpu_count: int) -> int:
+    return max((limit for least, limit in limits_s.items() if least <= max(1, gpu_count)), default=0)
+
+
+FREE = Terms(1, "", {}, {}, 0, usd(0), usd(0), usd(0))
 
 
 @cache
@@ -100,6 +113,7 @@ def terms_of(provider: str) -> Terms:
         billing_unit_s=facts["billing_unit_s"],
         dies_by_itself=facts["dies_by_itself"],
         boot_s={int(least): limit for least, limit in facts["boot_s"].items()},
+        patience={int(least): limit for least, limit in facts["patience_s"].items()},
         least_disk_gb=facts["least_disk_gb"],
         disk_per_gb_hour=usd(facts["disk_usd_per_gb_hour"]),
         other_per_hour=usd(facts["other_usd_per_hour"]),

@@ -326,6 +326,16 @@ def test_what_was_sold_meanwhile_is_rented_in_the_next_region_under_the_same_cap
     assert rental.ended()
 
 
+def test_a_machine_that_boots_slower_than_the_lease_plans_is_used_all_the_same(rental: Rental) -> None:
+    account = rental.account
+    slow = {"runpod": "start_s", "lambda": "boot_s", "aws": "pending_s"}[account.provider.name]
+    setattr(account.emulator.world, slow, 1.5 * LEASE.boot_s)
+    assert rental.drive() is ExitCode.DONE
+    (ready,) = rental.all_of(Event.READY_OBSERVED)
+    assert ready["seconds"] > LEASE.boot_s
+    assert rental.ended()
+
+
 def test_a_machine_that_never_boots_is_given_up_and_ended(rental: Rental) -> None:
     account = rental.account
     account.emulator.world.never_boots = True

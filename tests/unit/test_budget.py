@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -13,7 +14,7 @@ from gpurun.core.model import Offer
 from gpurun.core.money import Micros, parse_usd, usd
 from gpurun.core.plan import Candidate, Estimate
 from gpurun.planning.budget import candidates, choose, expected_train_s, lease_for, worst_case
-from gpurun.planning.catalog import all_offers, offers_for, parse_gpu
+from gpurun.planning.catalog import all_offers, offers_for, parse_gpu, terms_of
 from gpurun.planning.load import Load, load_of
 from gpurun.planning.recipe import load_recipe, resolve
 
@@ -44,6 +45,15 @@ guesses = st.tuples(st.floats(1, 1e6), st.floats(1, 20)).map(
         basis="drawn",
     )
 )
+
+
+def test_how_long_a_machine_is_waited_for_is_in_no_lease_and_no_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plan("25"), plan(None), plan("25", hours=2)
+    monkeypatch.setattr("gpurun.planning.budget.terms_of", lambda name: replace(terms_of(name), patience={1: 86_400}))
+    assert (plan("25"), plan(None), plan("25", hours=2)) == before
+    assert {(one.offer.provider, one.lease.boot_s) for one in before[1] if one.lease} == {
+        ("runpod", 300), ("lambda", 900), ("aws", 600)
+    }  # fmt: skip
 
 
 @given(

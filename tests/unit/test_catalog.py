@@ -89,6 +89,24 @@ def test_every_row_is_complete_and_bills_as_its_provider_does() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("provider", "planned_s", "patience_s"),
+    [
+        ("runpod", {1: 300, 8: 300}, {1: 1200, 8: 1200}),
+        ("lambda", {1: 300, 2: 600, 4: 600, 8: 900}, {1: 600, 2: 900, 4: 900, 8: 1200}),
+        ("aws", {0: 300, 1: 300, 4: 300, 8: 600}, {0: 600, 1: 600, 4: 600, 8: 900}),
+        ("local", {1: 0}, {1: 0}),
+    ],
+)
+def test_what_a_lease_plans_for_a_boot_is_one_thing_and_how_long_we_wait_another(
+    provider: str, planned_s: dict[int, int], patience_s: dict[int, int]
+) -> None:
+    """The first is money: a longer plan is a dearer worst case. The second is a normal boot with room to spare."""
+    terms = terms_of(provider)
+    assert {count: terms.boot_limit_s(count) for count in planned_s} == planned_s
+    assert {count: terms.patience_s(count) for count in patience_s} == patience_s
+
+
 def test_the_free_providers_cost_nothing_beside_their_rate() -> None:
     terms = terms_of("local")
     assert (terms.disk_per_gb_hour, terms.other_per_hour, terms.egress_per_gb) == (0, 0, 0)

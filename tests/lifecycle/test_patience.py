@@ -1,0 +1,171 @@
+"""A machine that boots slower than its lease plans is used, one that never comes is given up: for the same money."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.model import Instance, InstanceState
+from gpurun.core.paths import Home
+from gpurun.core.plan import Lease
+from gpurun.core.progress import Event
+from gpurun.lifecycle.instance.patience import LEAST_TRAINING
+from gpurun.lifecycle.quotes.rate import SAVE_S
+from gpurun.machine.base import MachineLost, Reply
+from gpurun.planning.budget import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load, worst_case
+from gpurun.planning.catalog import terms_of
+from tests.lifecycle.scripted_cloud import World
+from tests.lifecycle.test_faults import kept
+
+PLANNED_S = 300
+PATIENCE_S = terms_of("runpod").patience_s(1)
+LEASE = Lease(boot_s=PLANNED_S, ship_s=60, train_s=36_000, collect_s=60, destroy_s=60, kill_allowance_s=60)
+
+
+class Slow(World):
+    """A rental on RunPod's terms, capped at its worst case, whose machine takes `boot_s` to run."""
+
+    def __init__(self, home: Home, boot_s: float, **shares_s: int) -> None:
+        super().__init__(home)
+        self.lease = LEASE.model_copy(update=shares_s)
+        offer = self.plan.offer.model_copy(update={"provider": "runpod", "boot_s": self.lease.boot_s})
+        home_bytes = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * self.plan.parameters
+        self.worst = worst_case(offer, self.lease, Load(ship_bytes=0, collect_bytes=home_bytes, disk_gb=50))
+        told = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
+        self.plan = self.plan.model_copy(update=told)
+        self.folder.plan.write_text(self.plan.to_json())
+        self.cloud.profile = replace(self.cloud.profile, boot_s=boot_s)
+
+    @property
+    def lived_s(self) -> float:
+        """From its birth to its end."""
+        (box,) = self.cloud.boxes
+        assert box.died_s is not None
+        return box.died_s - box.born_s
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.mark.parametrize("boot_s", [1.5 * PLANNED_S, PATIENCE_S - 30.0])
+def test_a_machine_that_is_late_is_used_and_trains(home: Home, boot_s: float) -> None:
+    world = Slow(home, boot_s)
+    assert world.drive() is ExitCode.DONE
+    (ready,) = world.all_of(Event.READY_OBSERVED)
+    assert ready["seconds"] > PLANNED_S
+    assert len(world.at_home) == 3
+    assert world.cloud.metered() <= world.worst
+    assert kept(world)
+
+
+def test_lateness_moves_neither_the_deadline_nor_the_worst_case(home: Home, tmp_path_factory: Any) -> None:
+    late, quick = Slow(home, 1.5 * PLANNED_S), Slow(Home(tmp_path_factory.mktemp("quick")), 10.0)
+    assert late.drive() is quick.drive() is ExitCode.DONE
+    for world in (late, quick):
+        (asked,) = [record for record in world.records if record.event is Event.CREATE_INTENDED]
+        assert asked.data["deadline_wall"] - asked.wall == pytest.approx(LEASE.total_s, abs=1)
+        assert asked.data["worst_micros"] == world.worst
+        (order,) = [box.order for box in world.cloud.boxes]
+        assert (order.deadline_wall, order.lease_s) == (asked.data["deadline_wall"], LEASE.total_s)
+    stops = [world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"] for world in (late, quick)]
+    ends = [world.all_of(Event.CREATE_INTENDED)[0]["deadline_wall"] for world in (late, quick)]
+    assert [end - stop for end, stop in zip(ends, stops, strict=True)] == [LEASE.collect_s + LEASE.destroy_s] * 2
+
+
+def test_a_machine_that_never_comes_is_given_up_when_patience_is_over_and_ended(home: Home) -> None:
+    world = Slow(home, 1e9)
+    assert world.drive() is ExitCode.NO_OFFER
+    assert (world.state.failure or {})["code"] == "boot.timeout"
+    assert PATIENCE_S <= world.lived_s <= PATIENCE_S + 30
+    assert world.cloud.alive == []
+    assert world.cloud.metered() < world.worst
+    assert kept(world)
+
+
+def test_nobody_waits_so_long_that_there_is_no_time_left_to_train(home: Home) -> None:
+    world = Slow(home, 1e9, train_s=600)
+    assert world.drive() is ExitCode.NO_OFFER
+    lease = world.lease
+    rest_s = lease.ship_s + LEAST_TRAINING * lease.train_s + SAVE_S + lease.collect_s + lease.destroy_s
+    assert PLANNED_S < world.lived_s < PATIENCE_S
+    assert world.lived_s == pytest.approx(lease.total_s - rest_s, abs=10)
+    assert world.cloud.metered() < world.worst
+    assert kept(world)
+
+
+def test_the_last_machine_that_is_waited_for_still_trains_and_ends_in_time(home: Home) -> None:
+    """It stops early and brings home what there is: a kept promise."""
+    world = Slow(home, 1.0, train_s=600)
+    world.cloud.profile = replace(world.cloud.profile, boot_s=world.lease.total_s - 360.0)
+    world.far.train_s = 1e6
+    world.far.during = lambda: obey(world)
+    assert world.drive() is ExitCode.BUDGET_STOP
+    (job,) = world.all_of(Event.TRAIN_INTENDED)
+    (started,) = [record for record in world.records if record.event is Event.TRAIN_STARTED]
+    assert job["soft_stop_wall"] - started.wall >= LEAST_TRAINING * world.lease.train_s
+    assert len(world.at_home) == 3
+    assert world.cloud.metered() <= world.worst
+    assert kept(world)
+
+
+def obey(world: World) -> None:
+    """The agent there stops the trainer when it is time."""
+    (job,) = world.all_of(Event.TRAIN_INTENDED)
+    if world.clock.wall() >= job["soft_stop_wall"]:
+        world.far.stopped = "lease"
+
+
+def test_a_machine_that_stopped_while_it_booted_is_not_waited_for_longer_than_planned(home: Home) -> None:
+    """It comes up no more, and its disk is billed."""
+    world = Slow(home, 1e9)
+    read = world.cloud.read
+
+    def stopped(instance_id: str) -> Instance:
+        told = read(instance_id)
+        is_ending = bool(world.all_of(Event.DESTROY_INTENDED))
+        return told if is_ending else told.model_copy(update={"state": InstanceState.STOPPED})
+
+    world.cloud.read = stopped  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.NO_OFFER
+    assert PLANNED_S <= world.lived_s <= PLANNED_S + 30
+    assert kept(world)
+
+
+def test_a_provider_that_says_nothing_while_it_boots_is_waited_for_too(home: Home) -> None:
+    world = Slow(home, 10.0)
+    world.cloud.outages = [(5.0, 5.0 + 1.5 * PLANNED_S)]
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+def test_an_sshd_that_comes_late_is_waited_for_too(home: Home) -> None:
+    world = Slow(home, 10.0)
+    world.far.broken = {"install_agent": MachineLost("refused")}
+    world.far.broken_times = {"install_agent": int(1.5 * PLANNED_S / world.cloud.traits.poll_s)}
+    assert world.drive() is ExitCode.DONE
+    assert kept(world)
+
+
+@pytest.mark.parametrize("boot_s", [10.0, 1.5 * PLANNED_S])
+def test_a_script_of_ones_own_has_the_planned_boot_for_itself_however_long_the_machine_took(
+    home: Home, boot_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Slow(home, boot_s)
+    plan = world.context.plan
+    choices = plan.choices.model_copy(update={"setup": "pip install something"})
+    world.folder.plan.write_text(plan.model_copy(update={"choices": choices}).to_json())
+    limits_s: list[float] = []
+
+    def set_up(script: bytes, *, timeout_s: float) -> Reply:
+        limits_s.append(timeout_s)
+        return Reply(0, b"", b"")
+
+    monkeypatch.setattr(world.far, "set_up", set_up)
+    assert world.drive() is ExitCode.DONE
+    assert limits_s == [PLANNED_S]
