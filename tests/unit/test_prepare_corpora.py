@@ -22,6 +22,7 @@ from trainer.prepare import tokenizers
 from trainer.prepare.corpora import division, room
 from trainer.prepare.corpora.pipeline import Order, prepare_corpus
 from trainer.prepare.corpora.task import UNFINISHED
+from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary
 
@@ -123,6 +124,16 @@ def test_a_character_tokenisers_vocabulary_is_that_of_the_whole_corpus(corpus: P
     vocabulary = [token.decode() for token in read_vocabulary(tmp_path / "out")]
     assert {"Ω", "—", "q"} < set(vocabulary)
     assert found["vocab_size"] == len(vocabulary)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "gpt2", "bpe"])
+def test_half_a_character_that_json_spells_ends_no_prepare(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": f"{i} half \ud83d of a pair " * 40, "url": f"https://example.org/\ud83d{i}"} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"tokenizer": tokenizer, "dedupe": Dedupe(("url", "exact")), "val_fraction": 0.2, "workers": 1}
+    prepared(tmp_path / "rows.jsonl", tmp_path / "out", **settings)
+    manifest = json.loads((tmp_path / "out" / "data.json").read_bytes())
+    assert (manifest["source"]["documents"], manifest["source"]["dropped"]) == (40, 0)
 
 
 def test_killed_in_the_middle_it_goes_on_and_redoes_at_most_a_shard_a_process(tmp_path: Path) -> None:

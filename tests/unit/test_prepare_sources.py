@@ -160,6 +160,18 @@ def test_a_document_larger_than_may_be_in_memory_comes_in_pieces(
     assert joined(tmp_path / "rows.parquet") == [story, "short"]
 
 
+@pytest.mark.parametrize("most", [1000, 1 << 20], ids=["a long line", "a short line"])
+def test_half_a_surrogate_pair_is_mended_where_it_enters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(json_lines, "PIECE_BYTES", most)
+    row = json.dumps({"text": "half \ud83d of a pair, " * 100, "url": "https://example.org/\ud83d"})
+    path = written(tmp_path / "a.jsonl", row.encode())
+    texts = [text for task in divide(opened(path).files) for text in read_spans(task, "text")]
+    assert "".join(text.text for text in texts) == "half \ufffd of a pair, " * 100
+    assert "\ud83d" not in texts[0].url
+
+
 @pytest.mark.parametrize(
     ("row", "code", "said"),
     [

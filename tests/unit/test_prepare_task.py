@@ -60,10 +60,20 @@ def test_what_a_filter_drops_is_in_no_shard_and_is_counted(tmp_path: Path, gpt2:
     assert not any("Document 17." in text for text in documents_of(tmp_path / "train_000001.bin", gpt2))
 
 
-def test_blank_documents_and_half_characters_harm_nothing(tmp_path: Path, gpt2: Gpt2Tokenizer) -> None:
-    texts = [Text("a", ""), Text("b", " \n "), Text("c", "half \ud83d of a pair")]
-    record = write_task(texts, gpt2, tmp_path, 0, val_fraction=0.0)
+def test_blank_documents_are_in_no_shard(tmp_path: Path, gpt2: Gpt2Tokenizer) -> None:
+    record = write_task([Text("a", ""), Text("b", " \n "), Text("c", "words")], gpt2, tmp_path, 0, val_fraction=0.0)
     assert record["documents"] == 1
+    assert documents_of(tmp_path / "train_000001.bin", gpt2) == ["words"]
+
+
+def test_half_a_character_from_a_pipeline_of_ones_own_is_mended(tmp_path: Path, gpt2: Gpt2Tokenizer) -> None:
+    pytest.importorskip("datatrove")
+    from datatrove.data import Document
+
+    from trainer.prepare.corpora.datatrove_steps import ShardSink
+
+    odd = Document(text="half \ud83d of a pair", id="c", metadata={"url": "https://example.org/\ud83d"})
+    ShardSink(tmp_path, "gpt2", 0.0).run(iter([odd]))
     assert documents_of(tmp_path / "train_000001.bin", gpt2) == ["half \ufffd of a pair"]
 
 

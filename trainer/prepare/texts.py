@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Text"]
+__all__ = ["Text", "mended"]
 
 
 @dataclass(frozen=True)
 class Text:
     """A document: its name is unique within its source and says where it lies (`part-3.parquet#1204`).
 
-    A very long one comes in several, one after the other: what `continues` is the same document as the text before it.
+    Its text can be written as UTF-8: what reads a source sees to that. A very long one comes in several, one after the
+    other: what `continues` is the same document as the text before it.
     """
 
     name: str
     text: str
     url: str = ""
     continues: bool = False
+
+
+def mended(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which JSON can spell and no UTF-8 has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -29,7 +29,7 @@ from trainer.prepare.errors import Refusal
 from trainer.prepare.manifest import finish_folder
 from trainer.prepare.shards import read_vocabulary
 from trainer.prepare.sources.reading import read_spans
-from trainer.prepare.texts import Text
+from trainer.prepare.texts import Text, mended
 from trainer.prepare.tokenizers import tokenizer_of
 
 __all__ = ["CorpusReader", "JobSink", "ShardSink", "finish", "run_local", "run_ray"]
@@ -131,4 +131,5 @@ def run_ray(steps: list[PipelineStep], tasks: int, workers: int, logs: Path) -> 
 
 def _text(document: Document) -> Text:
     about = document.metadata
-    return Text(document.id, document.text, str(about.get("url") or ""), bool(about.get("continues")))
+    url = mended(str(about.get("url") or ""))
+    return Text(document.id, mended(document.text), url, bool(about.get("continues")))

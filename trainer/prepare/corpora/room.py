@@ -47,7 +47,7 @@ def _tokens_per_byte(tasks: Sequence[Task], tokenizer: Tokenizer, column: str) -
     for file in chosen:
         stop = 1 if file.form == "parquet" else file.text_bytes
         for text in _beginning(Span(file, 0, stop), column):
-            size += len(text.encode("utf-8", "replace"))
+            size += len(text.encode("utf-8"))
             tokens += sum(len(ids) + 1 for ids in tokenizer.encode([text]))
     return tokens / size if size else 1.0
 

@@ -139,14 +139,8 @@ def _taken(texts: Iterable[Text], drop: Drop | None, counts: dict[str, int]) -> 
 
 
 def _part(text: Text) -> _Part:
-    words = text.text
-    try:
-        raw = words.encode("utf-8")
-    except UnicodeEncodeError:
-        # JSON can spell half a surrogate pair, which no UTF-8 has: U+FFFD stands for it.
-        words = words.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        raw = words.encode("utf-8")
-    return _Part(words, raw, hashlib.sha256(raw).digest(), text.continues)
+    raw = text.text.encode("utf-8")
+    return _Part(text.text, raw, hashlib.sha256(raw).digest(), text.continues)
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

@@ -10,7 +10,7 @@ from trainer.prepare.errors import Refusal
 from trainer.prepare.sources.files import SourceFile, Span
 from trainer.prepare.sources.long_lines import NoSuchKey, NotAText, string_pieces
 from trainer.prepare.sources.streams import PIECE_BYTES, lines_from, open_content
-from trainer.prepare.texts import Text
+from trainer.prepare.texts import Text, mended
 
 __all__ = ["rows"]
 
@@ -35,7 +35,7 @@ def _row(file: SourceFile, place: int, line: bytes, column: str) -> Iterator[Tex
     if text is not None and not isinstance(text, str):
         raise _no_string(file, place, column, type(text).__name__)
     if text:
-        yield Text(f"{file.name}#{place}", text, url if isinstance(url, str) else "")
+        yield Text(f"{file.name}#{place}", mended(text), mended(url) if isinstance(url, str) else "")
 
 
 def _long_row(
@@ -52,7 +52,7 @@ def _long_row(
 
     try:
         for number, piece in enumerate(string_pieces(parts(), column)):
-            yield Text(f"{file.name}#{place}", piece, continues=number > 0)
+            yield Text(f"{file.name}#{place}", mended(piece), continues=number > 0)
     except NoSuchKey as other:
         raise _no_text(file, place, column, str(other)) from None
     except NotAText as other:
