@@ -214,6 +214,7 @@ def test_the_pieces_of_a_long_line_are_what_json_makes_of_the_whole(
         ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "data.bad_line", "offset 14"),
         ("a.jsonl", b'{"text": "x"}\n{"text"\n', "data.bad_line", "offset 14"),
         ("a.jsonl", b"[1]\n", "data.bad_line", "list"),
+        ("a.jsonl", b'{"text": "x"}\n' + b"[" * 100_000 + b"\n", "data.bad_line", "offset 14"),
         ("a.jsonl", b'{"text": "caf\xe9"}\n', "data.not_utf8", "offset 0"),
         ("a.txt", b"abc\ncaf\xe9\n", "data.not_utf8", "0xe9 at offset 7"),
         ("a.jsonl.gz", gzip.compress(LINES)[:-400], "data.cut_short", "bytes are there"),

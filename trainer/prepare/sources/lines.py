@@ -70,6 +70,8 @@ def _parsed(file: SourceFile, place: int, line: bytes) -> dict[str, Any]:
         raise _not_utf8(file, place) from None
     except ValueError as error:
         raise _bad_line(file, place, f"is not JSON: {error}") from None
+    except RecursionError:
+        raise _bad_line(file, place, "is nested too deep") from None
     if not isinstance(record, dict):
         raise _bad_line(file, place, f"is {type(record).__name__}, not an object")
     return record
