@@ -186,11 +186,18 @@ def test_a_text_cut_into_pieces_is_the_same_text(text: str, most: int) -> None:
     assert all(len(piece) <= most for piece in cut)
 
 
-def test_pieces_have_the_tokens_of_the_whole(gpt2: Gpt2Tokenizer) -> None:
-    text = "".join(f"def f{i}(x):\n\n\n    return x  # it's {i}\n \n" for i in range(200))
+@pytest.mark.parametrize("line_end", ["\n", " "], ids=["lines", "one line"])
+def test_pieces_have_the_tokens_of_the_whole(gpt2: Gpt2Tokenizer, line_end: str) -> None:
+    text = "".join(f"def f{i}(x):\n\n\n    return x  # it's {i}\n \n" for i in range(200)).replace("\n", line_end)
     whole = gpt2.encode([text])[0].tolist()
     for most in (60, 61, 67, 101, 997):
         assert np.concatenate(gpt2.encode(list(pieces(text, most)))).tolist() == whole
+
+
+def test_a_run_of_white_space_may_be_of_any_length(gpt2: Gpt2Tokenizer) -> None:
+    text = "x" + " " * 1_100_000 + "y"
+    ids = np.concatenate(gpt2.encode(list(pieces(text))))
+    assert b"".join(gpt2.tokens[i] for i in ids.tolist()).decode() == text
 
 
 @given(st.text(min_size=1), st.integers(2, 50))

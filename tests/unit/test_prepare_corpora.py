@@ -242,6 +242,14 @@ def test_going_on_with_a_source_that_changed_is_refused(corpus: Path, begun: Pat
     assert (found.code, "files differ" in found.message) == ("prepare.other", True)
 
 
+def test_going_on_with_another_versions_work_is_refused(corpus: Path, begun: Path) -> None:
+    state = json.loads((begun / "prepare.json").read_bytes())
+    state["asked"]["format"] -= 1
+    (begun / "prepare.json").write_text(json.dumps(state))
+    found = refusal(lambda: prepared(corpus, begun))
+    assert (found.code, "another version of gpurun began it" in found.message) == ("prepare.other", True)
+
+
 def test_another_number_of_processes_goes_on_with_it(corpus: Path, begun: Path, tmp_path: Path) -> None:
     prepared(corpus, begun, workers=1)
     prepared(corpus, tmp_path / "straight")

@@ -35,7 +35,7 @@ from trainer.shards import open_data, windows_in
 
 __all__ = ["Request", "accompany", "prepare", "reopen"]
 
-FORMAT = 1
+FORMAT = 2
 """Counts up whenever the same text would be prepared into other bytes, so that no older cache entry is taken."""
 _BATCH_CHARS = 8 << 20
 QUESTIONS = "hellaswag.jsonl"

@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 STDLIB = "stdlib"
-PIECE_CHARS = 1 << 20
+PIECE_CHARS = 1 << 19
+"""What is tokenised at once at the most: of a run of white space, tiktoken's pattern can take no million characters."""
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
 """Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
 _SNIFF_BYTES = 8192
@@ -143,7 +144,7 @@ def hold_out(corpus: Corpus, fraction: float) -> tuple[list[Part], list[Part]]:
         longest = train[place].document
         text = read_text(longest)
         share = min(1.0, (target - held_bytes) / longest.bytes)
-        cut = _line_end(text, 0, len(text) - int(len(text) * share))
+        cut = _last_gap(text, 0, len(text) - int(len(text) * share))
         train[place] = Part(longest, 0, cut)
         val.append(Part(longest, cut))
     return [part for part in train if part.stop != 0], val
@@ -152,22 +153,26 @@ def hold_out(corpus: Corpus, fraction: float) -> tuple[list[Part], list[Part]]:
 def pieces(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
     """Cut a long text where GPT-2's encoding cuts too, so that the tokens of the pieces are those of the whole.
 
-    That is: before a line end that follows a visible character. A text without any is cut where it must be.
+    That is: before a line end that follows a visible character, or else before such a space. A text without any is cut
+    where it must be.
     """
     start = 0
     while len(text) - start > most_chars:
-        stop = _line_end(text, start, start + most_chars)
+        stop = _last_gap(text, start, start + most_chars)
         yield text[start:stop]
         start = stop
     yield text[start:]
 
 
-def _line_end(text: str, low: int, high: int) -> int:
-    """The last place in (low, high] that stands before a line end and after a visible character, else `high`."""
-    place = text.rfind("\n", low + 1, high + 1)
-    while place > low and text[place - 1].isspace():
-        place = text.rfind("\n", low + 1, place)
-    return place if place > low else high
+def _last_gap(text: str, low: int, high: int) -> int:
+    """The last place in (low, high] after a visible character and before a line end or else a space, else `high`."""
+    for gap in "\n ":
+        place = text.rfind(gap, low + 1, high + 1)
+        while place > low and text[place - 1].isspace():
+            place = text.rfind(gap, low + 1, place)
+        if place > low:
+            return place
+    return high
 
 
 def _name_hash(name: str) -> bytes:
@@ -257,4 +262,4 @@ def _read(path: Path, most: int) -> bytes:
 def _cut_bytes(raw: bytes, most: int) -> bytes:
     """The first `most` bytes at the most, whole characters only, up to the end of a line where there is one."""
     text, _ = codecs.utf_8_decode(raw[:most], "strict", False)
-    return text[: _line_end(text, 0, len(text))].encode("utf-8")
+    return text[: _last_gap(text, 0, len(text))].encode("utf-8")

@@ -33,7 +33,7 @@ __all__ = [
     "what_is_asked",
 ]
 
-FORMAT = 1
+FORMAT = 2
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 _ASKED = "prepare.json"
 LOGS = "logs"
@@ -95,8 +95,9 @@ def begin(folder: Path, asked: dict[str, Any], source: Source) -> None:
 
 
 def _other(folder: Path, before: dict[str, Any], asked: dict[str, Any]) -> Refusal:
+    words = {"source": "the source's files differ", "format": "another version of gpurun began it"}
     told = [
-        f"--{key} was {before.get(key)}, now {asked[key]}" if key != "source" else "the source's files differ"
+        words.get(key, f"--{key} was {before.get(key)}, now {asked[key]}")
         for key in asked
         if before.get(key) != asked[key]
     ]
