@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.prepare import corpus, tokenizers
+from trainer.prepare import bpe, corpus, tokenizers
 from trainer.prepare.build import Request, prepare
 from trainer.prepare.corpus import hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
@@ -198,6 +199,12 @@ def test_a_run_of_white_space_may_be_of_any_length(gpt2: Gpt2Tokenizer) -> None:
     text = "x" + " " * 1_100_000 + "y"
     ids = np.concatenate(gpt2.encode(list(pieces(text))))
     assert b"".join(gpt2.tokens[i] for i in ids.tolist()).decode() == text
+
+
+def test_a_vocabulary_is_never_trained_on_a_word_whose_square_would_take_minutes() -> None:
+    given = list(bpe._sample(["x" + " " * 100_000, "and words " * 10_000]))
+    assert sum(map(len, given)) == 200_001
+    assert max(len(word) for piece in given for word in re.findall(r"\s+|\S+", piece)) <= 4096
 
 
 @given(st.text(min_size=1), st.integers(2, 50))

@@ -21,6 +21,8 @@ LEAST_TOKENS, MOST_TOKENS = 257, 50_257
 DEFAULT_TOKENS = 8192
 SAMPLE_CHARS = 32 << 20
 """Of a larger text a sample is looked at: the library keeps every different word in memory."""
+_LONGEST_WORD_CHARS = 4096
+"""A longer run without a gap is cut: the time that the library takes for a word grows with the square of its length."""
 _RAREST = 2
 
 
@@ -71,7 +73,7 @@ def _sample(texts: Iterable[str]) -> Iterator[str]:
     """The texts in pieces that are cut where the encoding cuts, until there is enough."""
     left = SAMPLE_CHARS
     for text in texts:
-        for piece in pieces(text):
+        for piece in pieces(text, _LONGEST_WORD_CHARS):
             # What is half of a surrogate pair has no UTF-8; it becomes a question mark for the library.
             yield piece[:left].encode("utf-8", "replace").decode("utf-8")
             left -= len(piece)
