@@ -129,6 +129,31 @@ def test_one_long_file_is_held_out_from_the_end_of_a_line_on(tmp_path: Path) -> 
     assert 0.05 < 1 - val.start / len(text) < 0.2
 
 
+PREFACE = "A line of the preface.\n" * 60
+
+
+@pytest.mark.parametrize("line", ["words and more ", "—"], ids=["words", "no space"])
+def test_a_line_as_long_as_the_text_changes_little_of_what_is_held_out(tmp_path: Path, line: str) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(PREFACE + line * 20_000, encoding="utf-8")
+    found = open_corpus(str(book))
+    (train,), (val,) = hold_out(found, 0.1)
+    text = read_text(found.documents[0])
+    assert train.stop == val.start
+    assert 0.09 < 1 - val.start / len(text) < 0.11
+    assert text[val.start] in " —"
+
+
+@pytest.mark.parametrize("line", ["words and more ", "—"], ids=["words", "no space"])
+def test_a_line_longer_than_the_limit_is_taken_up_to_the_limit(tmp_path: Path, line: str) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(PREFACE + line * 20_000, encoding="utf-8")
+    for limit_bytes in (30_001, 30_002, 30_003):
+        found = open_corpus(str(book), limit_bytes)
+        assert 0.99 * limit_bytes < found.bytes <= limit_bytes
+        assert read_text(found.documents[0])[-1] in "sdre—", "a whole word, or at least a whole character"
+
+
 def test_shards_are_cut_at_their_length(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, "train", shard_tokens=10) as writer:
         writer.write(np.arange(7, dtype=np.uint16))

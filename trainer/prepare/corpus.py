@@ -36,6 +36,8 @@ PIECE_CHARS = 1 << 19
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
 """Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
 _SNIFF_BYTES = 8192
+_NEAR_CHARS = 64 << 10
+"""How far from where a text is to be divided the end of a line is looked for, or half of what is asked for."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
     """Find and check every document of a source: `stdlib`, a text file or a folder of text files.
 
     With a limit, documents are taken in an order that depends on their names alone but favours no part of the folder,
-    and the last one is cut at the end of a line. Raises Refusal for what is missing, unreadable, empty or not UTF-8.
+    and the last one is cut at the end of a line near the limit, else at a space. Raises Refusal for what is missing,
+    unreadable, empty or not UTF-8.
     """
     kind, files, skipped = files_of(source)
     if limit_bytes:
@@ -128,7 +131,7 @@ def hold_out(corpus: Corpus, fraction: float) -> tuple[list[Part], list[Part]]:
 
     The held-out ones stay in that order: an evaluation that reads only the first tokens reads a mixture. Where whole
     documents cannot come near the fraction (one book, a few long files), the end of the longest one is held out as
-    well, from the end of a line on.
+    well, from the end of a line on where one is near, else from a space.
     """
     target = int(corpus.bytes * fraction)
     held: dict[str, Document] = {}
@@ -144,7 +147,8 @@ def hold_out(corpus: Corpus, fraction: float) -> tuple[list[Part], list[Part]]:
         longest = train[place].document
         text = read_text(longest)
         share = min(1.0, (target - held_bytes) / longest.bytes)
-        cut = _last_gap(text, 0, len(text) - int(len(text) * share))
+        held_chars = int(len(text) * share)
+        cut = _gap_near(text, len(text) - held_chars, held_chars)
         train[place] = Part(longest, 0, cut)
         val.append(Part(longest, cut))
     return [part for part in train if part.stop != 0], val
@@ -173,6 +177,11 @@ def _last_gap(text: str, low: int, high: int) -> int:
         if place > low:
             return place
     return high
+
+
+def _gap_near(text: str, place: int, asked_chars: int) -> int:
+    """Where to divide a text at `place`, or a little before it, so that about `asked_chars` come of it."""
+    return _last_gap(text, max(0, place - min(_NEAR_CHARS, asked_chars // 2)), place)
 
 
 def _name_hash(name: str) -> bytes:
@@ -260,6 +269,6 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _cut_bytes(raw: bytes, most: int) -> bytes:
-    """The first `most` bytes at the most, whole characters only, up to the end of a line where there is one."""
+    """The first `most` bytes at the most, whole characters only, up to the end of a line where one is near."""
     text, _ = codecs.utf_8_decode(raw[:most], "strict", False)
-    return text[: _last_gap(text, 0, len(text))].encode("utf-8")
+    return text[: _gap_near(text, len(text), len(text))].encode("utf-8")
