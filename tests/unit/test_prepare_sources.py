@@ -160,6 +160,26 @@ def test_a_document_larger_than_may_be_in_memory_comes_in_pieces(
     assert joined(tmp_path / "rows.parquet") == [story, "short"]
 
 
+def test_a_long_text_is_cut_at_the_same_places_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for module in (json_lines, parquet_rows):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1000)
+    story = 'wörd \U0001f600 "said" \\ ' * 300
+    rows = [{"id": "x" * length, "text": story} for length in (0, 1, 7, 940, 2000)]
+    for name, ascii_only in (("a.jsonl", True), ("b.jsonl", False)):
+        content = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
+        written(tmp_path / name, content.encode())
+    parquet.write_table(arrow.table({"text": [story]}), tmp_path / "c.parquet")
+    pieces: dict[str, list[str]] = {}
+    for task in divide(opened(tmp_path).files, 10**9):
+        for text in read_spans(task, "text"):
+            pieces.setdefault(text.name, []).append(text.text)
+    assert len(pieces) == 11
+    assert len({tuple(texts) for texts in pieces.values()}) == 1
+
+
 @pytest.mark.parametrize("most", [1000, 1 << 20], ids=["a long line", "a short line"])
 def test_half_a_surrogate_pair_is_mended_where_it_enters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int

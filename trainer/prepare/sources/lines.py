@@ -9,7 +9,7 @@ from typing import Any
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources.files import SourceFile, Span
 from trainer.prepare.sources.long_lines import NoSuchKey, NotAText, string_pieces
-from trainer.prepare.sources.streams import PIECE_BYTES, lines_from, open_content
+from trainer.prepare.sources.streams import PIECE_BYTES, lines_from, open_content, regrouped
 from trainer.prepare.texts import Text, mended
 
 __all__ = ["rows"]
@@ -41,7 +41,10 @@ def _row(file: SourceFile, place: int, line: bytes, column: str) -> Iterator[Tex
 def _long_row(
     file: SourceFile, place: int, first: bytes, lines: Iterator[tuple[int, bytes]], column: str
 ) -> Iterator[Text]:
-    """A line that is too long to be in memory whole, with its other parts from `lines`."""
+    """A line that is too long to be in memory whole, with its other parts from `lines`.
+
+    Its text is cut as that of a Parquet row is: what is held out or a duplicate must not depend on what stands before.
+    """
 
     def parts() -> Iterator[bytes]:
         yield first
@@ -51,8 +54,9 @@ def _long_row(
                 return
 
     try:
-        for number, piece in enumerate(string_pieces(parts(), column)):
-            yield Text(f"{file.name}#{place}", mended(piece), continues=number > 0)
+        pieces = regrouped(map(mended, string_pieces(parts(), column)), PIECE_BYTES)
+        for number, piece in enumerate(pieces):
+            yield Text(f"{file.name}#{place}", piece, continues=number > 0)
     except NoSuchKey as other:
         raise _no_text(file, place, column, str(other)) from None
     except NotAText as other:

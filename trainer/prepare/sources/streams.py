@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -19,6 +19,7 @@ __all__ = [
     "line_start",
     "lines_from",
     "open_content",
+    "regrouped",
     "whole_characters",
 ]
 
@@ -103,6 +104,19 @@ def whole_characters(raw: bytes) -> tuple[bytes, bytes]:
         if byte < 0x80:
             break
     return raw, b""
+
+
+def regrouped(texts: Iterable[str], most: int) -> Iterator[str]:
+    """The same text in pieces of `most` bytes of UTF-8, whole characters: where it is cut depends on the text alone."""
+    rest = b""
+    for text in texts:
+        rest += text.encode("utf-8")
+        while len(rest) >= most:
+            piece, _ = whole_characters(rest[:most])
+            yield piece.decode("utf-8")
+            rest = rest[len(piece) :]
+    if rest:
+        yield rest.decode("utf-8")
 
 
 @contextlib.contextmanager
