@@ -27,7 +27,7 @@ from trainer.prepare.dedupe.dropped import (
 from trainer.prepare.dedupe.fingerprint import NO_KEY, Fingerprint, normalised_url, similarity, url_key
 from trainer.prepare.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
 from trainer.prepare.errors import Refusal
-from trainer.prepare.texts import Text
+from trainer.prepare.texts import Text, visible
 from trainer.prepare.tokenizers import CharTokenizer
 
 WORDS = [f"word{number}" for number in range(5000)]
@@ -72,8 +72,7 @@ def dropped(folder: Path, tasks: Sequence[Sequence[Text]], dedupe: Dedupe | None
     names = []
     for index, texts in enumerate(tasks):
         drop = drop_filter(folder, index)
-        begun = [text for text in texts if not text.continues and text.text.strip()]
-        names += [text.name for text in begun if drop(text)]
+        names += [text.name for text in visible(texts) if not text.continues and drop(text)]
     return names
 
 
@@ -193,7 +192,7 @@ def test_a_document_that_comes_in_several_texts_is_one_and_is_compared_whole(tmp
         [Text("c", beginning), Text("c.1", "\n" + other, continues=True)],  # Begins like a, and is another.
         [Text("d", beginning + "\n" + end), Text("e", " "), Text("e.1", prose(4), continues=True), Text("f", prose(4))],
     ]
-    assert dropped(tmp_path, tasks) == ["d", "f"]
+    assert dropped(tmp_path, tasks) == ["d", "e.1", "f"], "of e, only what comes first is blank"
     assert signature(beginning + "\n", end).tolist() == signature(beginning + "\n" + end).tolist()
 
 

@@ -86,6 +86,17 @@ def test_the_pieces_of_a_long_document_are_one_document_of_one_split(tmp_path: P
     assert (record["documents"], record["dropped"]) == (39, 1)
 
 
+def test_a_long_document_is_blank_only_if_all_of_it_is(tmp_path: Path, gpt2: Gpt2Tokenizer) -> None:
+    long = [Text("a", "\n\n"), Text("a", "words", continues=True), Text("a", "\n", continues=True)]
+    blank = [Text("b", " "), Text("b", "\n", continues=True)]
+    asked: list[str] = []
+    record = write_task(
+        [*blank, *long, *blank], gpt2, tmp_path, 0, val_fraction=0.0, drop=lambda t: asked.append(t.name)
+    )
+    assert documents_of(tmp_path / "train_000001.bin", gpt2) == ["words\n"]
+    assert (record["documents"], asked) == (1, ["a"])
+
+
 def test_a_character_tokeniser_puts_nothing_between_documents(tmp_path: Path) -> None:
     tokenizer = CharTokenizer.for_counts(count_characters(d.text for d in DOCUMENTS))
     write_task(DOCUMENTS, tokenizer, tmp_path, 0, val_fraction=0.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-__all__ = ["Text", "mended"]
+__all__ = ["Text", "mended", "visible"]
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,15 @@ def mended(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def visible(texts: Iterable[Text]) -> Iterator[Text]:
+    """Each document, from the first of its texts on that shows a character; one that shows none is left out."""
+    begun = False
+    for text in texts:
+        begun = begun and text.continues
+        if begun:
+            yield text
+        elif text.text and not text.text.isspace():
+            begun = True
+            yield replace(text, continues=False)

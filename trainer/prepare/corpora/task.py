@@ -21,7 +21,7 @@ import numpy as np
 
 from trainer.prepare.corpus import pieces
 from trainer.prepare.shards import ShardWriter, sha256_of_file, sync_folder, write_json
-from trainer.prepare.texts import Text
+from trainer.prepare.texts import Text, visible
 from trainer.prepare.tokenizers import Tokenizer
 
 __all__ = ["UNFINISHED", "Drop", "is_held_out", "read_record", "record_path", "write_task"]
@@ -128,12 +128,10 @@ class _Part:
 def _taken(texts: Iterable[Text], drop: Drop | None, counts: dict[str, int]) -> Iterator[_Part]:
     """Each document that is neither blank nor dropped; what goes on with one shares its fate."""
     taken = False
-    for text in texts:
+    for text in visible(texts):
         if not text.continues:
-            taken = bool(text.text) and not text.text.isspace()
-            if taken and drop is not None and drop(text):
-                counts["dropped"] += 1
-                taken = False
+            taken = drop is None or not drop(text)
+            counts["dropped"] += not taken
         if taken:
             yield _part(text)
 

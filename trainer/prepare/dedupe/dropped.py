@@ -20,7 +20,7 @@ import numpy as np
 from trainer.prepare.dedupe.search import Found, search
 from trainer.prepare.dedupe.signatures import Dedupe, SignatureFile, SignatureWriter, signature_path
 from trainer.prepare.shards import sha256_of_file, sync_folder, write_json
-from trainer.prepare.texts import Text
+from trainer.prepare.texts import Text, visible
 
 __all__ = ["drop_filter", "find_duplicates", "identity_of", "is_signed", "read_duplicates", "sign_task"]
 
@@ -47,13 +47,9 @@ def sign_task(
 
     Blank documents have no number here, as `write_task` leaves them out before it asks its filter.
     """
-    taken = False
     with SignatureWriter(folder, index, dedupe, identity) as writer:
-        for text in texts:
-            if not text.continues:
-                taken = bool(text.text) and not text.text.isspace()
-            if taken:
-                writer.add(text)
+        for text in visible(texts):
+            writer.add(text)
             tell(len(text.text))
 
 
