@@ -176,6 +176,14 @@ def test_a_text_is_the_same_whatever_its_white_space_and_the_spelling_of_its_acc
     assert text_key(" \n") == NO_KEY
 
 
+def test_where_a_long_text_is_cut_changes_nothing_of_its_name() -> None:
+    text = "A text \n of some words."
+    for place in range(len(text)):
+        assert text_key(text[:place], text[place:]) == text_key(text)
+        assert text_key(text[:place], "", text[place:]) == text_key(text)
+    assert text_key("some", "words") != text_key("some words") == text_key("some", "\n", "words")
+
+
 def test_a_long_text_is_read_in_pieces_and_signed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     text = prose(3, 3000).replace(" ", "\n") + "\n!"
     whole, key = signature(text), text_key(text)

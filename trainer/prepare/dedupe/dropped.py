@@ -24,7 +24,7 @@ from trainer.prepare.texts import Text, visible
 
 __all__ = ["drop_filter", "find_duplicates", "identity_of", "is_signed", "read_duplicates", "sign_task"]
 
-FORMAT = 1
+FORMAT = 2
 """Counts up whenever the same texts would be told apart otherwise."""
 
 

@@ -64,7 +64,7 @@ class Fingerprint:
 
     def __init__(self, *, near: bool = True) -> None:
         """Without `near` there is no signature."""
-        self._digest, self._blank = hashlib.sha256(), True
+        self._digest, self._blank, self._apart = hashlib.sha256(), True, False
         self._minhash = _empty_minhash().copy() if near else None
         self._before: list[str] = []
         self._short = True
@@ -95,9 +95,11 @@ class Fingerprint:
     def _take_letters(self, piece: str) -> None:
         squeezed = " ".join(piece.split())
         if squeezed:
-            self._digest.update(b"" if self._blank else b" ")
+            apart = self._apart or piece[0].isspace()
+            self._digest.update(b" " if apart and not self._blank else b"")
             self._digest.update(_bytes(unicodedata.normalize("NFC", squeezed)))
             self._blank = False
+        self._apart = piece[-1:].isspace() or (self._apart and not piece)
 
     def _take_words(self, piece: str) -> None:
         words = self._before + _WORD.findall(piece.casefold())
