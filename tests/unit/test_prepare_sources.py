@@ -129,6 +129,18 @@ def test_no_byte_of_a_text_is_lost_or_read_twice_wherever_it_is_divided(
     assert max(map(len, texts), default=0) <= 300
 
 
+@pytest.mark.parametrize("form", ["blocks", "separated", "whole"])
+def test_a_line_end_of_two_characters_is_one_wherever_a_text_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(plain, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(plain, "PIECE_BYTES", 100)
+    for length in range(90, 210):
+        file = text_file(tmp_path / "text.txt", b"x" * length + b"\r\nend\r", form)
+        texts = [text.text for text in read_spans([Span(file, 0, length + 6)], "text")]
+        assert "".join(texts) == "x" * length + "\nend\r"
+
+
 def joined(source: Path) -> list[str]:
     """Every document, its pieces put together; none of them may be long."""
     found: list[str] = []

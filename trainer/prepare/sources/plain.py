@@ -64,7 +64,7 @@ class _Document:
         self._lines.append(line)
         self._size += len(line)
         if self._size >= PIECE_BYTES:
-            whole, rest = whole_characters(b"".join(self._lines))
+            whole, rest = _cut(b"".join(self._lines))
             yield _text(self._file, self._place, whole, continues=self._continues)
             self._place += len(whole)
             self._lines, self._size, self._continues = [rest] if rest else [], len(rest), True
@@ -88,7 +88,7 @@ def _blocks(span: Span) -> Iterator[Text]:
             if len(raw) == len(rest):
                 break
             begins = raw.endswith(b"\n")
-            raw, rest = (raw, b"") if begins else whole_characters(raw)
+            raw, rest = (raw, b"") if begins else _cut(raw)
             yield _text(span.file, place, raw)
             place += len(raw)
         if rest:
@@ -99,11 +99,17 @@ def _whole(span: Span) -> Iterator[Text]:
     place, rest = 0, b""
     with open_content(span.file.path) as stream:
         while block := stream.read(PIECE_BYTES):
-            raw, rest = whole_characters(rest + block)
+            raw, rest = _cut(rest + block)
             yield _text(span.file, place, raw, continues=place > 0)
             place += len(raw)
     if rest:
         yield _text(span.file, place, rest, continues=place > 0)
+
+
+def _cut(raw: bytes) -> tuple[bytes, bytes]:
+    """Cut off what may belong to the next bytes: of a character, or of a line end."""
+    whole, part = whole_characters(raw)
+    return (whole[:-1], b"\r" + part) if whole.endswith(b"\r") else (whole, part)
 
 
 def _text(file: SourceFile, place: int, raw: bytes, *, continues: bool = False) -> Text:
