@@ -165,6 +165,8 @@ def _ask(provider: Provider, identifier: str, token: str) -> tuple[str, list[Ins
     asked, unclear = [], []
     try:
         found = living(provider.find(token), token)
+    except Unknown as error:  # What a part of the list shows is enough to end it.
+        found, unclear = living(error.found, token), [str(error)]
     except Exception as error:  # noqa: BLE001 - whatever it was, the known one is asked to end all the same.
         unclear.append(str(error))
     for name in sorted({one.id for one in found} | ({identifier} if identifier else set())):

@@ -10,10 +10,11 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
-from gpurun.core.model import Instance
+from gpurun.core.model import Instance, Order
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.audit import audit
+from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.reap import Orphan, sweep, sweep_run
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
@@ -87,6 +88,21 @@ def test_what_part_of_a_provider_shows_is_ended_while_the_rest_is_silent(world: 
     world.cloud.find = in_part  # type: ignore[method-assign]
     with pytest.raises(MayBeBilling, match="eu-west-9"):
         swept(world, Home(tmp_path / "elsewhere"))
+    assert world.cloud.alive == []
+
+
+def test_a_machine_whose_id_nobody_told_is_ended_by_the_part_of_a_list_that_shows_it(world: World) -> None:
+    """The answer to create was lost, and the second page of every list is broken: the first page has the machine."""
+    find = world.cloud.find
+
+    def first_page(token: str | None) -> list[Instance]:
+        raise Unknown("the next page cannot be had", found=tuple(find(token)))
+
+    world.cloud.find = first_page  # type: ignore[method-assign]
+    order = Order(run="fox-41", token="gr-fox-41-0", attempt=1, offer=world.plan.offer, deadline_wall=9e9)
+    world.cloud.create(order)
+    with pytest.raises(MayBeBilling):
+        list(end(world.cloud, world.clock, "", order.token, run=order.run))
     assert world.cloud.alive == []
 
 

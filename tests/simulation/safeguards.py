@@ -45,6 +45,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("due_s = reading.at_s + _gap_s(provider)", "due_s = 0.0"),
         ("InstanceState.UNKNOWN, listed=True, answer", "InstanceState.GONE, listed=False, answer"),
         ("found = living(provider.find(token), token)", "found = []"),
+        ("found, unclear = living(error.found, token), [str(error)]", "unclear.append(str(error))"),
         ("{one.id for one in found} | ({identifier}", "set() | ({identifier}"),
         ("round(clock.monotonic() - started, 3)", "elapsed"),
     ),
