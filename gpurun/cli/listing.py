@@ -31,6 +31,7 @@ _WORDS = {
     Phase.COLLECTED: "collected",
     Phase.GONE: "settling",
     Phase.SETTLED: "settling",
+    Phase.CLOSED: "settling",
 }
 
 
@@ -92,7 +93,7 @@ def state_word(sight: Sight) -> str:
     state = sight.state
     if sight.damage is not None:
         return "damaged"
-    if state.phase is not Phase.CLOSED:
+    if sight.unfinished:
         word = _WORDS.get(state.phase, str(state.phase))
         return word if sight.owner else f"{word}, nobody drives it"
     begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gpurun.lifecycle.runs import Sight
 
 _TAIL_BYTES = 4096
-_CLOSED = b'"event":"run.closed"'
+_CLOSED, _CLOSED_RED = b'"event":"run.closed"', b'"exit_code":9'
 # These are about such runs themselves, or answer too quickly to look.
 SILENT = (
     "ps",
@@ -53,16 +53,18 @@ def _go_on_destroying(session: Session, sight: Sight) -> None:
 
     state = sight.state
     overdue = state.deadline_wall is not None and session.clock.wall() > state.deadline_wall
-    if sight.damage is None and state.may_be_billing and (overdue or state.phase is Phase.DESTROYING):
+    ending = state.phase in (Phase.DESTROYING, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
+    if sight.damage is None and state.may_be_billing and (overdue or ending):
         start_supervisor(sight.folder, session.home, session.clock)
         session.say(f"Its supervisor was started again, to see {sight.folder.name} gone.")
 
 
 def _is_closed(journal: Path) -> bool:
-    """Whether the journal's last line closes the run; a folder without a journal never became a run."""
+    """Whether the journal's last line closes the run, and nothing is billed; without a journal it never was a run."""
     try:
         with journal.open("rb") as content:
             content.seek(max(0, journal.stat().st_size - _TAIL_BYTES))
-            return _CLOSED in content.read()
+            end = content.read()
     except OSError:
         return True
+    return _CLOSED in end and _CLOSED_RED not in end

@@ -82,7 +82,8 @@ class RunState(Frozen):
     `account` is the mark of the account that was asked, where its provider has accounts.
     `passed_over` counts the offers that could not be had: the next attempt is on the next one that was approved.
     `heard_wall` and `heard_mono` are when the last word about the asking came: the request may have left so late.
-    `late` is a machine that showed itself only after its absence had been believed, until it is proven gone.
+    `late` has each machine that showed itself only after its absence had been believed, with its token ("" in journals
+    that do not tell it), until it is proven gone.
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
     the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
@@ -114,7 +115,7 @@ class RunState(Frozen):
     stop: str = ""
     failure: dict[str, Any] | None = None
     teardown: Teardown | None = None
-    late: str = ""
+    late: dict[str, str] = Field(default_factory=dict)
     exit_code: int | None = None
 
     @property

@@ -14,6 +14,9 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.state import replay
 
+# How a run is closed while something of it may be billed; no gpurun does that any more.
+_CLOSED_RED = b'"exit_code":9'
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -32,8 +35,8 @@ class Sight:
 
     @property
     def unfinished(self) -> bool:
-        """Nobody has closed it yet."""
-        return self.state.phase is not Phase.CLOSED
+        """Nobody has closed it yet, or it was closed while something of it may be billed."""
+        return self.state.phase is not Phase.CLOSED or self.state.may_be_billing
 
     @property
     def opened_wall(self) -> float:
@@ -139,10 +142,11 @@ def look_at_all(home: Home, names: list[str]) -> tuple[list[Sight], list[Verific
 
 
 def _is_closed(folder: RunFolder) -> bool:
-    """Whether the journal's last line closes the run, without reading all of it."""
+    """Whether the journal's last line closes the run, without reading all of it; not where it may be billing still."""
     try:
         with folder.journal.open("rb") as journal:
             journal.seek(max(0, folder.journal.stat().st_size - 4096))
-            return f'"event":"{Event.RUN_CLOSED}"'.encode() in journal.read()
+            end = journal.read()
     except FileNotFoundError:
         return False
+    return f'"event":"{Event.RUN_CLOSED}"'.encode() in end and _CLOSED_RED not in end

@@ -6,17 +6,18 @@ The receipt comes last and from files only, so that a crash before it changes no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
-from gpurun.core.model import Leftover
-from gpurun.core.progress import Event, RunState
+from gpurun.core.model import Instance, Leftover
+from gpurun.core.progress import Event, Phase, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.destroy import end
-from gpurun.lifecycle.instance.account import NAMED, is_other_account, other_account
+from gpurun.lifecycle.instance.account import NAMED, is_other_account, other_account, vouched
 from gpurun.lifecycle.instance.duplicates import living, once
 from gpurun.lifecycle.quotes.priors import add_prior
 from gpurun.machine.ssh_keys import forget_client_key
@@ -32,27 +33,47 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes."""
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
+    if state.phase in (Phase.SETTLED, Phase.CLOSED):
+        return
     written = write_receipt(context.home, context.folder)
     yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
     add_prior(state, context)  # Advice for later plans: nothing of the receipt waits for it.
 
 
 def clear_all(state: RunState, context: Context) -> Iterator[Note]:
-    """Take away what any asking of the run has left; MayBeBilling while something of it is billed."""
-    for asked in _asked(context):
+    """Take away what any asking of the run has left; MayBeBilling while something of it is billed.
+
+    Machines come first: none of them is billed on while something beside another one is waited for.
+    """
+    opened: list[tuple[_Asking, Provider]] = []
+    red: list[MayBeBilling] = []
+    for asked in _asked(state, context):
         try:
-            provider = context.provider_named(asked.provider)
-            # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
-            if asked.account.startswith(NAMED) and is_other_account(provider, asked.account, asked.token):
-                raise other_account(provider, state)
-        except (SetupError, Unknown, MayBeBilling) as error:  # Its machines' deaths were proven before.
-            yield from once(_unasked(asked.provider, error), context)
-            continue
-        yield from _late(provider, asked.token, context)
-        for left in clear(provider, asked.token, context.clock):
-            yield from once(_told(left), context)
-            if left.billed:
-                raise _still_billed(left, provider)
+            opened.append((asked, _open(asked, state, context)))
+        except (SetupError, Unknown, MayBeBilling) as error:
+            if asked.late:
+                red.append(_cannot_end(asked, error))
+            else:  # Its machines' deaths were proven before.
+                yield from once(_unasked(asked.provider, error), context)
+    for part in (_late, _beside):
+        for asked, provider in opened:
+            try:
+                yield from part(asked, provider, state, context)
+            except MayBeBilling as error:  # What the others have left is ended all the same.
+                red.append(error)
+    if red:
+        raise red[0]
+
+
+def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
+    """The provider that was asked; MayBeBilling where its key is known to be another customer's."""
+    provider = context.provider_named(asked.provider)
+    # A machine that is known to live is asked to end whoever's key it is; its death takes the right one (`_vouched`).
+    # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
+    is_named = asked.account.startswith(NAMED) and not asked.late
+    if is_named and is_other_account(provider, asked.account, asked.token):
+        raise other_account(provider, state)
+    return provider
 
 
 def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
@@ -78,21 +99,44 @@ def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
         clock.sleep(CLEAR_POLL_S)
 
 
-def _late(provider: Provider, token: str, context: Context) -> Iterator[Note]:
+def _late(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
     """A machine of any token of the run that shows only now, when its absence had been believed: it is ended too.
 
-    What it was billed is not known from the journal, so the receipt claims no bound any more.
+    What it was billed is not known from the journal, so the receipt claims no bound any more. Once it is on record,
+    no list that is silent about it counts: only the proof of its end does.
     """
+    late = list(asked.late)
+    for one in _shown(provider, asked.token):
+        if one.id not in late:
+            what = f"{one.id} was made after its absence had been believed; it was billed besides"
+            yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id, "token": asked.token}
+            late.append(one.id)
+    rented = state.model_copy(update={"token": asked.token, "account": asked.account})
+    vouch = partial(vouched, rented, replace(context, provider=provider))
+    for name in late:
+        for event, data in end(provider, context.clock, name, asked.token, run=context.plan.run, vouch=vouch):
+            if event is Event.INCIDENT and data["code"] == "account.vouched":
+                yield from once((event, data), context)
+        gone = f"{name} is proven gone"
+        yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}
+
+
+def _shown(provider: Provider, token: str) -> list[Instance]:
+    """What bears the token, as far as the provider shows it now."""
     try:
-        late = living(provider.find(token), token)
-    except (Unknown, Rejected, SetupError):
-        return  # Its death was proven, or its absence believed, when the provider did answer.
-    for one in late:
-        what = f"{one.id} was made after its absence had been believed; it was billed besides"
-        yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id}
-        for _ in end(provider, context.clock, one.id, token, run=context.plan.run):
-            pass
-        yield Event.INCIDENT, {"code": "create.late_gone", "message": f"{one.id} is proven gone", "id": one.id}
+        return living(provider.find(token), token)
+    except Unknown as error:
+        return living(error.found, token)
+    except (Rejected, SetupError):
+        return []  # Its death was proven, or its absence believed, when the provider did answer.
+
+
+def _beside(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
+    """What an asking has left beside its machine: removed, or told; MayBeBilling where it is billed."""
+    for left in clear(provider, asked.token, context.clock):
+        yield from once(_told(left), context)
+        if left.billed:
+            raise _still_billed(left, provider)
 
 
 def _unasked(name: str, error: GpurunError | Unknown) -> Note:
@@ -102,17 +146,28 @@ def _unasked(name: str, error: GpurunError | Unknown) -> Note:
 
 @dataclass(frozen=True)
 class _Asking:
-    """One asking for a machine, as its intent has it."""
+    """One asking for a machine, as its intent has it, and which machines of it came late and are not proven gone."""
 
     provider: str
     token: str
     account: str
+    late: tuple[str, ...]
 
 
-def _asked(context: Context) -> list[_Asking]:
+def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
     """Every asking for a machine in this run."""
-    intents = [r.data for r in read_journal(context.folder.journal).records if r.event is Event.CREATE_INTENDED]
-    return [_Asking(one["provider"], one["token"], one.get("account", "")) for one in intents]
+    for record in read_journal(context.folder.journal).records:
+        if record.event is Event.CREATE_INTENDED:
+            one = record.data
+            late = tuple(name for name, token in state.late.items() if token in ("", one["token"]))
+            yield _Asking(one["provider"], one["token"], one.get("account", ""), late)
+
+
+def _cannot_end(asked: _Asking, error: GpurunError | Unknown) -> MayBeBilling:
+    """The error of a machine that is known to live at a provider that cannot be asked now."""
+    why, hint = (error.what, error.hint) if isinstance(error, GpurunError) else (str(error), "Try again.")
+    what = f"{asked.provider} cannot be asked to end {', '.join(asked.late)}, which is not proven gone: {why}"
+    return MayBeBilling("destroy.cannot_ask", what, hint=hint)
 
 
 def _told(left: Leftover) -> Note:

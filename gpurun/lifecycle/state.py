@@ -69,9 +69,10 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
             is_given_up = state.stop == "destroy" and state.reason != "lease"  # By somebody who wanted nothing of it.
             return Step.SALVAGE if state.pushed and not is_given_up else Step.SETTLE
         case Phase.SETTLED:
-            return Step.CLOSE
+            return Step.SETTLE if state.may_be_billing else Step.CLOSE
         case Phase.CLOSED:
-            return None
+            # Only what was closed too early, by a gpurun that did so, is settled once more.
+            return Step.SETTLE if state.may_be_billing else None
 
 
 def exit_code_of(state: RunState) -> ExitCode:
@@ -180,9 +181,17 @@ def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _incident(state: RunState, record: Record) -> dict[str, Any]:
-    late = {"create.late": str(record.data.get("id", "")), "create.late_gone": ""}
-    code = str(record.data["code"])
-    return {"late": late[code]} if code in late else {}
+    """A machine that came late is open until it is gone; a run that was closed meanwhile gets its code only then."""
+    data, late = record.data, dict(state.late)
+    if data["code"] == "create.late":
+        late[str(data.get("id", ""))] = str(data.get("token", ""))
+    elif data["code"] == "create.late_gone":
+        late.pop(str(data.get("id", "")), None)
+    else:
+        return {}
+    after = state.model_copy(update={"late": late})
+    is_over = after.phase is Phase.CLOSED and not after.may_be_billing
+    return {"late": late} | ({"exit_code": int(exit_code_of(after))} if is_over else {})
 
 
 def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:

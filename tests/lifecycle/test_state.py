@@ -27,6 +27,8 @@ STORY: list[tuple[Event, dict[str, Any]]] = [
     (Event.RECEIPT_OBSERVED, {}),
     (Event.RUN_CLOSED, {"exit_code": 0}),
 ]
+LATE = (Event.INCIDENT, {"code": "create.late", "message": "", "id": "i-0", "token": "gr-x-0"})
+LATE_GONE = (Event.INCIDENT, {"code": "create.late_gone", "message": "", "id": "i-0", "token": "gr-x-0"})
 NEXT = [
     Step.CREATE, Step.CREATE, Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.DESTROY,
     Step.DESTROY, Step.SETTLE, Step.CLOSE, None,
@@ -89,7 +91,7 @@ def test_when_the_lease_is_over_only_destroy_comes_next(count: int, extra: list[
     assert next_step(state, lease_over=True) is Step.DESTROY
 
 
-@given(st.lists(st.sampled_from(STORY), max_size=30))
+@given(st.lists(st.sampled_from([*STORY, LATE, LATE_GONE]), max_size=30))
 def test_replay_is_total_and_an_open_token_never_ends_quietly(story: list[tuple[Event, dict[str, Any]]]) -> None:
     records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
     state = replay("x", records)
@@ -107,6 +109,25 @@ def test_the_exit_code_tells_how_training_ended(outcome: str, reason: str, code:
     story[6] = (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": reason})
     records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
     assert exit_code_of(replay("x", records)) == code
+
+
+@pytest.mark.parametrize("count", [10, 11, 12])
+def test_a_machine_that_came_late_is_settled_before_anything_else_even_in_a_run_that_was_closed(count: int) -> None:
+    assert state_after(count, LATE).may_be_billing
+    assert next_step(state_after(count, LATE)) is Step.SETTLE
+    assert next_step(state_after(count, LATE, LATE_GONE)) is NEXT[count - 1]
+
+
+def test_of_two_that_came_late_the_end_of_one_is_not_that_of_the_other() -> None:
+    other = (Event.INCIDENT, {"code": "create.late", "message": "", "id": "i-2"})
+    assert state_after(10, LATE, other, LATE_GONE).late == {"i-2": ""}
+
+
+def test_a_run_that_was_closed_red_gets_its_own_exit_code_once_all_is_gone() -> None:
+    story = [*STORY[:10], LATE, STORY[10], (Event.RUN_CLOSED, {"exit_code": 9}), LATE_GONE]
+    records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    assert replay("x", records[:-1]).exit_code == 9
+    assert replay("x", records).exit_code == 0
 
 
 def test_stopped_before_anything_was_made_is_130() -> None:

@@ -111,7 +111,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/lifecycle/settle.py": (
         ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
-        ("yield from _late(provider, asked.token, context)", "yield from ()"),
+        ("for part in (_late, _beside):", "for part in (_beside,):"),
+        ("late = list(asked.late)", "late: list[str] = []"),
         ("if left.billed:", "if False:"),
     ),
     "gpurun/lifecycle/reap.py": (

@@ -415,6 +415,26 @@ def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: 
     assert (row.may_be_billing, row.death, row.chain) == (False, "proven", "bad")
 
 
+def late(event: str = "create.late") -> tuple[Event, dict[str, Any]]:
+    """The record of a machine that showed itself after its absence had been believed, or of its end."""
+    return Event.INCIDENT, {"code": event, "message": "pod-2", "id": "pod-2", "token": "gr-fox-41-0"}
+
+
+def test_no_receipt_proves_the_death_of_a_machine_that_came_late(home: Home) -> None:
+    """Closed by a gpurun that wrote the receipt and went home while it lived."""
+    CloudRun(home).until_gone().write(late()).settle(9)
+    row = only_row(home)
+    assert (row.may_be_billing, row.death) == (True, "not seen")
+    assert any("not proven gone before it" in problem for problem in row.problems)
+
+
+def test_one_that_came_late_and_is_gone_is_sound_and_stays_so_in_a_damaged_journal(home: Home) -> None:
+    folder = CloudRun(home).until_gone().write(late(), late("create.late_gone")).settle().folder
+    assert audit(home).sound
+    edit_lines(folder.journal, lambda lines: [*lines[:-3], b"gone", *lines[-2:]])
+    assert not only_row(home).may_be_billing
+
+
 @pytest.mark.parametrize("doubt", ["unsigned", "swapped"])
 def test_only_a_signed_receipt_of_the_chain_vouches_for_a_death_that_the_journal_lost(home: Home, doubt: str) -> None:
     folder = finished_run(home)

@@ -58,11 +58,19 @@ def open_token(records: Sequence[Json]) -> str | None:
             token = str(record["data"].get("token"))
         elif record["event"] in (Event.CREATE_REFUSED, Event.DEATH_PROVEN):
             token = None
-        elif record["event"] == Event.INCIDENT and record["data"].get("code") == "create.late":
-            token = str(record["data"].get("id"))  # Its absence had been believed, and then it was there.
-        elif record["event"] == Event.INCIDENT and record["data"].get("code") == "create.late_gone":
-            token = None
     return token
+
+
+def unended(records: Sequence[Json]) -> set[str]:
+    """The ids of machines that were there after their absence had been believed, and are not proven gone since."""
+    late: set[str] = set()
+    for record in records:
+        data, code = record["data"], record["data"].get("code") if record["event"] == Event.INCIDENT else ""
+        if code == "create.late":
+            late.add(str(data.get("id")))
+        elif code == "create.late_gone":
+            late.discard(str(data.get("id")))
+    return late
 
 
 def order_problems(records: Sequence[Json]) -> Iterator[str]:
@@ -179,7 +187,7 @@ def _end_problems(records: Sequence[Json], place: int) -> Iterator[str]:
     event, before = records[place]["event"], [record["event"] for record in records[:place]]
     if event in before:
         yield "it is there twice"
-    if open_token(records[:place]) is not None:
+    if open_token(records[:place]) is not None or unended(records[:place]):
         yield "the machine was not proven gone before it"
     if event == Event.RUN_CLOSED:
         if Event.RECEIPT_OBSERVED not in before:

@@ -15,7 +15,7 @@ from gpurun.core.money import Micros
 from gpurun.core.paths import RunFolder
 from gpurun.ledger.audit.expected import differences, expected_statement, sha256_of
 from gpurun.ledger.audit.lines import Json, Lines, journal_lines
-from gpurun.ledger.audit.order import open_token, order_problems
+from gpurun.ledger.audit.order import open_token, order_problems, unended
 from gpurun.ledger.audit.rentals import measured_micros, named
 from gpurun.ledger.audit.report import AuditRow, Mark
 from gpurun.ledger.audit.shutdown import check_shutdown
@@ -59,7 +59,8 @@ def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, E
         found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
-    live = open_token(lines.parsed) is not None and not found.receipt_proves_death
+    asked = open_token(lines.parsed) is not None or bool(unended(lines.parsed))
+    live = (asked and not found.receipt_proves_death) or bool(unended(_after_receipt(lines.parsed)))
     spent: Micros | None = None
     try:
         spent = measured_micros(lines.parsed)
@@ -79,6 +80,12 @@ def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, E
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
     )
+
+
+def _after_receipt(records: Sequence[Json]) -> Sequence[Json]:
+    """What was recorded when the receipt had its place already; nothing while it has none."""
+    places = [place for place, record in enumerate(records) if record["event"] == "receipt.observed"]
+    return records[places[0] + 1 :] if places else ()
 
 
 def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json | None) -> None:
@@ -127,7 +134,9 @@ def _check_receipt(
         found.problems.append("the receipt is not written in canonical form")
     _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
     found.verdict = str(statement["predicate"]["verdict"]["is"])
-    ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven")
+    codes = [one["code"] for one in statement["predicate"]["incidents"]]
+    left = codes.count("create.late") > codes.count("create.late_gone")
+    ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven") and not left
     found.receipt_proves_death = in_chain and found.signature == "ok" and ended
     _check_shutdown(found, folder, statement, hashlib.sha256(content).hexdigest(), keys)
     head = statement["predicate"]["journal"]["head"]
