@@ -63,6 +63,7 @@ def _ways_on(rows: list[RunRow]) -> Iterator[str]:
 def _row(sight: Sight, now: float) -> RunRow:
     state, plan = sight.state, sight.plan
     orphaned = state.may_be_billing and sight.owner is None
+    dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
     steps = plan.resolved.get("train", {}).get("steps")
     step = _last_step(sight)
     return RunRow(
@@ -74,8 +75,8 @@ def _row(sight: Sight, now: float) -> RunRow:
         started_wall=sight.opened_wall or None,
         spent_micros=_spent(sight, now),
         worst_micros=plan.worst_micros,
-        dies_wall=state.deadline_wall if state.may_be_billing else None,
-        dies_by=plan.offer.dies_by_itself if state.may_be_billing else "",
+        dies_wall=state.deadline_wall if dies else None,
+        dies_by=plan.offer.dies_by_itself if dies else "",
         live=sight.owner is not None,
         may_be_billing=orphaned,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpurun.cli.session import Session
 
 if TYPE_CHECKING:
+    from gpurun.core.progress import RunState
     from gpurun.lifecycle.runs import Sight
 
 _TAIL_BYTES = 4096
@@ -40,10 +41,16 @@ def note_unfinished(session: Session) -> None:
     if left:
         first = left[0].folder.name
         many = "1 unfinished run" if len(left) == 1 else f"{len(left)} unfinished runs"
-        exists = "its instance may still exist" if left[0].state.may_be_billing else "nothing of it is rented"
-        session.say(f"{many}: {first} ({exists}). gpurun resume {first}")
+        session.say(f"{many}: {first} ({_exists(left[0].state)}). gpurun resume {first}")
     for sight in left:
         _go_on_destroying(session, sight)
+
+
+def _exists(state: RunState) -> str:
+    """What may be there of a run, in words."""
+    if state.leftover:
+        return "something that it left is billed"
+    return "its instance may still exist" if state.may_be_billing else "nothing of it is rented"
 
 
 def _go_on_destroying(session: Session, sight: Sight) -> None:

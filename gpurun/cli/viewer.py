@@ -17,6 +17,8 @@ from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
 RESTARTS = 2
+# What is noted on the way: a supervisor whose last word this was has not given up, it was killed.
+_NOTED = ("create.duplicate", "create.late", "create.late_gone", "leftover", "leftover_gone")
 
 
 class Viewer:
@@ -162,4 +164,4 @@ def _gave_up(sight: Sight) -> bool:
     if not sight.records or sight.records[-1].event is not Event.INCIDENT:
         return False
     code = str(sight.records[-1].data["code"])
-    return sight.state.may_be_billing and code != "create.duplicate" and not code.endswith("disk_full")
+    return sight.state.may_be_billing and code not in _NOTED and not code.endswith("disk_full")

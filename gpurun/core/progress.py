@@ -83,7 +83,7 @@ class RunState(Frozen):
     `passed_over` counts the offers that could not be had: the next attempt is on the next one that was approved.
     `heard_wall` and `heard_mono` are when the last word about the asking came: the request may have left so late.
     `late` has each machine that showed itself only after its absence had been believed, with its token ("" in journals
-    that do not tell it), until it is proven gone.
+    that do not tell it), until it is proven gone. `leftover` has the tokens beside whose machine something is billed.
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
     the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
@@ -116,10 +116,11 @@ class RunState(Frozen):
     failure: dict[str, Any] | None = None
     teardown: Teardown | None = None
     late: dict[str, str] = Field(default_factory=dict)
+    leftover: tuple[str, ...] = ()
     exit_code: int | None = None
 
     @property
     def may_be_billing(self) -> bool:
-        """Something was asked for and is not proven gone."""
+        """Something was asked for and is not proven gone, or what it left is billed."""
         asked = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
-        return asked or bool(self.late)
+        return asked or bool(self.late or self.leftover)

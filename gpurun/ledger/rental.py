@@ -139,9 +139,13 @@ class Rental:
 
 
 def all_bounded(rentals: Sequence[Rental]) -> bool:
-    """Whether the journal bounds what was paid: each machine ended, and none came after its absence was believed."""
-    codes = {record.data["code"] for one in rentals for record in one.records if record.event is Event.INCIDENT}
-    return all(rental.ended for rental in rentals) and "create.late" not in codes
+    """Whether the journal bounds what was paid: each machine ended, none after its absence was believed, and no more.
+
+    What lay beside a machine and was billed after its end is more.
+    """
+    incidents = [record.data for one in rentals for record in one.records if record.event is Event.INCIDENT]
+    more = any(one["code"] == "create.late" or (one["code"] == "leftover" and one.get("billed")) for one in incidents)
+    return all(rental.ended for rental in rentals) and not more
 
 
 def rentals_of(records: Sequence[Record]) -> list[Rental]:

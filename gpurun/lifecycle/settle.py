@@ -16,7 +16,7 @@ from gpurun.core.progress import Event, Phase, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
 from gpurun.lifecycle.context import Context, Note
-from gpurun.lifecycle.destroy import end
+from gpurun.lifecycle.destroy import Vouch, end
 from gpurun.lifecycle.instance.account import NAMED, is_other_account, other_account, vouched
 from gpurun.lifecycle.instance.duplicates import living, once
 from gpurun.lifecycle.quotes.priors import add_prior
@@ -51,16 +51,17 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
         try:
             opened.append((asked, _open(asked, state, context)))
         except (SetupError, Unknown, MayBeBilling) as error:
-            if asked.late:
-                red.append(_cannot_end(asked, error))
+            if asked.late or asked.is_billed:
+                red.append(error if isinstance(error, MayBeBilling) else _cannot_end(asked, error))
             else:  # Its machines' deaths were proven before.
                 yield from once(_unasked(asked.provider, error), context)
     for part in (_late, _beside):
-        for asked, provider in opened:
+        for asked, provider in list(opened):
             try:
                 yield from part(asked, provider, state, context)
             except MayBeBilling as error:  # What the others have left is ended all the same.
                 red.append(error)
+                opened.remove((asked, provider))  # What lies beside a machine that lives is in use.
     if red:
         raise red[0]
 
@@ -68,16 +69,19 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
 def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
     """The provider that was asked; MayBeBilling where its key is known to be another customer's."""
     provider = context.provider_named(asked.provider)
-    # A machine that is known to live is asked to end whoever's key it is; its death takes the right one (`_vouched`).
+    # A machine that is known to live is asked to end whoever's key it is; its death takes the right one (`_vouch`).
     # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
-    is_named = asked.account.startswith(NAMED) and not asked.late
-    if is_named and is_other_account(provider, asked.account, asked.token):
-        raise other_account(provider, state)
+    is_named = asked.account.startswith(NAMED)
+    if is_named and not asked.late and is_other_account(provider, asked.account, asked.token):
+        raise other_account(provider, _of(asked, state))
     return provider
 
 
-def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
-    """Remove what bears a token beside the machines, until a reading shows none; what is left when patience ends."""
+def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = False) -> list[Leftover]:
+    """Remove what bears a token beside the machines, until a reading shows none; what is left when patience ends.
+
+    `is_billed`: something of it is known to be billed, so that silence means that it still is.
+    """
     if not isinstance(provider, LeavesThings):
         return []
     left: list[Leftover] = []
@@ -85,6 +89,7 @@ def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
     while True:
         try:
             left = provider.leftovers(token)
+            is_billed = is_billed or any(one.billed for one in left)
             empty_lists = 0 if left else empty_lists + 1
             if empty_lists >= EMPTY_LISTS:
                 return []
@@ -92,7 +97,7 @@ def clear(provider: Provider, token: str, clock: Clock) -> list[Leftover]:
                 provider.remove(one)
         except (Unknown, Rejected, SetupError) as error:
             unseen = Leftover(provider=provider.name, kind=f"side resource ({error})", id=token, run="", token=token)
-            left = left or [unseen]
+            left = left or [unseen.model_copy(update={"billed": is_billed})]
         # Only for what is left: a laptop that slept through all its patience has not seen three lists.
         if left and clock.monotonic() - began_s >= CLEAR_S:
             return left
@@ -111,14 +116,23 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
             what = f"{one.id} was made after its absence had been believed; it was billed besides"
             yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id, "token": asked.token}
             late.append(one.id)
-    rented = state.model_copy(update={"token": asked.token, "account": asked.account})
-    vouch = partial(vouched, rented, replace(context, provider=provider))
+    vouch = _vouch(asked, provider, state, context)
     for name in late:
         for event, data in end(provider, context.clock, name, asked.token, run=context.plan.run, vouch=vouch):
             if event is Event.INCIDENT and data["code"] == "account.vouched":
                 yield from once((event, data), context)
         gone = f"{name} is proven gone"
         yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}
+
+
+def _vouch(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Vouch:
+    """Asks whether an absence at the provider says something of this asking (`account.vouched`)."""
+    return partial(vouched, _of(asked, state), replace(context, provider=provider))
+
+
+def _of(asked: _Asking, state: RunState) -> RunState:
+    """The state as far as it tells whose account was asked for what."""
+    return state.model_copy(update={"token": asked.token, "account": asked.account})
 
 
 def _shown(provider: Provider, token: str) -> list[Instance]:
@@ -132,11 +146,28 @@ def _shown(provider: Provider, token: str) -> list[Instance]:
 
 
 def _beside(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
-    """What an asking has left beside its machine: removed, or told; MayBeBilling where it is billed."""
-    for left in clear(provider, asked.token, context.clock):
-        yield from once(_told(left), context)
-        if left.billed:
-            raise _still_billed(left, provider)
+    """What an asking has left beside its machine: removed, or told; MayBeBilling where it is billed.
+
+    What is billed is on record until readings under the right account's key show that it is gone.
+    """
+    if asked.is_billed:
+        try:
+            for note in _vouch(asked, provider, state, context)():
+                yield from once(note, context)
+        except (SetupError, Unknown) as error:
+            raise _cannot_end(asked, error) from error
+    left = clear(provider, asked.token, context.clock, is_billed=asked.is_billed)
+    billed = [one for one in left if one.billed]
+    for one in left:
+        if one not in billed:
+            yield from once(_told(one, asked.token), context)
+        elif not asked.is_billed:
+            yield _told(one, asked.token)
+    if billed:
+        raise _still_billed(billed[0], provider, context.plan.run)
+    if asked.is_billed:
+        gone = f"what was billed beside {asked.token} is gone"
+        yield Event.INCIDENT, {"code": "leftover_gone", "message": gone, "token": asked.token}
 
 
 def _unasked(name: str, error: GpurunError | Unknown) -> Note:
@@ -146,12 +177,16 @@ def _unasked(name: str, error: GpurunError | Unknown) -> Note:
 
 @dataclass(frozen=True)
 class _Asking:
-    """One asking for a machine, as its intent has it, and which machines of it came late and are not proven gone."""
+    """One asking for a machine, as its intent has it, and what of it is known to cost still.
+
+    `late` are machines that came late and are not proven gone; `is_billed`: so is something beside its machine.
+    """
 
     provider: str
     token: str
     account: str
     late: tuple[str, ...]
+    is_billed: bool
 
 
 def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
@@ -160,24 +195,27 @@ def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
         if record.event is Event.CREATE_INTENDED:
             one = record.data
             late = tuple(name for name, token in state.late.items() if token in ("", one["token"]))
-            yield _Asking(one["provider"], one["token"], one.get("account", ""), late)
+            is_billed = one["token"] in state.leftover
+            yield _Asking(one["provider"], one["token"], one.get("account", ""), late, is_billed)
 
 
-def _cannot_end(asked: _Asking, error: GpurunError | Unknown) -> MayBeBilling:
-    """The error of a machine that is known to live at a provider that cannot be asked now."""
-    why, hint = (error.what, error.hint) if isinstance(error, GpurunError) else (str(error), "Try again.")
-    what = f"{asked.provider} cannot be asked to end {', '.join(asked.late)}, which is not proven gone: {why}"
-    return MayBeBilling("destroy.cannot_ask", what, hint=hint)
+def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:
+    """The error of what is known to be billed at a provider that cannot be asked now."""
+    why, hint = (error.what, error.hint) if isinstance(error, SetupError) else (str(error), "Try again.")
+    left = ", ".join(asked.late) or f"what lies beside {asked.token}"
+    return MayBeBilling("destroy.cannot_ask", f"{asked.provider} cannot be asked to end {left}: {why}", hint=hint)
 
 
-def _told(left: Leftover) -> Note:
+def _told(left: Leftover, token: str) -> Note:
+    """The record of something that was left; one that is billed leaves the run red until it is gone."""
     what = f"{left.kind} {left.id} is still at {left.provider}; `gpurun reap` removes it"
-    return Event.INCIDENT, {"code": "leftover", "message": what}
+    billed = {"token": token, "billed": True} if left.billed else {}
+    return Event.INCIDENT, {"code": "leftover", "message": what, **billed}
 
 
-def _still_billed(left: Leftover, provider: Provider) -> MayBeBilling:
+def _still_billed(left: Leftover, provider: Provider, run: str) -> MayBeBilling:
     return MayBeBilling(
         "destroy.leftover",
         f"The machine is gone, but its {left.kind} {left.id} at {left.provider} is not, and it is billed.",
-        hint=f"Run `gpurun resume {left.run}`, or remove it by hand: {provider.traits.console_url}.",
+        hint=f"Run `gpurun resume {run}`, or remove it by hand: {provider.traits.console_url}.",
     )

@@ -181,17 +181,24 @@ def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _incident(state: RunState, record: Record) -> dict[str, Any]:
-    """A machine that came late is open until it is gone; a run that was closed meanwhile gets its code only then."""
-    data, late = record.data, dict(state.late)
-    if data["code"] == "create.late":
-        late[str(data.get("id", ""))] = str(data.get("token", ""))
-    elif data["code"] == "create.late_gone":
-        late.pop(str(data.get("id", "")), None)
-    else:
-        return {}
-    after = state.model_copy(update={"late": late})
+    """What came late or was left and is billed stays open until it is gone; a run closed before has its code then."""
+    late, leftover = dict(state.late), dict.fromkeys(state.leftover)
+    name, token = str(record.data.get("id", "")), str(record.data.get("token", ""))
+    match record.data["code"]:
+        case "create.late":
+            late[name] = token
+        case "create.late_gone":
+            late.pop(name, None)
+        case "leftover" if record.data.get("billed"):
+            leftover[token] = None
+        case "leftover_gone":
+            leftover.pop(token, None)
+        case _:
+            return {}
+    changed = {"late": late, "leftover": tuple(leftover)}
+    after = state.model_copy(update=changed)
     is_over = after.phase is Phase.CLOSED and not after.may_be_billing
-    return {"late": late} | ({"exit_code": int(exit_code_of(after))} if is_over else {})
+    return changed | ({"exit_code": int(exit_code_of(after))} if is_over else {})
 
 
 def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:

@@ -118,6 +118,15 @@ def test_a_machine_that_came_late_is_settled_before_anything_else_even_in_a_run_
     assert next_step(state_after(count, LATE, LATE_GONE)) is NEXT[count - 1]
 
 
+@pytest.mark.parametrize(("told", "is_red"), [({}, False), ({"token": "gr-x-1", "billed": True}, True)])
+def test_what_was_left_is_settled_first_where_it_is_billed(told: dict[str, Any], is_red: bool) -> None:
+    left = (Event.INCIDENT, {"code": "leftover", "message": "", **told})
+    gone = (Event.INCIDENT, {"code": "leftover_gone", "message": "", "token": "gr-x-1"})
+    assert state_after(10, left).may_be_billing is is_red
+    assert next_step(state_after(11, left)) is (Step.SETTLE if is_red else Step.CLOSE)
+    assert next_step(state_after(11, left, gone)) is Step.CLOSE
+
+
 def test_of_two_that_came_late_the_end_of_one_is_not_that_of_the_other() -> None:
     other = (Event.INCIDENT, {"code": "create.late", "message": "", "id": "i-2"})
     assert state_after(10, LATE, other, LATE_GONE).late == {"i-2": ""}

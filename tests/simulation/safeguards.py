@@ -113,7 +113,9 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
         ("for part in (_late, _beside):", "for part in (_beside,):"),
         ("late = list(asked.late)", "late: list[str] = []"),
-        ("if left.billed:", "if False:"),
+        ("if billed:", "if False:"),
+        ("in _vouch(asked, provider, state, context)():", "in ():"),
+        ('update={"billed": is_billed}', "update={}"),
     ),
     "gpurun/lifecycle/reap.py": (
         ("one for one in found if one.state is not InstanceState.GONE", "one for one in found"),

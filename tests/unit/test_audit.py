@@ -435,6 +435,18 @@ def test_one_that_came_late_and_is_gone_is_sound_and_stays_so_in_a_damaged_journ
     assert not only_row(home).may_be_billing
 
 
+@pytest.mark.parametrize(("told", "is_red"), [({}, False), ({"token": "gr-fox-41-0", "billed": True}, True)])
+def test_what_was_left_beside_a_machine_may_be_billing_where_it_is_billed(
+    home: Home, told: dict[str, Any], is_red: bool
+) -> None:
+    run = CloudRun(home).until_gone().write((Event.INCIDENT, {"code": "leftover", "message": "disk-1", **told}))
+    assert (only_row(home).may_be_billing, only_row(home).death) == (is_red, "proven")
+    run.settle()
+    problems = only_row(home).problems
+    assert any("billed beside the machine" in problem for problem in problems) is is_red
+    assert read_receipt(home, run.folder).predicate["cost"]["is"] == ("unknown" if is_red else "measured")
+
+
 @pytest.mark.parametrize("doubt", ["unsigned", "swapped"])
 def test_only_a_signed_receipt_of_the_chain_vouches_for_a_death_that_the_journal_lost(home: Home, doubt: str) -> None:
     folder = finished_run(home)

@@ -86,8 +86,9 @@ def _machine_part(folder: RunFolder, records: Sequence[Json], words: Words) -> J
     """Everything that follows from the rentals: machine, times, money and its end."""
     opened, rentals = records[0]["data"], split_rentals(records)
     facts = [rental_facts(rental) for rental in rentals]
-    late = any(record["data"].get("code") == "create.late" for record in named(records, "incident"))
-    live = late or any(one["end"] == "not_proven" for one in facts)
+    told = [(record["data"]["code"], record["data"].get("billed") is True) for record in named(records, "incident")]
+    besides = any(code == "create.late" or (code == "leftover" and billed) for code, billed in told)
+    live = besides or any(one["end"] == "not_proven" for one in facts)
     spent, cap = None if live else total(*(one["micros"] for one in facts)), opened["cap_micros"]
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))

@@ -61,16 +61,25 @@ def open_token(records: Sequence[Json]) -> str | None:
     return token
 
 
-def unended(records: Sequence[Json]) -> set[str]:
-    """The ids of machines that were there after their absence had been believed, and are not proven gone since."""
+def unended(records: Sequence[Json]) -> tuple[set[str], set[str]]:
+    """The ids of machines that came after their absence had been believed, and the tokens that left something billed.
+
+    Only those that are not gone since.
+    """
     late: set[str] = set()
+    billed: set[str] = set()
     for record in records:
-        data, code = record["data"], record["data"].get("code") if record["event"] == Event.INCIDENT else ""
-        if code == "create.late":
-            late.add(str(data.get("id")))
-        elif code == "create.late_gone":
-            late.discard(str(data.get("id")))
-    return late
+        data = record["data"] if record["event"] == Event.INCIDENT else {}
+        match data.get("code"):
+            case "create.late":
+                late.add(str(data.get("id")))
+            case "create.late_gone":
+                late.discard(str(data.get("id")))
+            case "leftover" if data.get("billed") is True:
+                billed.add(str(data.get("token")))
+            case "leftover_gone":
+                billed.discard(str(data.get("token")))
+    return late, billed
 
 
 def order_problems(records: Sequence[Json]) -> Iterator[str]:
@@ -187,8 +196,11 @@ def _end_problems(records: Sequence[Json], place: int) -> Iterator[str]:
     event, before = records[place]["event"], [record["event"] for record in records[:place]]
     if event in before:
         yield "it is there twice"
-    if open_token(records[:place]) is not None or unended(records[:place]):
+    late, billed = unended(records[:place])
+    if open_token(records[:place]) is not None or late:
         yield "the machine was not proven gone before it"
+    if billed:
+        yield "what was billed beside the machine was not gone before it"
     if event == Event.RUN_CLOSED:
         if Event.RECEIPT_OBSERVED not in before:
             yield "there was no receipt before it"

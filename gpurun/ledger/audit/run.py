@@ -59,8 +59,9 @@ def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, E
         found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
-    asked = open_token(lines.parsed) is not None or bool(unended(lines.parsed))
-    live = (asked and not found.receipt_proves_death) or bool(unended(_after_receipt(lines.parsed)))
+    late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
+    unseen = bool(late) or (open_token(lines.parsed) is not None and not found.receipt_proves_death)
+    live = unseen or bool(billed)
     spent: Micros | None = None
     try:
         spent = measured_micros(lines.parsed)
@@ -73,7 +74,7 @@ def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, E
         chain="bad" if lines.problem else found.chain,
         signature=found.signature,
         files=found.files,
-        death="not seen" if live else found.death if proven else "none",
+        death="not seen" if unseen else found.death if proven else "none",
         measured_micros=spent,
         verdict="may be billing" if live else found.verdict,
         may_be_billing=live,

@@ -1,0 +1,160 @@
+"""A volume that is billed and does not go: exit 9 wherever one asks, and somebody goes on trying."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from gpurun.cli.listing import list_runs
+from gpurun.cli.session import Session
+from gpurun.cli.unfinished import note_unfinished
+from gpurun.cli.viewer import _gave_up, abandoned
+from gpurun.core.errors import ExitCode, SetupError
+from gpurun.core.model import Leftover
+from gpurun.core.paths import Home
+from gpurun.core.progress import Event, Phase
+from gpurun.ledger.audit import audit
+from gpurun.lifecycle import supervisor
+from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.runs import look
+from gpurun.lifecycle.supervisor import keep_on
+from gpurun.providers.base import Unknown
+from tests.lifecycle.scripted_cloud import ScriptedCloud, World
+from tests.lifecycle.test_faults import receipt_of
+from tests.lifecycle.test_matrix_destroy import beside
+from tests.lifecycle.test_never_gives_up import supervised
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(Home(tmp_path))
+    beside(world, billed=True)
+    return world
+
+
+@pytest.fixture
+def left(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The volume would not go, the supervisor has given up for now, and from here on it would."""
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cloud, "remove", lambda leftover: None)
+        assert world.drive() == "destroy.leftover"
+    return world
+
+
+def settled(world: World) -> bool:
+    """It is over: the volume is gone, and the books hold."""
+    assert world.cloud.leftovers(None) == []
+    assert world.state.phase is Phase.CLOSED
+    row = audit(world.home).rows[0]
+    assert (row.problems, row.may_be_billing) == ((), False)
+    return True
+
+
+def test_it_is_tried_again_until_it_is_gone(world: World) -> None:
+    remove, began_s = world.cloud.remove, world.clock.monotonic()
+
+    def after_half_an_hour(leftover: object) -> None:
+        if world.clock.monotonic() - began_s > 1800:
+            remove(leftover)  # type: ignore[arg-type]
+
+    world.cloud.remove = after_half_an_hour  # type: ignore[method-assign]
+    assert keep_on(supervised(world), lambda: world.state.may_be_billing, world.clock) is ExitCode.DONE
+    assert world.clock.monotonic() - began_s > 1800
+    assert settled(world)
+
+
+def test_everybody_who_is_asked_says_9_meanwhile(
+    left: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session, started = Session(home=left.home, clock=left.clock), list[str]()
+    assert abandoned(look(left.home, "fox-41")).exit_code is ExitCode.MAY_BE_BILLING
+    listed = list_runs(session, all_runs=False)
+    assert listed.exit_code is ExitCode.MAY_BE_BILLING
+    assert "MAY BE BILLING" in listed.text
+    row = audit(left.home).rows[0]
+    assert (row.may_be_billing, row.death) == (True, "proven")
+    monkeypatch.setattr(supervisor, "start_supervisor", lambda folder, *_: started.append(folder.name))
+    note_unfinished(session)
+    assert started == ["fox-41"]
+    assert "something that it left is billed" in capsys.readouterr().err
+
+
+def test_its_own_deadline_is_nobodys(left: World) -> None:
+    """The machine would have died then; what it left does not."""
+    left.clock.sleep(left.plan.lease.total_s)
+    assert "OVERDUE" not in list_runs(Session(home=left.home, clock=left.clock), all_runs=False).text
+
+
+def test_what_it_was_billed_besides_leaves_no_bound_in_the_receipt(left: World) -> None:
+    assert left.drive() is ExitCode.DONE
+    cost = receipt_of(left)["cost"]
+    assert (cost["upper_bound_micros"], cost["cap_kept"], cost["is"]) == (None, None, "unknown")
+    assert settled(left)
+
+
+def test_a_provider_that_falls_silent_does_not_make_it_free(left: World) -> None:
+    left.cloud.broken["leftovers"] = Unknown("503")
+    assert left.drive() == "destroy.leftover"
+    assert not left.folder.receipt.exists()
+    del left.cloud.broken["leftovers"]
+    assert left.drive() is ExitCode.DONE
+    assert settled(left)
+
+
+def test_it_was_seen_and_one_empty_list_before_the_silence_is_no_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [world.cloud.leftovers, lambda _: []]
+
+    def leftovers(token: str | None) -> list[Leftover]:
+        if not answers:
+            raise Unknown("503")
+        return answers.pop(0)(token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cloud, "remove", lambda leftover: None)
+        patch.setattr(world.cloud, "leftovers", leftovers)
+        assert world.drive() == "destroy.leftover"
+    assert world.drive() is ExitCode.DONE
+    assert settled(world)
+
+
+@pytest.mark.parametrize("mark", ["account:2222", "key:2222"])
+def test_another_accounts_key_does_not_see_it_which_means_nothing(left: World, mark: str) -> None:
+    right, left.cloud = left.cloud, ScriptedCloud(left.clock)
+    left.cloud.account = mark
+    beside(left, billed=True)
+    assert left.drive() == "account.other"
+    assert left.state.may_be_billing
+    left.cloud = right
+    assert left.drive() is ExitCode.DONE
+    assert settled(left)
+
+
+def test_a_provider_whose_key_is_gone_leaves_it_red(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> NoReturn:
+        raise SetupError("auth.no_key", "There is no key.", hint="Give one.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "provider_named", closed)
+        assert left.drive() == "destroy.cannot_ask"
+    assert left.drive() is ExitCode.DONE
+    assert settled(left)
+
+
+def test_it_is_told_once_however_often_it_is_tried(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(left.cloud, "remove", lambda leftover: None)
+        assert left.drive() == "destroy.leftover"
+    assert left.drive() is ExitCode.DONE
+    codes = [one["code"] for one in left.all_of(Event.INCIDENT)]
+    assert (codes.count("leftover"), codes.count("leftover_gone")) == (1, 1)
+
+
+def test_a_supervisor_whose_last_word_is_a_note_was_killed_and_is_started_again(left: World) -> None:
+    assert _gave_up(look(left.home, "fox-41"))
+    lines = left.folder.journal.read_bytes().splitlines(keepends=True)
+    left.folder.journal.write_bytes(b"".join(lines[:-1]))
+    assert not _gave_up(look(left.home, "fox-41"))
