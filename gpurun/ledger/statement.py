@@ -35,8 +35,9 @@ _CHECKPOINT_KINDS = ("weights", "optimizer", "state")
 
 
 def basis_of(records: Sequence[Record]) -> list[Record]:
-    """The records that a receipt rests on: up to the last that says something about the rental."""
-    kept = list(records)
+    """The records that a receipt rests on: up to the last that says something about the rental, none after itself."""
+    observed = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
+    kept = list(records[: observed[0]] if observed else records)
     while len(kept) > 1 and kept[-1].event in _AFTERWARDS:
         kept.pop()
     return kept

@@ -6,6 +6,7 @@ The receipt comes last and from files only, so that a crash before it changes no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
 from gpurun.core.model import Instance, Leftover
 from gpurun.core.progress import Event, Phase, RunState
+from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
 from gpurun.lifecycle.context import Context, Note
@@ -30,14 +32,28 @@ EMPTY_LISTS = 3  # One list may be an old one.
 
 
 def settle(state: RunState, context: Context) -> Iterator[Note]:
-    """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes."""
+    """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes.
+
+    Killed after the ledger's line, the receipt is what it is: it is observed first, and what shows now comes after it.
+    """
+    is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
+    if link is not None and not is_over:
+        yield Event.RECEIPT_OBSERVED, {"seq": link.seq, "sha256": link.receipt_sha256}
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
-    if state.phase in (Phase.SETTLED, Phase.CLOSED):
+    if is_over:
         return
     written = write_receipt(context.home, context.folder)
-    yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
+    if link is None:
+        yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
     add_prior(state, context)  # Advice for later plans: nothing of the receipt waits for it.
+
+
+def _link(context: Context) -> Link | None:
+    """The run's place in the ledger, if it has one; a ledger that cannot be read is told of when it is written to."""
+    with suppress(OSError):
+        return read_chain(context.home.ledger).of(context.folder.name)
+    return None
 
 
 def clear_all(state: RunState, context: Context) -> Iterator[Note]:

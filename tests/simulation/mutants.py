@@ -57,6 +57,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/ledger/rental.py": (f"{_UNIT}test_receipt.py", f"{_UNIT}test_audit.py", *_CLOUD),
     "gpurun/lifecycle/": _CLOUD,
     "gpurun/lifecycle/runs.py": _SYNCS,
+    "gpurun/lifecycle/settle.py": (f"{_LIFE}test_late.py", f"{_LIFE}test_left_billed.py", *_CLOUD),
+    "gpurun/lifecycle/destroy.py": (*_CLOUD, f"{_LIFE}test_never_gives_up.py"),
     "gpurun/lifecycle/control.py": (f"{_SAFE}test_locks.py", f"{_LIFE}test_money_review.py"),
     "gpurun/lifecycle/supervisor.py": (f"{_SAFE}test_locks.py", f"{_LIFE}test_train_here.py"),
     "gpurun/lifecycle/home/early.py": (f"{_LIFE}test_early.py", f"{_LIFE}test_collect_now.py"),

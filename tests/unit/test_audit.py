@@ -20,7 +20,7 @@ from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.journal import Journal
-from gpurun.ledger.receipt import read_receipt
+from gpurun.ledger.receipt import read_receipt, write_receipt
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
 from tests.unit.ledger_samples import RATE, WEIGHTS, CloudRun, chain_anew, edit_lines, finished_run, forge_statement
 
@@ -380,6 +380,39 @@ def test_a_journal_that_was_torn_and_repaired_is_sound(home: Home) -> None:
     run.journal = Journal.open(run.folder.journal, run.clock)
     run.play(run.through_training(), run.death()).settle()
     assert audit(home).sound
+
+
+# After the receipt ---------------------------------------------------------------------------------------------------
+
+
+LATER = [
+    (Event.INCIDENT, {"code": "leftover", "message": "a key is still there"}, "", "is not in the receipt"),
+    (Event.INCIDENT, {"code": "create.late_gone", "message": "x", "id": "pod-2"}, "", ""),
+    (Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2"}, "bound is void: pod-2", ""),
+    (Event.INCIDENT, {"code": "leftover", "message": "disk-1", "token": "x", "billed": True}, "bound is void", ""),
+    (Event.STEP_FAILED, {"step": "settle", "code": "x", "message": "x"}, "is newer than the receipt", ""),
+]
+
+
+@pytest.mark.parametrize(("event", "data", "problem", "warning"), LATER)
+def test_what_was_seen_after_the_receipt_is_told_by_what_it_means_for_it(
+    home: Home, event: Event, data: dict[str, Any], problem: str, warning: str
+) -> None:
+    run = CloudRun(home).until_gone().settle()
+    run.write((event, data))
+    row = only_row(home)
+    assert [problem in one for one in row.problems] == [True] * bool(problem)
+    assert [warning in one for one in row.warnings] == [True] * bool(warning)
+
+
+def test_an_incident_that_came_before_the_receipts_record_and_after_its_line_is_told_the_same_way(home: Home) -> None:
+    """A crash in between, and an earlier gpurun that looked again before it recorded the receipt."""
+    run = CloudRun(home).until_gone()
+    write_receipt(home, run.folder)
+    run.write((Event.INCIDENT, {"code": "leftover", "message": "runpod could not be asked"})).settle()
+    row = only_row(home)
+    assert row.problems == ()
+    assert len(row.warnings) == 1
 
 
 # Money that may still be running -------------------------------------------------------------------------------------

@@ -202,6 +202,15 @@ def test_what_is_asked_for_after_the_end_does_not_change_the_receipt(home: Home)
     assert audit(home).sound
 
 
+def test_what_happens_after_it_was_observed_does_not_change_it(home: Home) -> None:
+    run = CloudRun(home).until_gone().settle()
+    before = run.folder.receipt.read_bytes()
+    run.write((Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2", "token": "gr-x"}))
+    run.folder.receipt.unlink()
+    write_receipt(home, run.folder)
+    assert run.folder.receipt.read_bytes() == before
+
+
 def test_a_receipt_is_not_made_anew_from_other_facts(home: Home) -> None:
     folder = finished_run(home)
     folder.receipt.unlink()

@@ -147,10 +147,23 @@ def _check_receipt(
             found.problems.append("the receipt was made from another journal than this one")
         return
     count = lines.digests.index(head) + 1
-    later = [record for record in lines.parsed[count:] if record["event"] not in _AFTER_HEAD]
-    if later:
-        found.problems.append(f"journal line {later[0]['seq']} ({later[0]['event']}) is newer than the receipt")
+    _check_later(found, [record for record in lines.parsed[count:] if record["event"] not in _AFTER_HEAD])
     _compare(found, folder, lines.parsed[:count], statement, link)
+
+
+def _check_later(found: _Findings, later: Sequence[Json]) -> None:
+    """What the journal says beyond the receipt: incidents may come after it, and some of them take its bound away."""
+    told: set[str] = set()
+    for record in later:
+        at, data = f"journal line {record['seq']}", record["data"]
+        if record["event"] != "incident":
+            found.problems.append(f"{at} ({record['event']}) is newer than the receipt")
+            return
+        if data["code"] == "create.late" or (data["code"] == "leftover" and data.get("billed") is True):
+            found.problems.append(f"the receipt's bound is void: {data['message']} ({at})")
+        elif data["code"] not in told and not str(data["code"]).endswith("_gone"):
+            found.warnings.append(f"{at} is not in the receipt, it came later: {data['message']}")
+        told.add(str(data["code"]))
 
 
 def _check_origin(found: _Findings, records: Sequence[Json], link: Json, chain: Mapping[str, Json]) -> None:
