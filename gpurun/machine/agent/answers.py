@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, stream
@@ -33,12 +34,22 @@ def poll(root: str, options: Json) -> Answer:
 def status(root: str) -> Json:
     """The heartbeat, corrected by what the kernel knows; a trainer that lost its keeper is given a new one."""
     keeper = ensure_keeper(root, fresh=False) if read(root, "agent", "job.json") else "nobody"
-    now, end = read(root, "out", "status.json") or blank(root), read(root, "agent", "exit.json")
+    path, end = at(root, "out", "status.json"), read(root, "agent", "exit.json")
+    now = read(path) or blank(root)
+    now["wall"] = max(now["wall"], changed_wall(path))  # All that a keeper can tell of its life on a full disk.
     if end:
         now.update(state="exited", **{key: end[key] for key in ("exit_code", "signal", "stop_reason")})
     elif keeper == "nobody" and now["state"] == "running":
         now["state"] = "exited"
     return dict(now)
+
+
+def changed_wall(path: str) -> float:
+    """When a file was last written or touched; 0 when it is not there."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def manifest(root: str, _: Json) -> Answer:

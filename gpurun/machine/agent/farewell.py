@@ -7,10 +7,10 @@ import shutil
 import signal
 import sys
 
-from gpurun.machine.agent.files import at, lock, read
+from gpurun.machine.agent.files import at, lock
 from gpurun.machine.agent.guard import disarm, guards
 from gpurun.machine.agent.orders import stop
-from gpurun.machine.agent.processes import kill_all, send, trainers
+from gpurun.machine.agent.processes import keepers, kill_all, send, trainers
 from gpurun.machine.agent.protocol import Refusal
 
 TYPE_CHECKING = False
@@ -25,13 +25,16 @@ def farewell(root: str, _: Json) -> Answer:
     check_own(root)
     killed = len(trainers(root) | guards(root))
     stop(root, {"now": True, "reason": "farewell"})
+    # Where the disk is full there is room again by this, before anything more is written.
+    for name in ("bundle", "data", "out"):
+        shutil.rmtree(at(root, name), ignore_errors=True)
     disarm(root, {})
     # The keeper ends last, and by itself: it alone knows the children that the trainer's processes left behind.
     if lock(root, "keeper.lock", WAIT_S) is None:
-        send({(read(root, "agent", "keeper.json") or {"keeper_pid": 0})["keeper_pid"]} - {0}, signal.SIGKILL)
+        send(keepers(root), signal.SIGKILL)
         if lock(root, "keeper.lock", 1) is None:
             raise Refusal("busy", "the keeper cannot be ended")
-    kill_all(root, 0)
+    kill_all(root)
     shutil.rmtree(root, ignore_errors=True)
     if trainers(root) or guards(root) or os.path.exists(root):
         raise Refusal("not_gone", "some of the run's processes or files are left in %s" % root)

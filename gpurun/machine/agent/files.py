@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import time
 
 from gpurun.machine.agent.clocks import monotonic
@@ -66,6 +67,14 @@ def sync_filesystem(folder: str) -> None:
             os.sync()
     finally:
         os.close(descriptor)
+
+
+def say(what: str) -> None:
+    """Tell the log of whoever runs, if the disk takes it: one that is full must not end who speaks of it."""
+    try:
+        print(what, file=sys.stderr, flush=True)
+    except OSError:
+        return
 
 
 def part(path: str, offset: int, most: int) -> Tuple[bytes, int]:

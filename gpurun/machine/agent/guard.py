@@ -13,8 +13,8 @@ import subprocess
 import time
 
 from gpurun.machine.agent.clocks import monotonic
-from gpurun.machine.agent.files import at, locked, part, read, write
-from gpurun.machine.agent.processes import alive, environment, processes, send
+from gpurun.machine.agent.files import at, locked, part, write
+from gpurun.machine.agent.processes import environment, marked, send
 from gpurun.machine.agent.protocol import Refusal
 
 TYPE_CHECKING = False
@@ -53,11 +53,7 @@ def disarm(root: str, _: Json) -> Answer:
 
 def guards(root: str) -> Set[int]:
     """The guard's live processes: all that carry its mark."""
-    seen, mark = processes(), b"GPURUN_GUARD_OF=" + os.fsencode(root)
-    if not seen:  # no /proc here
-        pid = (read(root, "agent", "guard.json") or {}).get("pid")
-        return {pid} if pid and alive(pid) else set()
-    return {pid for pid, (_, pairs) in seen.items() if mark in pairs}
+    return marked(root, b"GPURUN_GUARD_OF=", "guard.json", "pid")
 
 
 def started(root: str) -> int:

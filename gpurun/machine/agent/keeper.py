@@ -8,7 +8,7 @@ import sys
 import time
 
 from gpurun.machine.agent.clocks import monotonic
-from gpurun.machine.agent.files import at, read, write
+from gpurun.machine.agent.files import at, read, say, write
 from gpurun.machine.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.pulse import Pulse
@@ -16,7 +16,7 @@ from gpurun.machine.agent.state import blank, wish_stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, List, Optional
 
     from gpurun.machine.agent.protocol import Answer, Json
 
@@ -30,33 +30,39 @@ def keep(root: str, _: Json) -> Answer:
     import ctypes
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: wish_stop(root, False, "keeper_terminated"))
+    wishes: List[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: wishes.append("keeper_terminated"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # One that was sent before now waits in the kernel.
     if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so none can hide
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
-        keeper = Keeper(root)
-        if keeper.job.get("notice_url"):
-            from gpurun.machine.agent.notice import listen
-
-            listen(root, keeper.job["notice_url"])
-        pusher = None
-        if os.path.exists(at(root, "agent", "push.json")):
-            from gpurun.machine.agent.push import begin
-
-            pusher = begin(root)
-        keeper.keep()
-        if pusher is not None:
-            pusher.finish()
+        keeper = Keeper(root, wishes)
     except OSError as error:
         raise Refusal("start_failed", "the trainer could not be started: %s" % error) from None
+    if keeper.job.get("notice_url"):
+        from gpurun.machine.agent.notice import listen
+
+        listen(keeper.job["notice_url"], lambda: wishes.append("preempted"))
+    pusher = None
+    if os.path.exists(at(root, "agent", "push.json")):
+        from gpurun.machine.agent.push import begin
+
+        pusher = begin(root)
+    keeper.keep()
+    if pusher is not None:
+        pusher.finish()
     return {}, b""
 
 
 class Keeper:
-    """Watches one trainer, its lease and the wish to stop; ends when every process of the trainer has ended."""
+    """Watches one trainer, its lease and the wish to stop; ends when every process of the trainer has ended.
 
-    def __init__(self, root: str) -> None:
+    `wishes` are the reasons to stop that this process alone was told. A disk that is full takes none of this away.
+    """
+
+    def __init__(self, root: str, wishes: List[str]) -> None:
         self.root, self.job, self.pulse = root, read(root, "agent", "job.json"), Pulse(root)
+        self.wishes, self.said, self.next_beat = wishes, "", 0.0
         self.child: Any = None
         self.reason: Optional[str] = None
         self.asked_at: Optional[float] = None
@@ -94,21 +100,28 @@ class Keeper:
 
     def keep(self) -> None:
         """Wait for the end, enforce lease and wishes, and write down how it ended."""
-        next_beat = 0.0
-        while not self.ended():
+        while not self.is_over():
+            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, to look costs a walk through /proc
+        self.finish(self.child.returncode if self.child else None)
+
+    def is_over(self) -> bool:
+        """Look around once, and act; whether all of the trainer has ended."""
+        try:
+            if self.ended():
+                kill_all(self.root)
+                return True
             self.enforce()
-            if monotonic() >= next_beat:
-                next_beat = monotonic() + BEAT_S
+            if monotonic() >= self.next_beat:
+                self.next_beat = monotonic() + BEAT_S
                 self.beat("running")
                 self.end_if_stuck()
-            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, to look costs a walk through /proc
-        kill_all(self.root, self.pid)
-        self.finish(self.child.returncode if self.child else None)
+        except OSError as error:  # Whatever it is, nobody else would hold the lease: the next look may be better.
+            self.say("%s: %s" % (type(error).__name__, error))
+        return False
 
     def enforce(self) -> None:
         """Ask the trainer to stop, or kill it, when the lease or a wish says so; the earlier clock wins."""
-        wish, lease = read(self.root, "agent", "stop.json"), read(self.root, "agent", "lease.json") or {}
-        now = monotonic()
+        wish, lease, now = self.wish(), read(self.root, "agent", "lease.json") or {}, monotonic()
 
         def due(which: str) -> bool:
             wall = min(lease.get(which + "_stop_wall", 1e18), self.job[which + "_stop_wall"])
@@ -119,10 +132,21 @@ class Keeper:
         self.reason = self.reason or (wish["reason"] if wish else "lease")
         late = wish and self.asked_at is not None and now >= self.asked_at + self.job["save_s"]
         if late or due("hard") or (wish and wish["now"]):
-            kill_all(self.root, self.pid)
+            kill_all(self.root)
         elif self.asked_at is None:
             self.asked_at = now
             self.ask()
+
+    def wish(self) -> Json:
+        """The wish to stop, if there is one; what only this process was told is written down for the next keeper."""
+        written: Json = read(self.root, "agent", "stop.json") or {}
+        if written or not self.wishes:
+            return written
+        try:
+            wish_stop(self.root, False, self.wishes[0])
+        except OSError as error:
+            self.say("the wish to stop is not written down: %s" % error)
+        return {"now": False, "reason": self.wishes[0]}
 
     def end_if_stuck(self) -> None:
         """End a trainer that does not move any more: every process writes down where it stands, may save, is killed."""
@@ -130,13 +154,13 @@ class Keeper:
         if not silent_s or self.reason:  # One that was asked to stop has its own end.
             return
         self.reason = "hang"
-        print("the trainer was silent for %.0f s and is ended" % silent_s, file=sys.stderr)
+        self.say("the trainer was silent for %.0f s and is ended" % silent_s)
         for number, wait_s in ((signal.SIGUSR1, DUMP_S), (signal.SIGTERM, LAST_WORDS_S)):
             self.ask(number)
             end = monotonic() + wait_s
             while monotonic() < end and not self.ended():
                 time.sleep(TICK_S)
-        kill_all(self.root, self.pid)
+        kill_all(self.root)
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer."""
@@ -147,19 +171,30 @@ class Keeper:
         }
         send(workers or {self.pid}, number)
 
+    def say(self, what: str) -> None:
+        """Write to the agent's log, once for each trouble."""
+        if what != self.said:
+            say(what)
+        self.said = what
+
     def note(self, path: str, data: Json, durable: bool) -> bool:
         """Write a state file if the disk lets us: a full one must not take the keeper away from its trainer."""
         try:
             write(path, data, durable)
         except OSError as error:
-            print("%s: %s" % (path, error), file=sys.stderr)
+            self.say("%s: %s" % (path, error))
             return False
         return True
 
     def beat(self, state: str, **more: Any) -> None:
-        """Write the heartbeat."""
+        """Write the heartbeat; where there is no room for it, its time alone, which needs none."""
+        path = at(self.root, "out", "status.json")
         facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
-        self.note(at(self.root, "out", "status.json"), dict(blank(self.root), **facts), durable=False)
+        if not self.note(path, dict(blank(self.root), **facts), durable=False):
+            try:
+                os.utime(path)
+            except OSError as error:
+                self.say("%s: %s" % (path, error))
 
     def finish(self, code: Optional[int]) -> None:
         """Write down the end; on a full disk, try for a minute."""
@@ -169,5 +204,6 @@ class Keeper:
         for _ in range(60):
             if self.note(at(self.root, "agent", "exit.json"), dict(end, **more), durable=True):
                 break
+            self.beat("running")
             time.sleep(1)
         self.beat("exited", **end)

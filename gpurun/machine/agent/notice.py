@@ -6,21 +6,23 @@ import threading
 import time
 import urllib.request
 
-from gpurun.machine.agent.state import wish_stop
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
 
 EVERY_S, TALK_S = 2.0, 2.0
 TOKEN_PATH, NOTICE_PATH = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 
 
-def listen(root: str, base_url: str) -> None:
-    """Ask every few seconds, in a thread of its own; once there is a notice, wish for a save and a stop."""
-    threading.Thread(target=_listen, args=(root, base_url), daemon=True).start()
+def listen(base_url: str, told: Callable[[], None]) -> None:
+    """Ask every few seconds, in a thread of its own, and tell once there is a notice."""
+    threading.Thread(target=_listen, args=(base_url, told), daemon=True).start()
 
 
-def _listen(root: str, base_url: str) -> None:
+def _listen(base_url: str, told: Callable[[], None]) -> None:
     while not is_given(base_url):
         time.sleep(EVERY_S)
-    wish_stop(root, False, "preempted")
+    told()
 
 
 def is_given(base_url: str) -> bool:

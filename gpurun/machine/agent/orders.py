@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+
 from gpurun.machine.agent.files import read
+from gpurun.machine.agent.processes import keepers, kill_all, send
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.revive import ensure_keeper
 from gpurun.machine.agent.state import bring_forward, wish_stop
@@ -13,9 +16,17 @@ if TYPE_CHECKING:
 
 
 def stop(root: str, options: Json) -> Answer:
-    """Ask the keeper to end the trainer."""
-    wish_stop(root, "now" in options, options["reason"][:200])
+    """Ask the keeper to end the trainer; where the disk takes no wish, by a signal, and an end at once is made here."""
+    told, is_written = (root, "now" in options, options["reason"][:200]), True
+    try:
+        wish_stop(*told)
+    except OSError:
+        is_written = False
     asked = bool(read(root, "agent", "job.json")) and ensure_keeper(root, fresh=False) in ("kept", "adopted")
+    if not is_written:
+        send(keepers(root), signal.SIGTERM)
+        if told[1]:
+            kill_all(root)
     return {"asked": asked}, b""
 
 

@@ -52,6 +52,20 @@ def trainers(root: str) -> Set[int]:
     return found - {os.getpid()}
 
 
+def keepers(root: str) -> Set[int]:
+    """The keeper's live processes, of which there is one at most."""
+    return marked(root, b"GPURUN_KEEPER_OF=", "keeper.json", "keeper_pid")
+
+
+def marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
+    """The live processes that carry a mark of this run; where there is no /proc, the one that a file names."""
+    seen, pair = processes(), mark + os.fsencode(root)
+    if not seen:
+        pid = (read(root, "agent", name) or {}).get(key)
+        return {pid} if pid and alive(pid) else set()
+    return {pid for pid, (_, pairs) in seen.items() if pair in pairs}
+
+
 def alive(pid: int) -> bool:
     """Whether a process of this number exists."""
     try:
@@ -70,13 +84,13 @@ def send(pids: Set[int], number: int) -> None:
             continue
 
 
-def kill_all(root: str, pid: int) -> None:
+def kill_all(root: str) -> None:
     """Kill every process of the trainer, whatever session it is in, and those that it starts meanwhile."""
     for _ in range(50):
         left = trainers(root)
         if not left:
             return
-        send(left if os.path.isdir("/proc/self") else {-pid}, signal.SIGKILL)
+        send(left if os.path.isdir("/proc/self") else {-pid for pid in left}, signal.SIGKILL)
         time.sleep(0.05)
 
 

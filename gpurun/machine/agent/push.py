@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import re
-import sys
 import threading
 import time
 from functools import partial
@@ -19,7 +18,7 @@ from functools import partial
 from gpurun.machine.agent.answers import NAME
 from gpurun.machine.agent.clocks import monotonic
 from gpurun.machine.agent.fetch_url import UrlRefused, put_object
-from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, write
+from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, say, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Pusher:
     def say(self, what: str) -> None:
         """Write to the agent's log, once for each trouble."""
         if what != self.said:
-            print("push: " + what, file=sys.stderr, flush=True)
+            say("push: " + what)
         self.said = what
 
     def push(self) -> None:

@@ -24,16 +24,19 @@ def ensure_keeper(root: str, fresh: bool) -> str:
         running = trainers(root)
         if not running and not fresh:
             return "nobody"
+        import signal
         import subprocess
 
         if not running and os.path.exists(at(root, "agent", "keeper.json")):
             os.unlink(at(root, "agent", "keeper.json"))
         with open(at(root, "agent", "agent.log"), "ab") as log:
             command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", "--root", root]
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until the keeper can take a wish.
             subprocess.Popen(
-                command, env=environment(), pass_fds=(held,), start_new_session=True,
+                command, env=environment(GPURUN_KEEPER_OF=root), pass_fds=(held,), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return "adopted" if running else "started"
     finally:
         os.close(held)  # the keeper holds its own copy until it dies
