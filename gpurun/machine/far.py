@@ -77,11 +77,9 @@ class FarSide:
 
     def install_agent(self) -> None:
         """Put the agent there and read it back."""
-        content = agent_zip()
-        self._put("agent.pyz", content)
-        reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
-        if reply.stdout.strip() != hashlib.sha256(content).hexdigest().encode():
-            raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {_words(reply.stderr)}")
+        self._put("agent.pyz", agent_zip())
+        if words := self._agent_amiss():
+            raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {words}")
 
     def hello(self, python: str | None = None) -> Facts:
         """What the machine is and has; importing torch there may take a minute on a cold disk.
@@ -113,6 +111,12 @@ class FarSide:
         """
         self._put("job.json", canonical(dict(job)))
         return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
+
+    def _agent_amiss(self) -> str:
+        """What is said where the agent is not as it is here; nothing where it is."""
+        reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
+        is_same = reply.stdout.strip() == hashlib.sha256(agent_zip()).hexdigest().encode()
+        return "" if is_same else _words(reply.stderr)
 
     def let_push(self, order: bytes) -> None:
         """Give the agent URLs to push checkpoints by; they are a secret, and replace those before."""
@@ -166,9 +170,11 @@ class FarSide:
     def farewell(self) -> int:
         """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
 
-        For a machine that is kept. The agent is put there again first, so that asking twice finds nothing to do.
+        For a machine that is kept. Where the agent is missing it is put there again, so that asking twice finds nothing
+        to do; else nothing is: the disk may be full until this has emptied it.
         """
-        self.install_agent()
+        if self._agent_amiss():
+            self.install_agent()
         return understood(Left, self.ask("farewell", timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
@@ -188,16 +194,9 @@ class FarSide:
         return understood_manifest(content, most_bytes)
 
     def fetch(
-        self,
-        name: str,
-        size_bytes: int,
-        sha256: str,
-        into: Path,
-        *,
-        on_progress: Callable[[int], None] | None = None,
+        self, name: str, size_bytes: int, sha256: str, into: Path, *, on_progress: Callable[[int], None] | None = None
     ) -> Path:
         """Bring a file of the manifest home, verified, over lanes that stay open; see `gpurun.machine.fetch.fetch`."""
-
         count = min(lanes_for(self.round_trip_s), 1 + size_bytes // _LANE_BYTES)
         pulls = [partial(pull, lane, name) for lane in self.lanes(count)]
         return fetch(Wanted(name, size_bytes, sha256, on_progress), into, *pulls)

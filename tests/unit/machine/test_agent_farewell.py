@@ -60,6 +60,17 @@ def test_a_farewell_may_be_asked_for_again_and_before_anything_was_started(box: 
     assert not box.folder.exists()
 
 
+def test_where_the_agent_is_there_nothing_is_put_as_the_disk_may_be_full(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise FarRefusal("disk_full", "there is no room")
+
+    monkeypatch.setattr(box.machine, "put", full)
+    assert box.far.farewell() == 0
+    assert not box.folder.exists()
+
+
 def test_what_was_cut_off_half_way_is_finished_by_the_next(box: Box) -> None:
     box.far.start(box.job(STUBBORN))
     box.until(lambda: box.text("up"))
