@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 
 from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, stream
 from gpurun.machine.agent.protocol import Refusal
@@ -32,14 +33,18 @@ def poll(root: str, options: Json) -> Answer:
 
 
 def status(root: str) -> Json:
-    """The heartbeat, corrected by what the kernel knows; a trainer that lost its keeper is given a new one."""
+    """The heartbeat, corrected by what the kernel knows; a trainer that lost its keeper is given a new one.
+
+    After a power cut the file may be empty: a job that had begun has ended then, and is never called idle.
+    """
     keeper = ensure_keeper(root, fresh=False) if read(root, "agent", "job.json") else "nobody"
     path, end = at(root, "out", "status.json"), read(root, "agent", "exit.json")
-    now = read(path) or blank(root)
-    now["wall"] = max(now["wall"], changed_wall(path))  # All that a keeper can tell of its life on a full disk.
+    now = read(path) or dict(blank(root), wall=0.0)
+    # All that a keeper can tell of its life on a full disk is that the file was touched.
+    now["wall"] = max(now["wall"], changed_wall(path)) or time.time()
     if end:
         now.update(state="exited", **{key: end[key] for key in ("exit_code", "signal", "stop_reason")})
-    elif keeper == "nobody" and now["state"] == "running":
+    elif keeper == "nobody" and (now["state"] == "running" or os.path.exists(at(root, "agent", "keeper.json"))):
         now["state"] = "exited"
     return dict(now)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -168,6 +169,21 @@ def test_when_keeper_and_trainer_were_killed_the_run_has_ended_and_may_start_aga
     assert (status.state, status.exit_code) == ("exited", None)
     assert not box.far.start(job).already
     assert box.until(lambda: box.text("starts") == "xx")
+
+
+@pytest.mark.parametrize("left", [b"", bytes(200), b'{"state": "runn'], ids=["nothing", "zeros", "half"])
+def test_a_power_cut_that_leaves_no_status_behind_ends_the_run(box: Box, left: bytes) -> None:
+    """What was renamed into place seconds before may be empty after it: what is written so often is not synced."""
+    keeper = box.far.start(box.job(WAITS)).keeper_pid
+    box.until(lambda: box.text("starts"))
+    pid = box.status().pid
+    kill(keeper)
+    kill(pid)
+    status = box.folder / "out" / "status.json"
+    status.write_bytes(left)
+    os.utime(status, (1e9, 1e9))
+    for _ in range(2):
+        assert (box.status().state, box.status().wall) == ("exited", 1e9), "it tells no time of now: nobody lives"
 
 
 def test_at_the_soft_stop_the_trainer_may_save(box: Box) -> None:
