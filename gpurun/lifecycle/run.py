@@ -106,10 +106,14 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
 
 
 def _job(state: RunState, context: Context) -> dict[str, Any]:
-    """What the agent is to run and until when; the trainer is told to save early enough to bring it home."""
+    """What the agent is to run and until when; the trainer is told to save early enough to bring it home.
+
+    The stops are told in seconds too: the machine's clock may be set before it starts the job.
+    """
     plan, lease = context.plan, context.plan.lease
     there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
-    hard_stop_wall = there + context.seconds_left(state) - lease.collect_s
+    hard_stop_s = max(0.0, context.seconds_left(state) - lease.collect_s)
+    soft_stop_s = max(0.0, min(hard_stop_s - SAVE_S, lease.train_s))
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
@@ -123,8 +127,10 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
         "argv": ["{python}", "-m", *launcher, "trainer.train", *paths],
         "cwd": "bundle",
         "env": variables,
-        "soft_stop_wall": min(hard_stop_wall - SAVE_S, there + lease.train_s),
-        "hard_stop_wall": hard_stop_wall,
+        "soft_stop_s": soft_stop_s,
+        "hard_stop_s": hard_stop_s,
+        "soft_stop_wall": there + soft_stop_s,
+        "hard_stop_wall": there + hard_stop_s,
         "save_s": SAVE_S,
         **({"notice_url": notice_url} if notice_url else {}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.home.at_home import remember
 from gpurun.lifecycle.state import _EFFECTS
-from gpurun.machine.answers import Manifest
+from gpurun.machine.answers import Facts, Manifest, Started
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import Poll
 from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, World
@@ -65,6 +66,30 @@ def test_a_lid_that_is_closed_while_it_is_sent_costs_its_time_and_no_more_than_t
 
 
 # run
+
+
+@pytest.mark.parametrize(("shift_s", "torch_s"), [(0, 0), (3600, 0), (-3600, 0), (-110, 0), (0, 100)])
+def test_how_long_a_machine_trains_does_not_hang_on_the_clock_that_it_told(
+    world: World, shift_s: float, torch_s: float
+) -> None:
+    """It may be put right before the job is there; so the job says in seconds when to stop, by no clock of theirs."""
+    hello, start, jobs = world.far.hello, world.far.start, []
+
+    def told(python: str | None = None) -> Facts:
+        facts = hello(python).model_copy(update={"wall": world.clock.wall() + shift_s})
+        world.clock.sleep(torch_s)
+        return facts
+
+    def started(job: Mapping[str, Any]) -> Started:
+        jobs.append((job, world.context.seconds_left(world.state)))
+        return start(job)
+
+    world.far.hello, world.far.start = told, started  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    job, left_s = jobs[0]
+    assert job["hard_stop_s"] == pytest.approx(left_s - LEASE.collect_s, abs=5)
+    assert job["soft_stop_s"] == pytest.approx(min(LEASE.train_s, job["hard_stop_s"] - job["save_s"]), abs=5)
+    assert job["hard_stop_wall"] - job["soft_stop_wall"] == pytest.approx(job["hard_stop_s"] - job["soft_stop_s"])
 
 
 def test_a_machine_that_is_taken_away_in_mid_training_is_proven_gone_and_its_receipt_is_partial(world: World) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import time
 
-from gpurun.machine.agent.clocks import boot_id
 from gpurun.machine.agent.decompress import codecs
-from gpurun.machine.agent.files import read
+from gpurun.machine.agent.files import at, read, write
 from gpurun.machine.agent.find_gpus import find_gpus
 from gpurun.machine.agent.find_torch import find_torch
+from gpurun.machine.agent.state import clocks_now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def hello(root: str, options: Json) -> Answer:
-    """What this machine is and has."""
+    """What this machine is and has, and what time it is here, which is noted too."""
+    torch = find_torch(root, options.get("python"))  # It may take minutes: the time is told after it.
+    clocks = clocks_now()
+    write(at(root, "agent", "clock.json"), clocks)
     return {
         "v": 1,
         "python": platform.python_version(),
@@ -28,9 +30,9 @@ def hello(root: str, options: Json) -> Answer:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disk_free_bytes": shutil.disk_usage(root).free,
         "codecs": codecs(),
-        "wall": time.time(),
-        "boot_id": boot_id(),
+        "wall": clocks["wall"],
+        "boot_id": clocks["boot_id"],
         "shipped_sha256": (read(root, "agent", "shipped.json") or {}).get("manifest_sha256"),
         "gpus": find_gpus(),
-        "torch": find_torch(root, options.get("python")),
+        "torch": torch,
     }, b""

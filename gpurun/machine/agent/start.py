@@ -12,19 +12,20 @@ from gpurun.machine.agent.files import at, locked, part, read, write
 from gpurun.machine.agent.find_torch import find_torch
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.revive import ensure_keeper
-from gpurun.machine.agent.state import bring_forward
+from gpurun.machine.agent.state import bring_forward, clock_was_set
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.machine.agent.protocol import Answer, Json
 
 START_WAIT_S = 30
+STOPS = ("soft_stop", "hard_stop")
 
 
 def start(root: str, options: Json) -> Answer:
     """Start the job's trainer under a keeper, once; asked again, only the lease may come forward."""
     locked(root, "unpack.lock", START_WAIT_S)
-    job = checked_job(root, os.path.abspath(options["job"]))
+    job = by_this_clock(root, checked_job(root, os.path.abspath(options["job"])))
     what = json.dumps([job["run"], job["argv"], job["cwd"], job["env"]], sort_keys=True)
     digest = hashlib.sha256(what.encode()).hexdigest()
     known = read(root, "agent", "job.json")
@@ -55,7 +56,7 @@ def checked_job(root: str, path: str) -> Json:
     """The job as asked for, or a refusal that says what is wrong with it."""
     job = read(path)
     try:
-        numbers = [job[key] for key in ("soft_stop_wall", "hard_stop_wall", "save_s")]
+        numbers = [job[key] for key in ("save_s", *(which + unit for which in STOPS for unit in ("_s", "_wall")))]
         texts = [job["run"], *job["argv"], job["cwd"], *job["env"], *job["env"].values()]
         good = job["v"] == 1 and job["argv"] and all(isinstance(text, str) for text in texts)
         good = good and all(isinstance(number, (int, float)) and 0 <= number < 1e12 for number in numbers)
@@ -66,6 +67,18 @@ def checked_job(root: str, path: str) -> Json:
     if not read(root, "agent", "shipped.json") or not os.path.isdir(at(root, job["cwd"])):
         raise Refusal("not_shipped", "nothing that was verified is in %s" % job["cwd"])
     return dict(job)
+
+
+def by_this_clock(root: str, job: Json) -> Json:
+    """The job with its stops by the clock of now: in so many seconds, or at the times that it names if that is sooner.
+
+    Those times count only if the clock was not set since it was told: else they may be hours off, or have passed.
+    """
+    now, was_set = time.time(), clock_was_set(root)
+    for which in STOPS:
+        by_seconds = now + job[which + "_s"]
+        job[which + "_wall"] = by_seconds if was_set else min(by_seconds, job[which + "_wall"])
+    return job
 
 
 def tail(root: str) -> str:

@@ -12,6 +12,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.machine.agent.protocol import Json
 
+# What a clock that is only kept right may gain or lose meanwhile; one that is set by less does no harm.
+MOST_DRIFT_S = 5.0
+
+
+def clocks_now() -> Json:
+    """What both clocks say."""
+    return {"boot_id": boot_id(), "wall": time.time(), "mono": monotonic()}
+
+
+def clock_was_set(root: str) -> bool:
+    """Whether the wall clock was set since `hello` told it; one that was never told in this boot may have been."""
+    told, now = read(root, "agent", "clock.json") or {}, clocks_now()
+    if told.get("boot_id") != now["boot_id"]:
+        return True
+    return bool(abs(now["wall"] - told["wall"] - (now["mono"] - told["mono"])) > MOST_DRIFT_S)
+
 
 def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
     """Bring the lease forward, on the wall and on the monotonic clock; nothing puts it back."""

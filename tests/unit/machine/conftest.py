@@ -46,8 +46,9 @@ class Box:
             self.machine.put("agent/shipped.json", b'{"manifest_sha256": "by hand"}')
         now = time.time()
         argv = [*PYTHON, "import os, signal, subprocess, sys, time\n" + script]
-        walls = {"soft_stop_wall": now + soft_s, "hard_stop_wall": now + hard_s, "save_s": save_s}
-        return {"v": 1, "run": "test-1", "argv": argv, "cwd": "bundle", "env": env, **walls}
+        stops = {"soft_stop_wall": now + soft_s, "hard_stop_wall": now + hard_s, "save_s": save_s}
+        stops |= {"soft_stop_s": soft_s, "hard_stop_s": hard_s}
+        return {"v": 1, "run": "test-1", "argv": argv, "cwd": "bundle", "env": env, **stops}
 
     def status(self) -> Status:
         return self.far.poll({}).status

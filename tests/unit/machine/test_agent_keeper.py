@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import Box, kill
 
+from gpurun.machine.agent.state import clocks_now
 from gpurun.machine.base import FarRefusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
@@ -43,6 +44,12 @@ if os.fork() == 0:  # a daemon that hides: no parent, no session, no environment
 open('children', 'w').write(' '.join(str(child.pid) for child in children))
 time.sleep(60)
 """
+
+
+def stops(soft_s: float, hard_s: float, ahead_s: float = 0.0) -> dict[str, float]:
+    """When a job is to stop, in seconds, and by a clock that is so far ahead."""
+    walls = {"soft_stop_wall": time.time() + ahead_s + soft_s, "hard_stop_wall": time.time() + ahead_s + hard_s}
+    return {"soft_stop_s": soft_s, "hard_stop_s": hard_s, **walls}
 
 
 def alive(pid: int) -> bool:
@@ -224,8 +231,9 @@ def test_shorten_brings_the_lease_forward_and_never_back(box: Box) -> None:
     job = box.job(SAVES)
     box.far.start(job)
     box.until(lambda: box.text("ready"))
+    before = box.agent_file("lease.json")
     later = box.far.shorten(job["soft_stop_wall"] + 9e5, job["hard_stop_wall"] + 9e5)
-    assert (later.soft_stop_wall, later.hard_stop_wall) == (job["soft_stop_wall"], job["hard_stop_wall"])
+    assert (later.soft_stop_wall, later.hard_stop_wall) == (before["soft_stop_wall"], before["hard_stop_wall"])
     now = time.time()
     sooner = box.far.shorten(now, now + 20)
     assert box.far.shorten(now + 30, now + 10).hard_stop_wall == now + 10 < sooner.hard_stop_wall
@@ -236,11 +244,50 @@ def test_shorten_brings_the_lease_forward_and_never_back(box: Box) -> None:
 def test_a_start_that_is_asked_again_with_another_lease_shortens_it_at_most(box: Box) -> None:
     job = box.job(SAVES)
     box.far.start(job)
-    later = {**job, "soft_stop_wall": job["soft_stop_wall"] + 99, "hard_stop_wall": job["hard_stop_wall"] + 99}
-    assert box.far.start(later).already
-    assert box.agent_file("lease.json")["hard_stop_wall"] == job["hard_stop_wall"]
-    assert box.far.start({**job, "hard_stop_wall": time.time() + 30}).already
-    assert box.agent_file("lease.json")["hard_stop_wall"] < job["hard_stop_wall"]
+    lease = box.agent_file("lease.json")
+    assert box.far.start({**job, **stops(99, 99)}).already
+    assert box.agent_file("lease.json") == lease
+    assert box.far.start({**job, **stops(20, 30)}).already
+    sooner = box.agent_file("lease.json")
+    assert all(sooner[key] < lease[key] - 20 for key in ("soft_stop_wall", "hard_stop_wall", "soft_mono", "hard_mono"))
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600, 110], ids=["ahead", "behind", "a little ahead"])
+def test_a_clock_that_is_put_right_after_it_was_told_neither_lengthens_nor_shortens_the_lease(
+    box: Box, ahead_s: float
+) -> None:
+    """It was so far ahead at `hello`, whose time the laptop counts from, and is right when the job comes."""
+    now = clocks_now()
+    box.machine.put("agent/clock.json", json.dumps({**now, "wall": now["wall"] + ahead_s}).encode())
+    box.far.start({**box.job(SAVES), **stops(50, 60, ahead_s)})
+    lease = box.agent_file("lease.json")
+    assert 45 < lease["soft_mono"] - clocks_now()["mono"] < 50 < lease["hard_mono"] - clocks_now()["mono"] < 60
+    assert box.until(lambda: box.text("ready"))
+    time.sleep(0.5)
+    assert (box.status().state, box.text("saved")) == ("running", "")
+
+
+def test_a_job_that_comes_late_has_no_more_time_for_that(box: Box) -> None:
+    """It was written down half a minute ago, and the way was cut meanwhile; nobody has set the clock."""
+    box.machine.put("agent/clock.json", json.dumps(clocks_now()).encode())
+    box.far.start({**box.job(SAVES), **stops(50, 60), "soft_stop_wall": time.time() + 20})
+    assert box.agent_file("lease.json")["soft_mono"] - clocks_now()["mono"] < 20
+
+
+def test_hello_notes_the_clock_that_it_tells(box: Box) -> None:
+    told = box.far.hello(python="/no/such/python")
+    noted = box.agent_file("clock.json")
+    assert (told.wall, told.boot_id) == (noted["wall"], noted["boot_id"])
+    assert abs(noted["mono"] - clocks_now()["mono"]) < 60
+
+
+@pytest.mark.parametrize("without", ["soft_stop_s", "hard_stop_s", "hard_stop_wall"])
+def test_a_job_that_does_not_say_when_to_stop_is_refused(box: Box, without: str) -> None:
+    job = box.job(SAVES)
+    del job[without]
+    with pytest.raises(FarRefusal) as refused:
+        box.far.start(job)
+    assert refused.value.reason == "bad_job"
 
 
 @pytest.mark.parametrize("words", [("nan", "1"), ("1", "inf"), ("-1", "1"), ("soon", "1")])

@@ -332,6 +332,7 @@ def test_a_whole_run_goes_over_it(place: Place, tmp_path: Path) -> None:
     assert (place.folder / "data" / "x.bin").read_bytes() == shards
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     walls = {"soft_stop_wall": time.time() + 60, "hard_stop_wall": time.time() + 90, "save_s": 5}
+    walls |= {"soft_stop_s": 60, "hard_stop_s": 90}
     argv = [str(python), "-m", "trainer.train", *paths]
     job = {"v": 1, "run": "test-1", "argv": argv, "cwd": "bundle", "env": {}, **walls}
     try:
