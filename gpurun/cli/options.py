@@ -51,7 +51,7 @@ Providers = Annotated[
     typer.Option("--provider", metavar="P", help="Only this one; may be repeated.", autocompletion=_complete_provider),
 ]  # fmt: skip
 Continues = Annotated[
-    str,
+    str | None,
     typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=_complete_run),
 ]  # fmt: skip
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.")]
@@ -74,9 +74,9 @@ def request_from(session: Session, **typed: Any) -> Request:
             hint="Give the hours to train at most: --hours 2.",
         )
     named = typed["provider"] or [name for name in settings["providers"].value.split(",") if name]
-    price = typed["price_per_hour"]
+    price, continues = typed["price_per_hour"], typed["continues"]
     request = Request(
-        recipe=typed["recipe"] or ("" if typed["continues"] else settings["recipe"].value),
+        recipe=typed["recipe"] or (settings["recipe"].value if continues is None else ""),
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
@@ -88,7 +88,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         host_key=typed["host_key"],
         identity=typed["identity"],
         price_micros_per_hour=parse_usd(price, name="--price-per-hour") if price else None,
-        continues=typed["continues"],
+        continues=continues or "",
         choices=Choices(
             region=typed["region"] or None,
             spot=typed["spot"],
@@ -101,7 +101,7 @@ def request_from(session: Session, **typed: Any) -> Request:
             warm=typed["warm"],
         ),
     )
-    if not request.continues:
+    if continues is None:
         return request
     from gpurun.lifecycle.earlier.continuing import as_before
 
@@ -136,7 +136,7 @@ REQUEST = Shared(
         "provider": (Providers, []),
         "region": (_text("--region", "R", "Only this region."), ""),
         "data": (_text("--data", "PATH", "Prepared shards, or a text file or folder."), ""),
-        "continues": (Continues, ""),
+        "continues": (Continues, None),
         "stage": (_text("--stage", "s3://BUCKET", "Shards go by it, checkpoints come by it."), ""),
         "hours": (Annotated[float, typer.Option("--hours", metavar="H", help="Train at most this long.")], 0.0),
         "overrides": (Set, []),

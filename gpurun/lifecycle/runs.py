@@ -78,6 +78,10 @@ def asked_for(folder: RunFolder, token: str) -> bool:
 
 def find_run(home: Home, wanted: str) -> str:
     """The run that a person means: its name, a unique beginning of it, or `@last`."""
+    if not wanted.strip():
+        # Every name begins with nothing: a script's unset $RUN would stop the only run there is.
+        what = "The name of the run is empty."
+        raise UsageError("run.blank", what, hint="Name a run, or write @last; a script's variable may not be set.")
     names = planned_runs(home)
     if wanted == "@last" and names:
         return names[-1]
