@@ -16,6 +16,11 @@ from gpurun.lifecycle.runs import Sight
 
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
+ATTACHED = "attached"
+"""What `attach` is told instead: whatever ends the view leaves the run, unless a person answers that it is to stop."""
+RESUMED = "resumed"
+"""What `resume` is told: before training the view alone ends, and while training nobody may be left to come back."""
+_GIVES_UP = ("ask", "stop")
 
 
 class Interrupts:
@@ -46,11 +51,16 @@ class Interrupts:
 
 
 def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Answer a signal; True when the viewer is to leave the run to itself. What is wished for, the supervisor does."""
+    """Answer a signal; True when the viewer is to leave the run to itself. What is wished for, the supervisor does.
+
+    `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
+    """
     phase = sight.state.phase
     if number == signal.SIGHUP:
         return True
     if phase in _BEFORE_TRAINING:
+        if on_interrupt not in _GIVES_UP:
+            return True
         session.say("Nothing to lose yet: the instance is being destroyed.")
         wish(sight.folder, "now", by="signal", reason="interrupted before training")
         return False
@@ -68,10 +78,10 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
 
 def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
     """Ask where a person can answer; else stop, since nobody is left to come back, unless told to detach."""
-    if number == signal.SIGINT and on_interrupt == "ask" and session.interactive:
+    if number == signal.SIGINT and on_interrupt in ("ask", ATTACHED, RESUMED) and session.interactive:
         answer = _ask(session, sight)
     else:
-        answer = "d" if on_interrupt == "detach" else "s"
+        answer = "d" if on_interrupt in ("detach", ATTACHED) else "s"
     if answer.startswith("d"):
         return True
     if answer.startswith("s"):

@@ -34,6 +34,7 @@ def stop(
 def resume(session: Session, run: RunArgument) -> Result:
     """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
     from gpurun.cli.control import drive, find
+    from gpurun.cli.interrupts import RESUMED
     from gpurun.cli.viewer import follow
 
     sight = find(session, run)
@@ -44,7 +45,7 @@ def resume(session: Session, run: RunArgument) -> Result:
             text += f"\nTo train what it did not come to, in another rental: gpurun train --from {name}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     drive(session, sight)
-    return follow(session, sight.folder)
+    return follow(session, sight.folder, on_interrupt=RESUMED)
 
 
 def collect(

@@ -32,9 +32,10 @@ def ps(
 def attach(session: Session, run: RunArgument) -> Result:
     """Watch a run live; closing the view changes nothing."""
     from gpurun.cli.control import find
+    from gpurun.cli.interrupts import ATTACHED
     from gpurun.cli.viewer import follow
 
-    return follow(session, find(session, run).folder, on_interrupt="detach" if not session.interactive else "ask")
+    return follow(session, find(session, run).folder, on_interrupt=ATTACHED)
 
 
 def logs(

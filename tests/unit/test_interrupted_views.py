@@ -1,0 +1,78 @@
+"""What a signal does to a run depends on who began it: only `train` gives up a machine that does not train yet."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.app import build_app
+from gpurun.cli.interrupts import decide
+from gpurun.cli.session import Session
+from gpurun.cli.verb import run_app
+from gpurun.core.paths import Home
+from gpurun.core.progress import Phase
+from gpurun.lifecycle.control import read_wish
+from gpurun.lifecycle.runs import Sight, look
+from tests.lifecycle.tiny_runs import make_run
+
+BEFORE = [Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED]
+
+
+def seen_in(home: Home, phase: Phase) -> Sight:
+    sight = look(home, "fox-41")
+    return replace(sight, state=sight.state.model_copy(update={"phase": phase}))
+
+
+def interrupted(words: list[str], phase: Phase, number: int, home: Path, patch: pytest.MonkeyPatch) -> int:
+    """The exit code of a verb that hears one signal, and must end by it."""
+    make_run(Home(home))
+    heard = iter([number])
+    patch.setattr("gpurun.cli.viewer.Interrupts.take", lambda self: next(heard))
+    patch.setattr("gpurun.cli.viewer.look", lambda home, name: seen_in(home, phase))
+    patch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *given: None)
+    patch.setattr(sys, "argv", ["gpurun", *words, "fox-41"])
+    return run_app(build_app(words[0]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("phase", BEFORE)
+@pytest.mark.parametrize("verb", ["attach", "resume"])
+def test_a_view_of_a_run_that_boots_or_ships_ends_alone(
+    verb: str, phase: Phase, number: int, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert interrupted([verb], phase, number, own_home, monkeypatch) == 8
+    assert read_wish(Home(own_home).run("fox-41")) is None
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["on a terminal", "off it"])
+def test_an_attached_view_that_is_killed_leaves_a_training_run(
+    terminal: bool, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "interactive", property(lambda self: terminal))
+    assert interrupted(["attach"], Phase.TRAINING, signal.SIGTERM, own_home, monkeypatch) == 8
+    assert read_wish(Home(own_home).run("fox-41")) is None
+
+
+@pytest.mark.parametrize("phase", BEFORE)
+@pytest.mark.parametrize(("on_interrupt", "leaves"), [("ask", False), ("stop", False), ("detach", True)])
+def test_train_gives_up_what_has_nothing_to_lose_unless_told_to_detach(
+    on_interrupt: str, leaves: bool, phase: Phase, own_home: Path
+) -> None:
+    home = Home(own_home)
+    folder = make_run(home)
+    assert decide(Session(home), seen_in(home, phase), signal.SIGINT, on_interrupt) is leaves
+    wish = read_wish(folder)
+    assert (wish.how if wish else None) == (None if leaves else "now")
+
+
+def test_off_a_terminal_a_resumed_run_that_trains_is_stopped_with_a_checkpoint(own_home: Path) -> None:
+    home = Home(own_home)
+    folder = make_run(home)
+    assert decide(Session(home), seen_in(home, Phase.TRAINING), signal.SIGTERM, "resumed") is False
+    wish = read_wish(folder)
+    assert wish is not None
+    assert wish.how == "save"
