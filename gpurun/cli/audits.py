@@ -15,10 +15,10 @@ from gpurun.view.audits import AuditRow, AuditSummary, audit_screen
 from gpurun.view.paint import render
 
 
-def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, head: str, key: str) -> Result:
+def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, head: str | None, key: str) -> Result:
     """Audit runs: exit 0 when all holds, 10 when something does not, 9 when something may be billing."""
     names = [find_run(session.home, run) for run in runs] or None
-    report = ledger.audit(session.home, names, since=_day(since), expected_head=head or None, public_key=_key(key))
+    report = ledger.audit(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
     warnings = [warning for row in report.rows for warning in row.warnings]
     failed = bool(problems or (strict and warnings))
@@ -27,6 +27,7 @@ def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, he
     code = ExitCode.MAY_BE_BILLING if lost else code
     summary = AuditSummary(
         receipts=report.receipts,
+        problems=len(report.problems),
         unbroken=not report.problems and all(row.chain != "bad" for row in report.rows),
         seq=_span(report),
         head=report.head if report.receipts else "",

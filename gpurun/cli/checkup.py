@@ -132,6 +132,8 @@ def _ledger(session: Session) -> Finding:
     from gpurun.ledger.audit import audit
 
     report = audit(session.home)
+    if report.problems:
+        return Finding("bad", f"the ledger chain is broken: {report.problems[0]}", "gpurun audit")
     problems = [f"{row.run}: {row.problems[0]}" for row in report.rows if row.problems]
     if problems:
         return Finding("bad", f"{len(problems)} receipt(s) do not hold: {problems[0]}", "gpurun audit")

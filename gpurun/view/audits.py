@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.core.money import Micros, format_usd, left_of, percent_of, total
-from gpurun.view.paint import Cell, Line, Span, flow, line
-from gpurun.view.quantities import UNKNOWN, short_hash
+from gpurun.view.paint import Cell, Line, Span, flow, fold, line
+from gpurun.view.quantities import UNKNOWN
 from gpurun.view.style import Style
 from gpurun.view.tables import Column, table
 
@@ -33,10 +33,14 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class AuditSummary:
-    """What stands under the table. `seq` are the first and last receipt of the chain; `head` is worth writing down."""
+    """What stands under the table. `seq` are the first and last receipt of the chain; `head` is worth writing down.
+
+    `problems` counts what is wrong with the chain as a whole, beside the rows.
+    """
 
     receipts: int
     unbroken: bool
+    problems: int = 0
     seq: tuple[int, int] | None = None
     head: str = ""
 
@@ -57,12 +61,14 @@ def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, 
     lines = table(columns, [_cells(row) for row in rows], style) if rows else [line("  No receipts yet.")]
     span = f" #{summary.seq[0]:04d}…#{summary.seq[1]:04d}" if summary.seq else ""
     chain = line("chain unbroken" if summary.unbroken else Span("CHAIN BROKEN", "bad"), span)
-    head = [line(f"head {short_hash(summary.head)}")] if summary.head else []
     cost = total(*(row.measured_micros for row in rows if row.measured_micros is not None))
     floor = "≥ " if any(row.measured_is_floor or row.measured_micros is None for row in rows) else ""
     count = line(f"{summary.receipts} receipt{'s' * (summary.receipts != 1)}")
-    lines += flow([count, chain, *head, line(f"total {floor}{format_usd(cost)}")], style, gap=" · ", indent=2)
+    lines += flow([count, chain, line(f"total {floor}{format_usd(cost)}")], style, gap=" · ", indent=2)
+    # Whole: what is written down is compared digit by digit (`--head`).
+    lines += fold(f"head {summary.head}", style, indent=2) if summary.head else []
     problems, warnings = (sum(row.level == level for row in rows) for level in ("bad", "warn"))
+    problems += summary.problems
     said = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     suffix = f"   exit {exit_code}" if exit_code else ""
     look = "bad" if problems or not summary.unbroken else "warn" if warnings else "good"

@@ -37,7 +37,9 @@ def audit(
         str, typer.Option("--since", metavar="DATE", help="Only runs opened on or after 2026-11-01.")
     ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
-    head: Annotated[str, typer.Option("--head", metavar="HASH", help="A head that you wrote down earlier.")] = "",
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="HASH", help="A head that you wrote down earlier, whole.")
+    ] = None,
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file instead.")] = "",
 ) -> Result:
     """Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own."""

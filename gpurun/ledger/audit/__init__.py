@@ -6,6 +6,7 @@ receipt derived a second time, every digest taken again. It claims no more than 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -21,6 +22,8 @@ from gpurun.ledger.untrusted import plain_line
 
 __all__ = ["AuditReport", "AuditRow", "audit"]
 
+_HEAD = re.compile("[0-9a-f]{64}")
+
 
 def audit(
     home: Home,
@@ -33,8 +36,10 @@ def audit(
     """Audit all runs of a home, or those named, or those opened at or after `since` (seconds since the epoch).
 
     The chain of receipts is always checked whole. `expected_head` is a head that was kept from an earlier audit: it
-    must still be in the chain. With `public_key` (PEM) only that key is trusted, else every `*.pub` in the home.
+    must still be in the chain, and a part of one is a UsageError. With `public_key` (PEM) only that key is trusted,
+    else every `*.pub` in the home.
     """
+    kept = None if expected_head is None else _whole_head(expected_head)
     links, problems = chain_lines(home.ledger)
     keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
     place = {str(link["run"]): link for link in links}
@@ -48,8 +53,8 @@ def audit(
     found += [
         f"the chain names a run {name!r}, which none can be called" for name in place if not RUN_NAME.fullmatch(name)
     ]
-    if expected_head is not None and expected_head not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
-        found.append(f"the head {expected_head[:12]}… is not in the chain: receipts were removed or written anew")
+    if kept is not None and kept not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
+        found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or written anew")
     return AuditReport(
         rows=tuple(rows),
         head=str(links[-1]["receipt_sha256"]) if links else GENESIS,
@@ -57,6 +62,18 @@ def audit(
         receipts=len(links),
         problems=tuple(plain_line(problem) for problem in found),
     )
+
+
+def _whole_head(written: str) -> str:
+    """A head as it was written down; a part of one is refused, since many chains could fit it."""
+    head = written.strip().lower()
+    if not _HEAD.fullmatch(head):
+        raise UsageError(
+            "audit.bad_head",
+            f"--head {written!r} is not a whole head: that is 64 hexadecimal digits.",
+            hint="Copy all of what `gpurun audit` printed behind the word head.",
+        )
+    return head
 
 
 def _trusted(pem: bytes) -> dict[str, Ed25519PublicKey]:

@@ -1,0 +1,68 @@
+"""`gpurun audit` and what `doctor` says of the same chain: a head that was written down, and a broken ledger."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.app import build_app
+from gpurun.cli.verb import run_app
+from gpurun.core.paths import Home
+from tests.unit.ledger_samples import finished_run
+
+
+@pytest.fixture
+def home(own_home: Path) -> Home:
+    home = Home(own_home).prepare()
+    finished_run(home)
+    return home
+
+
+@pytest.fixture
+def gpurun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command line in this process: its exit code and its standard output."""
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+        code = run_app(build_app(words[0]))
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def head_of(home: Home) -> str:
+    return str(json.loads(home.ledger.read_bytes().splitlines()[-1])["receipt_sha256"])
+
+
+def test_the_head_is_printed_whole_so_that_it_can_be_kept(home: Home, gpurun: Any) -> None:
+    assert f"head {head_of(home)}\n" in gpurun("audit")[1]
+
+
+def test_a_head_in_capitals_is_the_same_head(home: Home, gpurun: Any) -> None:
+    code, said = gpurun("audit", "--head", f" {head_of(home).upper()} ")
+    assert (code, "chain unbroken" in said) == (0, True)
+
+
+@pytest.mark.parametrize("written", ["", "5243", "5243…435e", "g" * 64, "a" * 65])
+def test_what_is_no_whole_head_is_refused_and_no_broken_chain(written: str, home: Home, gpurun: Any) -> None:
+    code, said = gpurun("audit", "--head", written, "--json")
+    assert (code, json.loads(said)["errors"][0]["code"]) == (2, "audit.bad_head")
+
+
+def test_a_head_that_is_not_in_the_chain_is_a_problem_and_counted(home: Home, gpurun: Any) -> None:
+    code, said = gpurun("audit", "--head", "a" * 64)
+    assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
+
+
+def test_doctor_and_audit_agree_on_a_broken_ledger(home: Home, gpurun: Any) -> None:
+    with home.ledger.open("a") as ledger:
+        ledger.write("junk\n")
+    code, said = gpurun("audit")
+    assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
+    code, said = gpurun("doctor", "--json")
+    (finding,) = [one for one in json.loads(said)["data"]["findings"] if "chain" in one["text"]]
+    assert (code, finding["level"], finding["hint"]) == (4, "bad", "gpurun audit")
