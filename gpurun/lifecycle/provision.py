@@ -238,7 +238,10 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
             notes = [] if found or is_seeing else vouched(state, context)
         except (Unknown, SetupError) as error:
             unclear, steady_since = str(error), float("inf")
-            continue
+            # A list that could be read only in part may show it all the same: it is adopted, never believed absent.
+            found, notes = living(error.found, state.token) if isinstance(error, Unknown) else [], []
+            if not found:
+                continue
         is_seeing = True
         for note in notes:
             yield from once(note, context)

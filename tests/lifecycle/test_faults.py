@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
-from gpurun.core.model import InstanceState
+from gpurun.core.model import Instance, InstanceState
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event, Phase
@@ -90,6 +90,24 @@ def test_an_answer_that_is_lost_or_strange_is_looked_up_and_adopted(world: World
     assert world.drive() is ExitCode.DONE
     assert (world.cloud.created, len(world.cloud.boxes)) == (1, 1)
     assert kept(world)
+
+
+def test_what_the_readable_part_of_a_list_shows_is_adopted_at_once(world: World) -> None:
+    """The answer to create is lost, and for an hour the second page of every list is broken: the first has it."""
+    world.cloud.creates = ["made, answer lost"]
+    find = world.cloud.find
+
+    def first_page(token: str | None) -> list[Instance]:
+        if world.clock.monotonic() < 3600 and world.cloud.created:
+            raise Unknown("the next page cannot be had", found=tuple(find(token)))
+        return find(token)
+
+    world.cloud.find = first_page  # type: ignore[method-assign]
+    world.drive()
+    assert len(world.cloud.boxes) == 1
+    adopted = next(record for record in world.records if record.event is Event.CREATE_OBSERVED)
+    assert adopted.data["adopted"]
+    assert adopted.mono < 60
 
 
 @pytest.mark.parametrize("how", ["made, answer broken", "made, key revoked"])
