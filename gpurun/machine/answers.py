@@ -173,7 +173,7 @@ class Disarmed(_Said):
 
 
 class Left(_Said):
-    """How many processes of the run were ended; nothing of it is there any more."""
+    """How many processes of the run were ended; nothing of it is there any more, but what was to be kept."""
 
     killed: Count
 

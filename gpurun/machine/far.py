@@ -167,15 +167,18 @@ class FarSide:
         crashpoint("after far.set_up")
         return reply
 
-    def farewell(self) -> int:
+    def farewell(self, *, keep_results: bool = False) -> int:
         """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
+
+        With `keep_results` what the trainer has written stays there.
 
         For a machine that is kept. Where the agent is missing it is put there again, so that asking twice finds nothing
         to do; else nothing is: the disk may be full until this has emptied it.
         """
         if self._agent_amiss():
             self.install_agent()
-        return understood(Left, self.ask("farewell", timeout_s=_START_S)[0]).killed
+        kept = ("--keep", "out") if keep_results else ()
+        return understood(Left, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
         """The finished files, none before there are any.

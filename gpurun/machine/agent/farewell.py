@@ -1,4 +1,4 @@
-"""Leaving a machine that is kept: nothing of the run stays there, neither a process nor a file."""
+"""Leaving a machine that is kept: no process of the run stays there, and no file but what is asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import suppress
 
 from gpurun.machine.agent.files import at, lock
 from gpurun.machine.agent.guard import disarm, guards
@@ -15,19 +16,24 @@ from gpurun.machine.agent.protocol import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Set
+
     from gpurun.machine.agent.protocol import Answer, Json
 
 WAIT_S = 20
 
 
-def farewell(root: str, _: Json) -> Answer:
-    """End the trainer at once, and the keeper and the guard with it; then remove the run's whole folder."""
+def farewell(root: str, options: Json) -> Answer:
+    """End the trainer at once, and the keeper and the guard with it; then remove the run's whole folder.
+
+    With `--keep out` what the trainer has written stays: nobody else has it.
+    """
     check_own(root)
     killed = len(trainers(root) | guards(root))
     stop(root, {"now": True, "reason": "farewell"})
     # Where the disk is full there is room again by this, before anything more is written.
-    for name in ("bundle", "data", "out"):
-        shutil.rmtree(at(root, name), ignore_errors=True)
+    kept = ("out",) if options.get("keep") == "out" else ()
+    remove(root, {"bundle", "data", "out"}.difference(kept))
     disarm(root, {})
     # The keeper ends last, and by itself: it alone knows the children that the trainer's processes left behind.
     if lock(root, "keeper.lock", WAIT_S) is None:
@@ -35,10 +41,25 @@ def farewell(root: str, _: Json) -> Answer:
         if lock(root, "keeper.lock", 1) is None:
             raise Refusal("busy", "the keeper cannot be ended")
     kill_all(root)
-    shutil.rmtree(root, ignore_errors=True)
-    if trainers(root) or guards(root) or os.path.exists(root):
+    if kept:
+        remove(root, set(os.listdir(root)).difference(kept))
+    else:
+        shutil.rmtree(root, ignore_errors=True)
+    left = set(os.listdir(root)) if os.path.exists(root) else set()
+    if trainers(root) or guards(root) or left.difference(kept) or (os.path.exists(root) and not kept):
         raise Refusal("not_gone", "some of the run's processes or files are left in %s" % root)
     return {"killed": killed}, b""
+
+
+def remove(root: str, names: Set[str]) -> None:
+    """Remove files and folders of the run folder, as far as that goes."""
+    for name in names:
+        path = at(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                os.unlink(path)
 
 
 def check_own(root: str) -> None:

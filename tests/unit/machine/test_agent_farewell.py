@@ -26,6 +26,20 @@ def test_nothing_of_the_run_is_left(box: Box) -> None:
     assert not box.folder.exists()
 
 
+def test_what_the_trainer_has_written_can_be_kept_and_nothing_else_is(box: Box) -> None:
+    box.far.start(box.job(STUBBORN))
+    box.until(lambda: box.text("up"))
+    (box.folder / "out" / "checkpoints").mkdir()
+    (box.folder / "out" / "checkpoints" / "000001.model.safetensors").write_bytes(b"weights")
+    for ended in (2, 0):
+        assert box.far.farewell(keep_results=True) <= ended
+        assert box.living() == []
+        assert [path.name for path in box.folder.iterdir()] == ["out"]
+        assert (box.folder / "out" / "checkpoints" / "000001.model.safetensors").read_bytes() == b"weights"
+    box.far.farewell()
+    assert not box.folder.exists()
+
+
 def test_a_child_that_left_session_and_mark_behind_is_ended_too(box: Box) -> None:
     hidden = "subprocess.Popen(['sleep', '600'], env={}, start_new_session=True, cwd=os.getcwd())\n"
     box.far.start(box.job(hidden + STUBBORN))
