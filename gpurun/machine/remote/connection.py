@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 import paramiko
 from paramiko.common import cMSG_GLOBAL_REQUEST
@@ -27,6 +29,8 @@ from gpurun.machine.ssh_keys import fingerprint
 CONNECT_S = 15.0
 LOGIN_S = 30.0
 CHANNEL_S = 60.0
+ROOM_S = 1.0
+ROOM_LOOK_S = 0.02
 KEEPALIVE_S = 15
 # A window as large as the largest reply: the far side never waits for us, however long the way is.
 WINDOW_BYTES = MOST_REPLY_BYTES
@@ -51,6 +55,8 @@ class Connection:
         self.round_trip_s = CHANNEL_S
         self._transport = transport
         self._wire = wire
+        self._channels: WeakSet[paramiko.Channel] = WeakSet()
+        self._counting = threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -62,12 +68,34 @@ class Connection:
         """When the last byte came, by the monotonic clock."""
         return self._wire.heard_mono
 
-    def channel(self, window_bytes: int = WINDOW_BYTES) -> paramiko.Channel:
-        """A new channel, for one program; what it raises is the library's."""
-        asked_mono = self._wire.clock.monotonic()
-        channel = self._transport.open_session(window_bytes, PACKET_BYTES, timeout=CHANNEL_S)
-        self.round_trip_s = min(self.round_trip_s, self._wire.clock.monotonic() - asked_mono)
+    def channel(self, window_bytes: int = WINDOW_BYTES) -> paramiko.Channel | None:
+        """A new channel, for one program; None where there is no room for one beside those that are open.
+
+        What it raises is the library's.
+        """
+        clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
+        while True:
+            asked_mono = clock.monotonic()
+            try:
+                channel = self._transport.open_session(window_bytes, PACKET_BYTES, timeout=CHANNEL_S)
+                break
+            except paramiko.SSHException:
+                is_answered = self.alive and clock.monotonic() - asked_mono < CHANNEL_S
+                if is_answered and self._has_open():
+                    return None
+                # Else the server may be about to notice that the program before this one has ended.
+                if not is_answered or clock.monotonic() >= end_mono:
+                    raise
+                clock.sleep(ROOM_LOOK_S)
+        self.round_trip_s = min(self.round_trip_s, clock.monotonic() - asked_mono)
+        with self._counting:
+            self._channels.add(channel)
         return channel
+
+    def _has_open(self) -> bool:
+        """Whether a program is open here, as far as the server has not told its end."""
+        with self._counting:
+            return any(not channel.closed for channel in self._channels)
 
     def close(self) -> None:
         """End it, with its thread and its socket; harmless when it has ended."""

@@ -14,7 +14,7 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.model import Address
 from gpurun.machine.base import FarRefusal, MachineLost, Reply, Take
 from gpurun.machine.remote.host_key import ALGORITHMS, ExpectedKey
-from gpurun.machine.remote.program import Program, new_mark
+from gpurun.machine.remote.program import NoRoom, Program, new_mark
 from gpurun.machine.remote.shell import kill_argv, put_argv, run_line
 from gpurun.machine.remote.words import harmless
 
@@ -34,8 +34,9 @@ class RemoteMachine:
     """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
 
     That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of several
-    threads share its connection; nothing is connected before the first one. `client_key` is the only key that is ever
-    shown; no password, key agent or variable of the environment is used.
+    threads share its connection, and one more where the server has no room for them on it; nothing is connected before
+    the first one. `client_key` is the only key that is ever shown; no password, key agent or variable of the
+    environment is used.
     """
 
     def __init__(self, address: Address, *, client_key: Path | None, host_key: str, folder: str, clock: Clock) -> None:
@@ -49,6 +50,7 @@ class RemoteMachine:
         self._tries = 0
         self._next_try_mono = clock.monotonic()
         self._connecting = threading.Lock()
+        self._beside: RemoteMachine | None = None
 
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
@@ -61,6 +63,9 @@ class RemoteMachine:
         connection = self._connected(end_mono)
         try:
             reply = self._run(connection, argv, stdin, sink, end_mono, timeout_s)
+        except NoRoom:
+            left_s = end_mono - self._clock.monotonic()
+            return self._next_beside().call(argv, stdin=stdin, sink=sink, timeout_s=left_s)
         except MachineLost:
             self._drop(connection)  # What has failed once is not trusted with the next call.
             raise
@@ -78,7 +83,7 @@ class RemoteMachine:
         """A machine with a connection of its own; see `Machine.lane`."""
         lane = copy(self)
         lane._connection, lane._tries, lane._next_try_mono = None, 0, self._clock.monotonic()
-        lane._connecting = threading.Lock()
+        lane._connecting, lane._beside = threading.Lock(), None
         return lane
 
     @property
@@ -87,9 +92,17 @@ class RemoteMachine:
         return self._connection.round_trip_s if self._connection is not None else 0.0
 
     def close(self) -> None:
-        """End the connection; the next call makes a new one."""
+        """End the connection, and those beside it; the next call makes a new one."""
         if self._connection is not None:
             self._drop(self._connection)
+        if self._beside is not None:
+            self._beside.close()
+
+    def _next_beside(self) -> RemoteMachine:
+        """The same over one more connection, which is kept: a server may let few programs share one."""
+        with self._connecting:
+            self._beside = self._beside or self.lane()
+            return self._beside
 
     def _drop(self, connection: Connection) -> None:
         """End a connection, and forget it, unless another thread has made a new one since."""
@@ -106,9 +119,10 @@ class RemoteMachine:
         """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""
         from gpurun.machine.remote.connection import connect
 
-        if self._connection is not None and self._connection.alive:
-            return self._connection
-        self.close()
+        if self._connection is not None:
+            if self._connection.alive:
+                return self._connection
+            self._drop(self._connection)
         pause_s = self._next_try_mono - self._clock.monotonic()
         self._clock.sleep(min(pause_s, end_mono - self._clock.monotonic()))
         left_s = end_mono - self._clock.monotonic()
@@ -145,6 +159,8 @@ class RemoteMachine:
 
         try:
             reply = program.wait(still)
+        except NoRoom:
+            raise
         except BaseException:
             self._kill(connection, program)
             raise

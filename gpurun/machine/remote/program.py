@@ -32,6 +32,10 @@ _MOST_NOISE_BYTES = 1 << 20
 _NOISE_BLOCK_BYTES = 16 << 10
 
 
+class NoRoom(MachineLost):
+    """The connection stands, and takes no more programs beside those that it has; this one was never begun."""
+
+
 def new_mark() -> str:
     """What a program's own output begins with; nobody over there can have known it."""
     return f"gpurun-{secrets.token_hex(8)}"
@@ -88,7 +92,11 @@ class Program:
     def _run(self, line: str, chunks: Iterator[bytes]) -> None:
         """Ask for the program and, once it has begun, feed it."""
         try:
-            self._channel = channel = self._opened()
+            channel = self._opened()
+            if channel is None:
+                self._fail(NoRoom(f"{self._connection.where} runs no more programs at once over one connection."))
+                return
+            self._channel = channel
             stderr = _thread(self._drain, channel.recv_stderr, self._stderr)
             _thread(self._watch, channel, stderr)
             channel.exec_command(line)
@@ -99,7 +107,7 @@ class Program:
         if self.group is not None:
             self._feed(channel, chunks)
 
-    def _opened(self) -> Channel:
+    def _opened(self) -> Channel | None:
         return self._connection.channel() if self._sink is None else self._connection.channel(STREAM_WINDOW_BYTES)
 
     def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:

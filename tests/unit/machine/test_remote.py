@@ -77,12 +77,37 @@ def test_a_program_runs_in_a_private_folder_and_is_told_no_secret(
     assert "auth-agent-req" not in place.server.log
 
 
+def test_a_program_for_which_a_connection_has_no_room_runs_over_another_and_cuts_nobody(place: Place) -> None:
+    server = place.serve("MaxSessions 1")
+    machine, (come, go) = place.machine(server.port), (place.home / "come", place.home / "go")
+    waits = f"touch {come}; until [ -e {go} ]; do sleep 0.05; done; echo whole"
+    replies: list[bytes] = []
+    first, raised = in_background(lambda: replies.append(machine.call(["sh", "-c", waits], timeout_s=30).stdout))
+    until(come.exists)
+    for _ in range(3):
+        assert machine.call(["cat"], stdin=iter([b"more"]), timeout_s=20).stdout == b"more"
+    go.touch()
+    first.join()
+    assert (replies, raised, server.connections) == ([b"whole\n"], [], 2), "the second one is kept"
+    machine.close()
+    assert machine._beside is not None
+    assert machine._beside._connection is None
+
+
+def test_a_server_that_has_room_for_no_program_is_lost_over_one_connection(place: Place) -> None:
+    server = place.serve("MaxSessions 0")
+    with pytest.raises(MachineLost, match="starts no program"):
+        place.machine(server.port).call(["true"], timeout_s=20)
+    assert server.connections == 1
+
+
 def test_what_a_thread_still_had_to_say_to_an_ended_program_ends_no_connection(place: Place) -> None:
     machine = place.machine()
     machine.call(["true"], timeout_s=20)
     connection = machine._connection
     assert connection is not None
     channel = connection.channel()
+    assert channel is not None
     end_of_input = paramiko.Message(b"\x60" + channel.remote_chanid.to_bytes(4, "big"))
     channel.exec_command("true")
     until(lambda: channel.closed)

@@ -205,3 +205,24 @@ def test_what_another_supervisor_has_fetched_before_it_died_is_not_fetched_again
     is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
     assert is_same
     assert proxy.brought_bytes <= 13 << 20
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_server_that_runs_few_programs_on_a_connection_gets_more_connections(
+    place: Place, tmp_path: Path, most: int
+) -> None:
+    data = shards(tmp_path / "data", 6 << 20, 1 << 20)
+    server = place.serve(f"MaxSessions {most}")
+    far = FarSide(place.machine(server.port), python=sys.executable)
+    far.install_agent()
+    far.unpack(Pack(survey({"data": data})), "gzip", timeout_s=60)
+    assert_same(place.folder / "data", data)
+    (place.folder / "out").mkdir(exist_ok=True)
+    (place.folder / "out" / "big").write_bytes(content := random.Random(5).randbytes(12 << 20))
+    digest = hashlib.sha256(content).hexdigest()
+    entry = ManifestFile(name="big", bytes=len(content), sha256=digest, kind="sample", step=1)
+    manifest = {"v": 1, "latest": 1, "best": None, "files": [entry.model_dump()]}
+    (place.folder / "out" / "MANIFEST.json").write_text(json.dumps(manifest))
+    with far.many_lanes():
+        assert far.fetch("big", len(content), digest, tmp_path / "home").read_bytes() == content
+    assert server.connections <= 6, "they are kept"
