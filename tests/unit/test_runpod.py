@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import traceback
@@ -857,6 +858,29 @@ def test_a_container_that_is_started_again_has_no_more_time(tmp_path: Path) -> N
                 break
         wait_until(lambda: not cloud.world.meter.running)
         assert len(guests) >= 2
+
+
+def test_a_container_whose_disk_is_wiped_by_a_restart_still_ends_at_the_absolute_time(tmp_path: Path) -> None:
+    """The seconds of its lease begin anew there; the time in its environment does not."""
+    guests: list[ProcessGuest] = []
+
+    def boot(container: Container) -> ProcessGuest:
+        shutil.rmtree(tmp_path / "state", ignore_errors=True)
+        guests.append(ProcessGuest(container, tmp_path))
+        return guests[-1]
+
+    with RunPodEmulator(boot=boot) as cloud:
+        clock = SystemClock()
+        runpod = RunPodProvider(Secret(FULL_KEY), clock, base_url=cloud.base_url)
+        end_wall = clock.wall() + 3
+        runpod.create(order(lease_s=600, deadline_wall=end_wall))
+        for _ in ticks(clock, 0.02, 10):
+            if guests and (tmp_path / "state" / "spent").exists():
+                guests[0].kill()
+                break
+        wait_until(lambda: not cloud.world.meter.running)
+        assert len(guests) >= 2
+        assert int(end_wall) <= clock.wall() < end_wall + 20
 
 
 def wait_until(over: Callable[[], bool]) -> None:
