@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpurun import __version__
+from gpurun.cli.output import put
 from gpurun.cli.verb import run_app
 from gpurun.cli.verbs import (
     auth,
@@ -66,7 +67,7 @@ def build_app(first_word: str = "") -> typer.Typer:
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
-        print(f"gpurun {__version__}")
+        put(f"gpurun {__version__}")
         raise typer.Exit
 
 

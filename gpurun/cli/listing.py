@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from gpurun.cli.output import put, put_bytes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, UsageError
@@ -12,6 +13,7 @@ from gpurun.core.money import Micros
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.runs import Sight, look_at_all, planned_runs
+from gpurun.view.envelope import log_json
 from gpurun.view.events import parse_event, whole
 from gpurun.view.listings import RunRow, ps_table
 from gpurun.view.paint import render
@@ -131,20 +133,23 @@ def _last_step(sight: Sight) -> int | None:
 
 
 def print_log(session: Session, sight: Sight, *, follow: bool, raw: bool) -> Result:
-    """Stream the local copy of the log: made harmless, or byte for byte where no terminal reads it."""
+    """Stream the local copy of the log: made harmless, as JSON Lines, or byte for byte where no terminal reads it."""
     if raw and sys.stdout.isatty():
         raise UsageError(
             "logs.raw_to_terminal",
             "--raw prints bytes of the instance as they are, and your terminal would obey them.",
             hint="Send them somewhere else: gpurun logs RUN --raw > run.log",
         )
+    if raw and session.json:
+        hint = "--json alone streams each line as JSON."
+        raise UsageError("logs.two_outputs", "--raw and --json both want standard output.", hint=hint)
     for block in _blocks(session, sight, follow=follow):
         if raw:
-            sys.stdout.buffer.write(block)
-            sys.stdout.buffer.flush()
+            put_bytes(block)
+        elif session.json:
+            put("\n".join(log_json(line) for line in block.splitlines()))
         else:
-            lines = [safe_line(line) for line in block.splitlines()]
-            print("\n".join(lines), flush=True)
+            put("\n".join(safe_line(line) for line in block.splitlines()))
     return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)})
 
 

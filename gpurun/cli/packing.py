@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+from gpurun.cli.output import put_bytes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, SetupError, UsageError
@@ -20,6 +20,9 @@ def pack_folder(session: Session, folder: Path, *, output: str, dry_run: bool) -
         raise UsageError(
             "pack.missing", f"{folder} does not exist.", hint="Name a folder of data: gpurun pack ./shards"
         )
+    if output == "-" and session.json and not dry_run:
+        hint = "Name a file: -o shards.tar.zst"
+        raise UsageError("pack.two_outputs", "--json and -o - both want standard output.", hint=hint)
     seen = survey({"data": folder})
     if dry_run or not output:
         return _listing(session, seen)
@@ -51,7 +54,7 @@ def _listing(session: Session, seen: Survey) -> Result:
 def _write(pack: Pack, output: str) -> int:
     """The stream into a new file that appears only when it is whole; its size."""
     if output == "-":
-        return sum(sys.stdout.buffer.write(chunk) for chunk in pack.stream())
+        return sum(map(put_bytes, pack.stream()))
     part = Path(f"{output}.part")
     try:
         with part.open("wb") as out:

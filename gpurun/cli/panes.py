@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
+from gpurun.cli.output import put
 from gpurun.cli.reader import News
 from gpurun.cli.session import Session
 from gpurun.core.plan import Plan
@@ -81,9 +82,9 @@ class JsonPane(SilentPane):
         from gpurun.view.envelope import event_json, record_json
 
         for record in news.records:
-            print(record_json(record), flush=True)
+            put(record_json(record))
         for event in news.events:
-            print(event_json(event), flush=True)
+            put(event_json(event))
 
 
 def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:

@@ -5,20 +5,22 @@ Whatever happens, something speaks the language that was asked for: with `--json
 
 from __future__ import annotations
 
+import errno
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gpurun.cli.output import OutputLost, lost, put
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
-from gpurun.core.errors import ExitCode, GpurunError, UsageError
+from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
 
 COMMON: dict[str, Any] = {
     "json": Annotated[bool, typer.Option("--json", help="One JSON envelope on standard output.")],
@@ -114,26 +116,20 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
         result = call()
     except GpurunError as error:
         result = Result(errors=(error,), exit_code=error.exit_code)
-    except BrokenPipeError:
-        return _reader_has_left()
+    except KeyboardInterrupt:  # Typer would answer it with a bare exit code, and --json with nothing.
+        result = _interrupted()
+    except OutputLost as loss:
+        return _without_output(loss, Result(), session)
+    except BrokenPipeError as error:
+        return _without_output(lost(error), Result(), session)
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
         result = _bug(session, bug)
     return _render(name, session.json, result, session)
 
 
-def _reader_has_left() -> int:
-    """The reader has seen enough (`gpurun logs | head`); Python would complain once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return int(ExitCode.DONE)
-
-
-def _show_help(text: str) -> int:
-    """What a bare command answers: its help, as help is printed."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        _reader_has_left()
-    return int(ExitCode.USAGE)
+def _interrupted() -> Result:
+    error = GpurunError("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
+    return Result(errors=(error,), exit_code=ExitCode.INTERRUPTED)
 
 
 def _bug(session: Session, bug: Exception) -> Result:
@@ -149,23 +145,41 @@ def _bug(session: Session, bug: Exception) -> Result:
 
 def _render(name: str, as_json: bool, result: Result, session: Session | None) -> int:
     """The one place that turns a Result into bytes."""
-    if as_json:
-        from gpurun.view.envelope import envelope_json
+    try:
+        if as_json:
+            from gpurun.view.envelope import envelope_json
 
-        errors = [error.as_record() for error in result.errors]
-        print(envelope_json(name, dict(result.data), errors, int(result.exit_code)), flush=True)
-        return int(result.exit_code)
-    if result.text:
-        print(result.text, flush=True)
-    if result.errors:
-        from gpurun.view.errors import error_text
-        from gpurun.view.style import probe
+            errors = [error.as_record() for error in result.errors]
+            put(envelope_json(name, dict(result.data), errors, int(result.exit_code)))
+            return int(result.exit_code)
+        if result.text:
+            put(result.text)
+    except OutputLost as loss:
+        return _without_output(loss, result, session)
+    return _talk(result, session)
 
-        style = probe(sys.stderr, color=session.color if session else "auto")
-        for error in result.errors:
-            print(error_text(error.what, error.hint, error.code, style), file=sys.stderr, flush=True)
-    if result.after and not (session and session.quiet):
-        print(result.after, file=sys.stderr, flush=True)
+
+def _without_output(loss: OutputLost, result: Result, session: Session | None) -> int:
+    """End without standard output: silently where its reader has left, else with a sentence; the run's code stays."""
+    if not loss.why:
+        return _talk(result, session)
+    hint = "Make room there, or send it somewhere else."
+    error = SetupError("output.lost", f"Standard output cannot be written: {loss.why}.", hint=hint)
+    code = result.exit_code or error.exit_code
+    return _talk(replace(result, errors=(*result.errors, error), exit_code=code), session)
+
+
+def _talk(result: Result, session: Session | None) -> int:
+    """The errors and the way on, on standard error; where that is lost too there is nobody to tell."""
+    from gpurun.view.errors import error_text
+    from gpurun.view.style import probe
+
+    style = probe(sys.stderr, color=session.color if session else "auto")
+    said = [error_text(error.what, error.hint, error.code, style) for error in result.errors]
+    said += [result.after] if result.after and not (session and session.quiet) else []
+    with suppress(OSError):
+        for text in said:
+            print(text, file=sys.stderr, flush=True)
     return int(result.exit_code)
 
 
@@ -175,11 +189,18 @@ def run_app(app: typer.Typer) -> int:
         code = typer.main.get_command(app).main(standalone_mode=False)
     except _WRONG_USAGE as wrong:
         if type(wrong).__name__ == "NoArgsIsHelpError":
-            return _show_help(str(wrong))
+            return _render("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
         message = str(getattr(wrong, "format_message", lambda said=wrong: said)())
         error = UsageError("usage", message, hint="See the verb's --help.")
         return _render("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
-    except (typer.Abort, KeyboardInterrupt):
-        print("Interrupted. gpurun ps shows what runs.", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
+    except OutputLost as loss:
+        return _without_output(loss, Result(), None)
+    except OSError as error:  # Typer prints help by itself.
+        if error.errno != errno.ENOSPC:
+            raise
+        return _without_output(lost(error), Result(), None)
+    except SystemExit as left:  # So it ends where the reader of its help has left.
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        return _without_output(lost(left.__context__), Result(), None)
     return code if isinstance(code, int) else 0

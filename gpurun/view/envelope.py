@@ -39,6 +39,12 @@ def event_json(event: Mapping[str, Any]) -> str:
     return _dump({"v": 1, "stream": "trainer", "event": str(event.get("kind", "unknown")), "data": dict(event)})
 
 
+def log_json(words: bytes) -> str:
+    """A line of the trainer's log as a line of `logs --json`, whole, in its own words."""
+    text = words.decode("utf-8", "replace")
+    return _dump({"v": 1, "stream": "log", "event": "line", "data": {"text": text}})
+
+
 def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, default=str)
 

@@ -1,0 +1,109 @@
+"""Standard output is data, whole or not: what a reader gets, and what happens when it takes nothing more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.app import build_app
+from gpurun.cli.verb import run_app
+from gpurun.core.paths import Home
+from tests.lifecycle.tiny_runs import make_run
+
+LOUD = [
+    ["ps", "--all"],
+    ["ps", "--all", "--json"],
+    ["logs", "fox-41"],
+    ["logs", "fox-41", "--json"],
+    ["recipes", "show"],
+    ["pack", ".", "-o", "-"],
+    ["--version"],
+    ["train", "--help"],
+]
+
+
+@pytest.fixture
+def folder(own_home: Path, tmp_path: Path) -> Path:
+    """A folder to pack, and a run with a log that no buffer holds."""
+    run = make_run(Home(own_home), "fox-41")
+    run.log.write_bytes(b"step 1 loss 2.0\n\x1b]0;own\x07step 2\xff\n" * 5_000)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "a.bin").write_bytes(os.urandom(200_000))
+    return shards
+
+
+def gpurun(words: list[str], folder: Path, out: int) -> tuple[int, str]:
+    """Exit code and standard error of a command line whose standard output is a file descriptor of ours."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpurun", *words],
+        cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", LOUD, ids=" ".join)
+def test_a_reader_that_has_left_ends_it_quietly(words: list[str], folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert gpurun(words, folder, writing) == (0, "")
+    os.close(writing)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device here that is always full")
+@pytest.mark.parametrize("words", LOUD, ids=" ".join)
+def test_a_full_device_is_told_in_a_sentence(words: list[str], folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        code, said = gpurun(words, folder, full.fileno())
+    assert (code, "[output.lost]" in said, "Traceback" in said) == (4, True, False)
+
+
+def test_the_code_of_what_was_found_outranks_a_reader_that_has_left(folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code, said = gpurun(["receipt", "nosuch"], folder, writing)
+    assert (code, "[run.unknown]" in said) == (2, True)
+    os.close(writing)
+
+
+def in_process(words: list[str], patch: pytest.MonkeyPatch) -> int:
+    patch.setattr(sys, "argv", ["gpurun", *words])
+    return run_app(build_app(words[0]))
+
+
+def test_logs_json_is_json_line_by_line_and_the_envelope_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process(["logs", "fox-41", "--json"], monkeypatch) == 0
+    *lines, envelope = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert {line["stream"] for line in lines} == {"log"}
+    own_words = ["step 1 loss 2.0", "\x1b]0;own\x07step 2\N{REPLACEMENT CHARACTER}"]
+    assert [line["data"]["text"] for line in lines[:2]] == own_words
+    assert (len(lines), envelope["command"], envelope["ok"]) == (10_000, "logs", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["logs", "fox-41", "--raw"], "logs.two_outputs"), (["pack", ".", "-o", "-"], "pack.two_outputs")],
+)
+def test_bytes_and_json_do_not_share_it(
+    words: list[str], name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process([*words, "--json"], monkeypatch) == 2
+    assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == name
+
+
+def test_ctrl_c_leaves_an_envelope_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpurun.cli.sampling.sample_run", interrupted)
+    assert in_process(["sample", "fox-41", "--prompt", "def ", "--json"], monkeypatch) == 130
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (130, "interrupted")
