@@ -18,6 +18,7 @@ from typing import Any
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.progress import Event
 from gpurun.core.secrets import child_environment
+from gpurun.lifecycle.home.at_home import remembered
 from gpurun.lifecycle.runs import Sight
 from gpurun.planning.bundle import bundle_root
 from gpurun.view.safe import safe_line
@@ -43,13 +44,11 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
     """
     name = sight.folder.name
-    homecoming = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
-    collected = next((r.data for r in reversed(sight.records) if r.event in homecoming), {})
+    collected = _came_home(sight)
     files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
     steps = sorted({file["step"] for file in files if _is_whole(files, file["step"])})
     if not steps:
-        hint = f"What came home, and why: gpurun receipt {name}"
-        raise UsageError("checkpoint.none", f"{name} has no checkpoint on this machine.", hint=hint)
+        raise _none(sight)
     best = (collected.get("best") or {}).get("step")
     found = _STEP.fullmatch(wanted)
     step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
@@ -59,6 +58,31 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
     return HomeCheckpoint(step, own["weights"], Path(sight.plan.data.beside or sight.plan.data.folder))
+
+
+def _came_home(sight: Sight) -> dict[str, Any]:
+    """What is on record as brought home; of a run that goes on, what lies here of its machine's last list."""
+    homecoming = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+    recorded = next((r.data for r in reversed(sight.records) if r.event in homecoming), None)
+    listed = remembered(sight.folder) if sight.unfinished and recorded is None else None
+    if listed is None:
+        return recorded or {}
+    told: dict[str, Any] = listed.model_dump(mode="json")
+    told["files"] = [file for file in told["files"] if _size_of(sight.folder.artifacts / file["name"]) == file["bytes"]]
+    return told
+
+
+def _none(sight: Sight) -> UsageError:
+    name = sight.folder.name
+    if not sight.unfinished:
+        hint = f"What came home, and why: gpurun receipt {name}"
+        return UsageError("checkpoint.none", f"{name} has no checkpoint on this machine.", hint=hint)
+    hint = f"gpurun collect {name} brings what is finished; the rest comes when training ends."
+    return UsageError("checkpoint.none", f"{name} goes on, and no checkpoint of it is here whole yet.", hint=hint)
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
 
 
 def _is_whole(files: list[dict[str, Any]], step: int) -> bool:

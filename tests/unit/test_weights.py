@@ -13,10 +13,13 @@ from gpurun.cli.app import build_app
 from gpurun.cli.exporting import export_run
 from gpurun.cli.sampling import sample_run
 from gpurun.cli.session import Session
+from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder
+from gpurun.lifecycle.home.collect_now import bring_now
+from tests.lifecycle.test_early import FREE, Instance
 from tests.unit.ledger_samples import WEIGHTS
-from tests.unit.report_samples import finished_run
+from tests.unit.report_samples import finished_run, opened_run
 
 # A trainer of a few lines that says what it was asked and what it was given.
 STUB = """
@@ -89,6 +92,26 @@ def test_a_checkpoint_that_is_not_the_one_that_came_home_is_never_opened(session
     path.unlink()
     with pytest.raises(VerificationFailed, match="No such file"):
         sample_run(session, "fox-41", "a", checkpoint="best")
+
+
+def test_what_collect_brought_while_the_run_goes_on_is_used_and_no_other(session: Session, tmp_path: Path) -> None:
+    instance, going = Instance(tmp_path / "instance"), opened_run(session.home, "owl-07").folder
+    instance.save(10, 20, best=10)
+    with pytest.raises(UsageError, match="goes on") as early:
+        sample_run(session, "owl-07", "a", checkpoint="last")
+    assert "gpurun collect owl-07" in early.value.hint
+    bring_now(instance.far, going, "best", VirtualClock(), lambda file, have_bytes: None, FREE)
+    for name in ("best", "last", "10"):
+        asked = sample_run(session, "owl-07", "a", checkpoint=name).data["argv"]
+        assert asked[0] == str(going.artifacts / "checkpoints/000010.weights")
+    with pytest.raises(UsageError, match="no checkpoint '20'"):
+        sample_run(session, "owl-07", "a", checkpoint="20")
+    made = export_run(session, "owl-07", tmp_path / "hf", form="hf", checkpoint="best")
+    assert made.data["figures"]["receipt sha256"] is None
+    brought = going.artifacts / "checkpoints/000010.state"
+    brought.write_bytes(b"S" + brought.read_bytes()[1:])
+    with pytest.raises(VerificationFailed, match="changed since it came home"):
+        sample_run(session, "owl-07", "a", checkpoint="best")
 
 
 def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
