@@ -119,7 +119,7 @@ def save(run: Run, val_loss: float | None) -> None:
     if run.writer is not None:
         run.writer.save(snapshot(run), val_loss)
     elif run.parallel.is_collective:
-        snapshot(run)
+        snapshot(run).drop()
     run.saved_step = run.progress.step
     gc.collect()
 

@@ -1,12 +1,12 @@
 """How several processes train one model: each holds all of it, or a part, or there is only one process.
 
 The loop asks four things of either way: get ready for a micro-step, finish the gradient of a step, clear it, and give
-whole tensors for a checkpoint.
+whole tensors for a checkpoint, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -51,9 +51,9 @@ class Alone:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors as one process alone would hold them; all processes take part."""
-        return dict(tensors)
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors as one process alone would hold them; all processes take part in each."""
+        yield from tensors.items()
 
     def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """Return this process's part of whole optimiser tensors, named `parameter.key`."""
@@ -154,11 +154,12 @@ class Shards(Alone):
         """Let backward sum the gradients over the processes in the last micro-step of a step, and only there."""
         self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather every tensor from its parts."""
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Gather one tensor after the other from its parts: a card that needs parts cannot hold the whole of all."""
         from torch.distributed.tensor import DTensor
 
-        return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+        for name, tensor in tensors.items():
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """Give every tensor that has the shape of its parameter the parameter's layout."""

@@ -18,7 +18,7 @@ from trainer.config import Recipe, differing_keys
 from trainer.errors import Refused
 from trainer.optim import load_optimizer_tensors, optimizer_tensors
 from trainer.run import Run
-from trainer.saving import CheckpointWriter
+from trainer.saving import CheckpointWriter, Snapshot
 from trainer.shards import TokenData
 
 __all__ = ["Restored", "restore_model", "restore_optimizer", "snapshot"]
@@ -38,15 +38,15 @@ class Restored:
     optimizer: dict[str, Tensor]
 
 
-def snapshot(run: Run) -> Checkpoint:
-    """Return what a checkpoint of this moment holds: live tensors. Where they are sharded, all processes take part."""
+def snapshot(run: Run) -> Snapshot:
+    """Return what a checkpoint of this moment holds. Where it is sharded, all processes must go through it."""
     step, tokens = run.progress.step, run.progress.step * run.recipe.train.batch_tokens
     state: dict[str, Any] = {"v": 1, "step": step, "tokens": tokens, "torch": torch.__version__}
     state |= {"loss": run.progress.loss, "skipped_steps": run.progress.skipped_steps}
     state |= {"loss_scale": run.scale.as_record(), "recent": run.spikes.as_record()}
     state |= {"recipe": run.recipe.as_record(), "data": run.data.identity()}
     model = run.parallel.whole(run.model.state_dict())
-    return Checkpoint(step, model, run.parallel.whole(optimizer_tensors(run.model, run.optimizer)), state)
+    return Snapshot(step, model, run.parallel.whole(optimizer_tensors(run.model, run.optimizer)), state)
 
 
 def _refuse_another_run(state: Mapping[str, Any], recipe: Recipe, data: TokenData) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +16,24 @@ from torch import Tensor
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.events import Reporter
 
-__all__ = ["CheckpointWriter"]
+__all__ = ["CheckpointWriter", "Snapshot"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint of this moment holds: live tensors by name, which come one after the other and only once.
+
+    A tensor that is in parts is gathered when its turn comes, so whoever goes through them lets go of each at once.
+    """
+
+    step: int
+    model: Iterable[tuple[str, Tensor]]
+    optimizer: Iterable[tuple[str, Tensor]]
+    state: dict[str, Any]
+
+    def drop(self) -> None:
+        """Take part where all processes must, and keep nothing."""
+        collections.deque(itertools.chain(self.model, self.optimizer), maxlen=0)
 
 
 def _host_memory_for(tensor: Tensor) -> Tensor:
@@ -51,15 +72,15 @@ class CheckpointWriter:
         if error is not None:
             raise error
 
-    def save(self, live: Checkpoint, val_loss: float | None) -> None:
-        """Copy a checkpoint, whose tensors may change from then on, and write it from there.
+    def save(self, live: Snapshot, val_loss: float | None) -> None:
+        """Copy a snapshot, whose tensors may change from then on, and write it from there.
 
         The event comes when it is on the disk; `stall_s` is how long training waited for the save before and the copy.
         """
         self.store()
         began = time.perf_counter()
         model, optimizer = self._copied("model.", live.model), self._copied("optim.", live.optimizer)
-        if any(tensor.is_cuda for tensor in live.model.values()):
+        if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
         stall_s, self._waited_s = self._waited_s + time.perf_counter() - began, 0.0
         copy = Checkpoint(live.step, model, optimizer, live.state)
@@ -67,14 +88,15 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _copied(self, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _copied(self, prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Copy tensors to the host, into the memory that the last save used."""
         copies = {}
-        for name, tensor in tensors.items():
+        for name, tensor in tensors:
             kept = self._copies.get(prefix + name)
             if kept is None:
                 kept = self._copies[prefix + name] = _host_memory_for(tensor)
             copies[name] = kept.copy_(tensor.detach(), non_blocking=True)
+            del tensor  # or it would still be there while the next one is gathered
         return copies
 
     def _write(self, checkpoint: Checkpoint, val_loss: float | None, began: float, stall_s: float) -> None:

@@ -34,5 +34,5 @@ def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
             optimizer.step()
             shared.clear()
         with (folder / f"{kind}-{rank}").open("wb") as file:
-            write_tensors(file.write, shared.whole(model.state_dict()))
+            write_tensors(file.write, dict(shared.whole(model.state_dict())))
     dist.destroy_process_group()

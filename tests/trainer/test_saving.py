@@ -13,10 +13,10 @@ import pytest
 import torch
 from conftest import Train, events, manifest, recipe_record
 
-from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from trainer.checkpoint import CheckpointStore, read_checkpoint
 from trainer.errors import SaveFailed
 from trainer.events import Reporter
-from trainer.saving import CheckpointWriter
+from trainer.saving import CheckpointWriter, Snapshot
 
 
 class Gate:
@@ -42,13 +42,13 @@ def writer(out: Path) -> CheckpointWriter:
     return CheckpointWriter(CheckpointStore(out), Reporter(out, is_first=True))
 
 
-def checkpoint(step: int, weight: torch.Tensor) -> Checkpoint:
-    return Checkpoint(step, {"w": weight}, {"w.exp_avg": weight / 2}, {"v": 1, "step": step})
+def snapshot(step: int, weight: torch.Tensor) -> Snapshot:
+    return Snapshot(step, [("w", weight)], [("w.exp_avg", weight / 2)], {"v": 1, "step": step})
 
 
 def test_what_changes_after_the_copy_does_not_reach_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, saving, weight = Gate(monkeypatch), writer(tmp_path), torch.full((4,), 1.0)
-    saving.save(checkpoint(1, weight), None)
+    saving.save(snapshot(1, weight), None)
     assert gate.begun.wait(30)
     weight.fill_(2.0)
     assert events(tmp_path) == [], "the event must not come before the file"
@@ -60,9 +60,9 @@ def test_what_changes_after_the_copy_does_not_reach_the_file(tmp_path: Path, mon
 
 def test_never_two_saves_at_once_and_the_wait_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, saving, weight = Gate(monkeypatch), writer(tmp_path), torch.ones(4)
-    saving.save(checkpoint(1, weight), None)
+    saving.save(snapshot(1, weight), None)
     threading.Timer(0.3, gate.open.set).start()
-    saving.save(checkpoint(2, weight * 2), None)
+    saving.save(snapshot(2, weight * 2), None)
     saving.store()
     first, second = events(tmp_path, "checkpoint")
     assert gate.most == 1
@@ -135,8 +135,8 @@ def test_a_failure_is_raised_once_and_the_next_save_may_succeed(
     saving = writer(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
-        saving.save(checkpoint(1, torch.ones(4)), None)
+        saving.save(snapshot(1, torch.ones(4)), None)
         with pytest.raises(SaveFailed, match="Input/output error"):
             saving.store()
-    saving.save(checkpoint(2, torch.ones(4)), None)
+    saving.save(snapshot(2, torch.ones(4)), None)
     assert saving.store().latest == 2

@@ -58,6 +58,24 @@ events.Reporter.step = step
 train.leave(train.main())
 """
 
+# Tells, as each process's last line, how many whole tensors and bytes of them it had at once, and the largest one's.
+COUNTING = """
+import os, weakref
+from torch.distributed.tensor import DTensor
+from trainer import train
+gather, alive, most = DTensor.full_tensor, {}, [0, 0, 0]
+def counted(self, **given):
+    tensor = gather(self, **given)
+    alive[id(tensor)] = tensor.nbytes
+    weakref.finalize(tensor, alive.pop, id(tensor))
+    most[:] = map(max, most, (len(alive), sum(alive.values()), tensor.nbytes))
+    return tensor
+DTensor.full_tensor = counted
+code = train.main()
+print("MOST", *most, flush=True)
+train.leave(code)
+"""
+
 
 def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(out, "step")}
@@ -135,6 +153,19 @@ def test_one_process_then_two_with_a_part_each_then_one_again(
         shapes = [{name: tensor.shape for name, tensor in getattr(one, kind).items()} for one in both]
         assert shapes[0] == shapes[1]
     assert len(events(out, "sample")) == 4
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_a_model_in_parts_never_has_two_whole_tensors_on_a_card(tmp_path: Path, data: Path) -> None:
+    """A card that can only hold its part of the model must come through every save, the first process's card too."""
+    keys = {"parallel": "fsdp", "steps": 4, "checkpoint_every": 2}
+    argv = command(recipe_record(train=keys, sample={"prompts": []}), data, tmp_path / "out")
+    done = torchrun(COUNTING, argv, tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("MOST")]
+    largest = str(64 * 16 * 4)  # the embedding, in fp32
+    assert told == [["1", largest, largest]] * 2
+    assert [event["step"] for event in events(tmp_path / "out", "checkpoint")] == [2, 4]
 
 
 def free_port() -> int:
