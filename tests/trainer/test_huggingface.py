@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -77,6 +78,25 @@ def test_a_stopped_run_goes_on_with_the_very_same_losses(
     assert ends[0] == ends[1]
     assert train(recipe("own"), tmp_path / "out") == 2, "a run of one loop is not the other's"
     assert "train.loop" in events(tmp_path / "out")[-1]["message"]
+
+
+def test_a_machine_that_shows_two_cards_trains_on_one_with_the_recipes_batch(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import TrainingArguments
+
+    assert train(recipe("huggingface", train={"steps": 4}), tmp_path / "one") == 0
+    setup = TrainingArguments._setup_devices.func
+
+    def two_cards(self: TrainingArguments) -> torch.device:
+        device: torch.device = setup(self)
+        self._n_gpu = 2
+        return device
+
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", functools.cached_property(two_cards))
+    TrainingArguments._setup_devices.__set_name__(TrainingArguments, "_setup_devices")
+    assert train(recipe("huggingface", train={"steps": 4}), tmp_path / "two") == 0
+    assert curve(tmp_path / "two") == curve(tmp_path / "one")
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])

@@ -34,7 +34,7 @@ def train(run: Run, folder: str) -> str:
 def _arguments(run: Run, folder: str) -> transformers.TrainingArguments:
     """Return their settings for the recipe's."""
     optim, cuda = run.recipe.optim, run.device.is_cuda
-    return transformers.TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=folder, max_steps=run.recipe.train.steps - run.progress.step,
         per_device_train_batch_size=run.plan.micro_batch, gradient_accumulation_steps=run.plan.accumulation,
         optim="adamw_torch_fused" if cuda else "adamw_torch", learning_rate=optim.lr, weight_decay=optim.weight_decay,
@@ -43,6 +43,9 @@ def _arguments(run: Run, folder: str) -> transformers.TrainingArguments:
         logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=cuda, seed=run.recipe.train.seed,
     )  # fmt: skip
+    # One process trains on its one card: of every card it sees their Trainer would make a replica, each with a batch.
+    arguments._n_gpu = 1
+    return arguments
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
