@@ -14,9 +14,9 @@ from gpurun.core.progress import PASSES_OVER, Event, RunState
 from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
 from gpurun.lifecycle.instance.account import account_asked, vouched
 from gpurun.lifecycle.instance.bargain import check_made, check_price, is_told_otherwise
+from gpurun.lifecycle.instance.boot import is_worth_waiting, patience_s
 from gpurun.lifecycle.instance.box import check_box
 from gpurun.lifecycle.instance.duplicates import duplicates, incident, living, once
-from gpurun.lifecycle.instance.patience import is_worth_waiting, patience_s
 from gpurun.lifecycle.instance.refused import last_word, reason_of
 from gpurun.lifecycle.quotes.market import clock_warning
 from gpurun.machine.answers import Facts

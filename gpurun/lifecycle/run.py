@@ -16,11 +16,12 @@ from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.home.local_copy import LocalCopy
-from gpurun.lifecycle.quotes.rate import SAVE_S, Rating
+from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.far import FarSide, Poll
+from gpurun.planning.load import save_s
 from gpurun.providers.base import SpotNotice
 
 POLL_S = 0.5
@@ -113,7 +114,7 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
     plan, lease = context.plan, context.plan.lease
     there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
     hard_stop_s = max(0.0, context.seconds_left(state) - lease.collect_s)
-    soft_stop_s = max(0.0, min(hard_stop_s - SAVE_S, lease.train_s))
+    soft_stop_s = max(0.0, min(hard_stop_s - save_s(plan.parameters), lease.train_s))
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
@@ -131,7 +132,7 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
         "hard_stop_s": hard_stop_s,
         "soft_stop_wall": there + soft_stop_s,
         "hard_stop_wall": there + hard_stop_s,
-        "save_s": SAVE_S,
+        "save_s": save_s(plan.parameters),
         **({"notice_url": notice_url} if notice_url else {}),
     }
 

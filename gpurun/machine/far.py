@@ -170,10 +170,8 @@ class FarSide:
     def farewell(self, *, keep_results: bool = False) -> int:
         """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
 
-        With `keep_results` what the trainer has written stays there.
-
-        For a machine that is kept. Where the agent is missing it is put there again, so that asking twice finds nothing
-        to do; else nothing is: the disk may be full until this has emptied it.
+        With `keep_results` what the trainer has written stays. It may be asked again, and where the disk is full: the
+        agent is put there only where it is missing.
         """
         if self._agent_amiss():
             self.install_agent()

@@ -14,12 +14,11 @@ from gpurun.core.progress import Event, RunState
 from gpurun.ledger.untrusted import events_of
 from gpurun.lifecycle.context import Context, Note
 from gpurun.planning.budget import expected_end_s, rental_cost
+from gpurun.planning.load import save_s
 from gpurun.planning.rate import Measured, Meter
 
-__all__ = ["SAVE_S", "Rating"]
+__all__ = ["Rating"]
 
-SAVE_S = 60
-"""What the trainer is given to save before it is stopped the hard way."""
 MARGIN = 1.05
 """A cap that is advised holds a little more than was measured."""
 _LONGEST_LINE_BYTES = 1 << 16
@@ -60,7 +59,7 @@ class Rating:
 def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:
     """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
     plan, lease = context.plan, context.plan.lease
-    at_most_s = max(0.0, context.seconds_left(state) - lease.collect_s - SAVE_S)
+    at_most_s = max(0.0, context.seconds_left(state) - lease.collect_s - save_s(plan.parameters))
     limit_s = min(at_most_s, max(0.0, lease.train_s - measured.elapsed_s))
     finishes = measured.left_s <= limit_s
     share = 1.0 if finishes else limit_s / measured.left_s

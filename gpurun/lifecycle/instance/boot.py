@@ -9,8 +9,8 @@ from __future__ import annotations
 from gpurun.core.model import Instance, InstanceState
 from gpurun.core.progress import RunState
 from gpurun.lifecycle.context import Context
-from gpurun.lifecycle.quotes.rate import SAVE_S
 from gpurun.planning.catalog import terms_of
+from gpurun.planning.load import save_s
 
 LEAST_TRAINING = 0.1
 """The part of the training limit that must be left when a machine comes up: for less it is not worth its rental."""
@@ -20,7 +20,7 @@ def patience_s(state: RunState, context: Context) -> float:
     """How long from now a machine may take to be ready; zero or less is one look."""
     offer, lease = context.plan.offer, context.plan.lease
     longest_s = max(lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
-    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + SAVE_S + lease.collect_s
+    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan.parameters) + lease.collect_s
     return min(longest_s, context.seconds_left(state) - least_s)
 
 

@@ -13,11 +13,11 @@ from gpurun.core.model import Instance, InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.plan import Lease
 from gpurun.core.progress import Event
-from gpurun.lifecycle.instance.patience import LEAST_TRAINING
-from gpurun.lifecycle.quotes.rate import SAVE_S
+from gpurun.lifecycle.instance.boot import LEAST_TRAINING
 from gpurun.machine.base import MachineLost, Reply
-from gpurun.planning.budget import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load, worst_case
+from gpurun.planning.budget import worst_case
 from gpurun.planning.catalog import terms_of
+from gpurun.planning.load import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, SAVE_START_S, Load
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
 
@@ -92,7 +92,7 @@ def test_nobody_waits_so_long_that_there_is_no_time_left_to_train(home: Home) ->
     world = Slow(home, 1e9, train_s=600)
     assert world.drive() is ExitCode.NO_OFFER
     lease = world.lease
-    rest_s = lease.ship_s + LEAST_TRAINING * lease.train_s + SAVE_S + lease.collect_s + lease.destroy_s
+    rest_s = lease.ship_s + LEAST_TRAINING * lease.train_s + SAVE_START_S + lease.collect_s + lease.destroy_s
     assert PLANNED_S < world.lived_s < PATIENCE_S
     assert world.lived_s == pytest.approx(lease.total_s - rest_s, abs=10)
     assert world.cloud.metered() < world.worst
