@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import digest_of
 from gpurun.core.progress import Event, RunState
@@ -27,6 +28,7 @@ from gpurun.providers.base import SpotNotice
 POLL_S = 0.5
 MOST_BYTES = 4 << 20
 SILENCE_S = 60.0
+PAUSE_S = 30.0
 NOT_OURS = {
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
@@ -64,8 +66,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 
 def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
-    beat, beat_mono = 0.0, context.clock.monotonic()
-    rating = Rating(state, context)
+    hearing, rating = _Hearing(context.clock), Rating(state, context)
     while context.seconds_left(state) > 0:
         wish = read_wish(context.folder)
         if wish is not None and STRENGTH[wish.how] > STRENGTH[told]:
@@ -75,6 +76,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             if wish.how == "destroy":
                 return
             told = _tell(far, wish.how)
+        hearing.ask()
         try:
             poll = _copy(far, context)
             early.look(poll.chunks["events.jsonl"].data)
@@ -87,10 +89,11 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             continue
         except FarRefusal:
             # One answer that makes no sense (it was short of memory, say) ends no training; a minute of them does.
-            if context.clock.monotonic() - beat_mono > SILENCE_S:
+            if hearing.is_refused_too_long():
                 raise
             context.clock.sleep(POLL_S)
             continue
+        is_silent = hearing.is_silent(poll.status.wall)
         rating.hear(poll.chunks["events.jsonl"].data)
         if _is_behind(poll):
             continue
@@ -98,12 +101,40 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
         if poll.status.state == "exited":
             yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
             return
-        if poll.status.wall != beat:
-            beat, beat_mono = poll.status.wall, context.clock.monotonic()
-        elif context.clock.monotonic() - beat_mono > SILENCE_S:
+        if is_silent:
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
         context.clock.sleep(POLL_S)
+
+
+class _Hearing:
+    """For how long nothing new was heard of the agent: until it was asked, not until the answer was read.
+
+    An answer that has arrived while the laptop slept says nothing of the time that it lay here.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._beat = clock, 0.0
+        self._asked_mono = self._beat_mono = clock.monotonic()
+        self._refused_mono = self._refused_last_mono = float("-inf")
+
+    def ask(self) -> None:
+        """Take note that the agent is asked now."""
+        self._asked_mono = self._clock.monotonic()
+
+    def is_refused_too_long(self) -> bool:
+        """Whether it has answered nothing but refusals for a while, with this one: one after the other, no outage."""
+        if self._asked_mono - self._refused_last_mono > PAUSE_S:
+            self._refused_mono = self._asked_mono
+        self._refused_last_mono = self._asked_mono
+        return self._asked_mono - self._refused_mono > SILENCE_S
+
+    def is_silent(self, beat: float) -> bool:
+        """Whether the heartbeat that it told now is an old one."""
+        self._refused_last_mono = float("-inf")
+        if beat != self._beat:
+            self._beat, self._beat_mono = beat, self._clock.monotonic()
+        return self._asked_mono - self._beat_mono > SILENCE_S
 
 
 def _job(state: RunState, context: Context) -> dict[str, Any]:

@@ -121,6 +121,51 @@ def test_an_agent_that_hangs_is_left_after_a_minute_and_what_there_is_comes_home
     assert kept(world)
 
 
+def test_a_lid_that_is_closed_while_an_answer_is_on_its_way_ends_no_training(world: World) -> None:
+    """The answer repeats the beat before, as every second one does, and is read five minutes after it was given."""
+    poll, beats = world.far.poll, list[float]()
+
+    def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        if world.far.polls == 10:
+            told = Poll(told.status.model_copy(update={"wall": beats[-1]}), told.chunks)
+            world.clock.sleep(100.0)
+        beats.append(told.status.wall)
+        return told
+
+    world.far.train_s = 200.0
+    world.far.poll = dozing  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert world.state.outcome == "done"
+    assert kept(world)
+
+
+@pytest.mark.parametrize("between", ["a line that is down", "a lid that is closed"])
+def test_two_refusals_with_an_outage_between_them_are_no_minute_of_refusals(world: World, between: str) -> None:
+    poll, begun_mono = world.far.poll, world.clock.monotonic()
+
+    def troubled(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        if world.far.polls in (10, 90):
+            raise FarRefusal("broken", "The agent ended with 137 on poll: it said nothing")
+        if world.far.polls == 11 and between == "a lid that is closed":
+            world.far.polls = 89
+            world.clock.sleep(80.0)
+            raise MachineLost("The connection is dead: not a byte for 60 s.")
+        if 10 < world.far.polls < 90:
+            world.clock.sleep(0.5)
+            raise MachineLost("no route")
+        return told
+
+    world.far.train_s = 250.0
+    world.far.poll = troubled  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert world.far.polls > 90
+    assert world.clock.monotonic() - begun_mono > 200
+    assert world.state.outcome == "done"
+    assert kept(world)
+
+
 @pytest.mark.parametrize(("reason", "words"), [("hang", "stood still"), ("preempted", "takes the machine back")])
 def test_a_trainer_that_the_agent_had_to_end_is_a_failure_and_what_it_saved_comes_home(
     world: World, reason: str, words: str

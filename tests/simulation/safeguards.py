@@ -89,6 +89,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if context.seconds_left(state) <= 0:", "if False:"),
         ("missing[file.name] = error", "here.append(file)"),
     ),
+    "gpurun/lifecycle/run.py": (
+        ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
+        ("if self._asked_mono - self._refused_last_mono > PAUSE_S:", "if self._refused_mono < 0:"),
+    ),
     "gpurun/lifecycle/home/early.py": (
         ("if not newest or not newest <= here:", "if not newest:"),
         (" - kept(self._folder)", ""),
