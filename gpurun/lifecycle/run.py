@@ -172,7 +172,7 @@ def _tell(far: FarSide, how: str) -> str:
     """Pass a wish on to the agent; what could not be said is said again at the next look."""
     try:
         far.stop(now=how != "save", reason="user")
-    except MachineLost:
+    except (MachineLost, FarRefusal):
         return ""
     return how
 

@@ -13,6 +13,7 @@ from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
+from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.home.at_home import remember
 from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Facts, Manifest, Started
@@ -163,6 +164,24 @@ def test_two_refusals_with_an_outage_between_them_are_no_minute_of_refusals(worl
     assert world.far.polls > 90
     assert world.clock.monotonic() - begun_mono > 200
     assert world.state.outcome == "done"
+    assert kept(world)
+
+
+@pytest.mark.parametrize(
+    "refusal", [("broken", "The agent ended with 137"), ("disk_full", "no room"), ("os_error", "?")]
+)
+def test_a_stop_that_is_refused_is_said_again(world: World, refusal: tuple[str, str]) -> None:
+    world.far.broken, world.far.broken_times = {"stop": FarRefusal(*refusal)}, {"stop": 3}
+    world.far.train_s = 250.0
+
+    def during() -> None:
+        if world.far.polls == 10:
+            wish(world.folder, "save", by="user", reason="enough")
+
+    world.far.during = during
+    assert world.drive() is ExitCode.DONE
+    assert (world.far.stopped, world.state.outcome) == ("user", "stopped")
+    assert world.clock.monotonic() < 150, "it has stopped because it was told to"
     assert kept(world)
 
 

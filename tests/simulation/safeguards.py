@@ -92,6 +92,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/run.py": (
         ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
         ("if self._asked_mono - self._refused_last_mono > PAUSE_S:", "if self._refused_mono < 0:"),
+        ("except (MachineLost, FarRefusal):", "except MachineLost:"),
     ),
     "gpurun/lifecycle/home/early.py": (
         ("if not newest or not newest <= here:", "if not newest:"),
