@@ -10,6 +10,7 @@ from gpurun.core.moving import Tell, moving
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.home.at_home import is_here, remembered
+from gpurun.lifecycle.patience import Patience
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
@@ -24,13 +25,13 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     yield Event.COLLECT_INTENDED, {}
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
-    limit_s = context.plan.lease.collect_s
+    patience = Patience(state, context)
     lost: GpurunError | None = None
     try:
-        manifest = context.patiently(state, limit_s, lambda: far.manifest(room_bytes(context.folder.artifacts)))
+        manifest = patience.until_done(lambda: far.manifest(room_bytes(context.folder.artifacts)))
         whole_bytes = sum(file.bytes for file in manifest.files)
         with far.many_lanes(), moving(context.folder, context.clock, "collect", whole_bytes) as tell:
-            here, missing = _bring_all(manifest.files, far, state, context, tell)
+            here, missing = _bring_all(manifest.files, far, state, context, tell, patience)
     except FarRefusal as refusal:
         raise _refused(refusal) from refusal
     except TrainingFailed as error:
@@ -56,16 +57,16 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _bring_all(
-    files: Sequence[ManifestFile], far: FarSide, state: RunState, context: Context, tell: Tell
+    files: Sequence[ManifestFile], far: FarSide, state: RunState, context: Context, tell: Tell, patience: Patience
 ) -> tuple[list[ManifestFile], dict[str, GpurunError]]:
     """Fetch one file after the other: those that are here then, and why each of the others is not."""
     here: list[ManifestFile] = []
     missing: dict[str, GpurunError] = {}
     for place, file in enumerate(files):
         before_bytes = sum(one.bytes for one in files[:place])
-        bring = partial(_bring, far, file, state, context, tell, before_bytes)
+        bring = partial(_bring, far, file, state, context, tell, before_bytes, patience)
         try:
-            context.patiently(state, context.plan.lease.collect_s, bring)
+            patience.until_done(bring)
             here.append(file)
         except StoreFull:
             raise  # What has come is kept; the driver tries again while the lease lasts.
@@ -87,10 +88,24 @@ def _sorted_out(
     return here, {file.name: lost for file in files if file not in here}
 
 
-def _bring(far: FarSide, file: ManifestFile, state: RunState, context: Context, tell: Tell, before_bytes: int) -> None:
+def _bring(
+    far: FarSide,
+    file: ManifestFile,
+    state: RunState,
+    context: Context,
+    tell: Tell,
+    before_bytes: int,
+    patience: Patience,
+) -> None:
     """Fetch one file, as long as the lease lasts; what is here with the right digest is not fetched again."""
 
+    most_bytes = 0
+
     def go_on(have_bytes: int) -> None:
+        nonlocal most_bytes
+        if have_bytes > most_bytes:
+            most_bytes = have_bytes
+            patience.moved()
         tell(before_bytes + have_bytes)
         context.heed(state)
         if context.seconds_left(state) <= 0:

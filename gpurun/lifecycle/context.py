@@ -6,20 +6,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from gpurun.core.clock import Clock, boot_id, ticks
-from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
+from gpurun.core.clock import Clock, boot_id
+from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.model import Instance, InstanceState
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Plan
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.control import STRENGTH, read_wish
-from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.providers.base import LetsIn, Provider, Rejected, Unknown
 
-T = TypeVar("T")
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 # What the far side refuses only for now: an earlier call that was cut off still holds on, or the line broke again.
@@ -84,6 +81,12 @@ class Context:
             return by_wall
         return min(by_wall, ask_wall - state.create_wall - (self.clock.monotonic() - state.create_mono))
 
+    def paid_s(self, state: RunState) -> float:
+        """For how long the instance has been paid for, by whichever clock says more."""
+        if state.deadline_wall is None or state.create_wall is None:
+            return 0.0
+        return state.deadline_wall - self.plan.lease.destroy_s - state.create_wall - self.seconds_left(state)
+
     def unsettled_s(self, state: RunState) -> float:
         """How long the provider may still hide what was asked for; nothing once the instance was seen to run."""
         if state.facts:
@@ -110,33 +113,8 @@ class Context:
         if self.wants_stop(state):
             raise StopWanted
 
-    def patiently(self, state: RunState, limit_s: float, attempt: Callable[[], T]) -> T:
-        """Do what may be repeated until it answers: unreachable is not dead, so the provider is asked too.
-
-        Gives up when the limit or the lease is over, or when the provider says that the instance no longer runs.
-        """
-        lost = "it was never tried"
-        for _ in ticks(self.clock, RETRY_S, min(limit_s, self.seconds_left(state))):
-            self.heed(state)
-            try:
-                return attempt()
-            except MachineLost as error:
-                lost = error.what
-            except FarRefusal as error:
-                if error.reason not in PASSING:
-                    raise
-                lost = error.what
-                continue
-            if self.is_down(instance_of(state)):
-                break
-        raise TrainingFailed(
-            "machine.lost",
-            f"The instance can no longer be reached: {lost}",
-            hint="What came home before is kept. `gpurun receipt` says what was paid.",
-        )
-
-    def is_down(self, instance: Instance) -> bool:
-        """Whether the provider says that the instance does not run; no clear answer, or two that differ, mean no.
+    def is_down(self, instance: Instance) -> bool | None:
+        """Whether the provider says that the instance does not run; two answers that differ mean no, none means None.
 
         It is asked when the instance did not answer: perhaps only because this laptop has another address now.
         """
@@ -149,7 +127,7 @@ class Context:
                 return said is InstanceState.STOPPED
             return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))
         except (Unknown, Rejected, SetupError):
-            return False
+            return None
 
 
 def instance_of(state: RunState) -> Instance:

@@ -17,6 +17,7 @@ from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.home.local_copy import LocalCopy
+from gpurun.lifecycle.patience import Patience
 from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
@@ -40,13 +41,13 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
     job = _job(state, context)
     stops = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall")}
     yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops}
-    far, pushed = context.reach(instance_of(state)), ""
+    far, patience, pushed = context.reach(instance_of(state)), Patience(state, context), ""
     try:
-        pushed = context.patiently(state, context.plan.lease.boot_s, Pushing(state, context, far).give)
+        pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
         message = f"the machine pushes no checkpoints to the bucket: {error.what}"
         yield Event.INCIDENT, {"code": "stage.no_push", "message": message}
-    started = context.patiently(state, context.plan.lease.boot_s, lambda: far.start(job))
+    started = patience.until_done(lambda: far.start(job))
     told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
     yield Event.TRAIN_STARTED, {**told, **({"pushed": pushed} if pushed else {})}
 

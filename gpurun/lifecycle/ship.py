@@ -10,6 +10,7 @@ from gpurun.core.moving import moving
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.bucket.pull import pull
 from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.patience import Patience
 from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.bucket.order import Pulled
 from gpurun.machine.pack import Pack, survey
@@ -22,25 +23,22 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     _check_room(seen.total_bytes, state, disk_gb=int(context.plan.resolved["hardware"]["disk_gb"]))
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
-    limit_s = context.plan.lease.ship_s
-
-    def left_s() -> float:
-        """One try takes no longer than what is left for all of them."""
-        return max(1.0, min(started + limit_s - context.clock.monotonic(), context.seconds_left(state)))
-
     pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
     yield from pull(state, context, far, pack, pulled)
-    if pulled.missing_bytes:
-        limit_s += context.plan.lease.train_s  # What the bucket did not bring takes longer; training gives way to it.
+    patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
+    if pulled.missing_bytes:  # What the bucket did not bring takes longer; training gives way to it.
+        patience.limit_s += context.plan.lease.train_s
     with moving(context.folder, context.clock, "ship", seen.total_bytes) as tell:
 
         def on_progress(there_bytes: int) -> None:
+            nonlocal there_most
+            if there_bytes > there_most:
+                there_most = there_bytes
+                patience.moved()
             tell(there_bytes)
             context.heed(state)
 
-        arrived = context.patiently(
-            state, limit_s, lambda: far.unpack(pack, on_progress=on_progress, timeout_s=left_s())
-        )
+        arrived = patience.until_done(lambda: far.unpack(pack, on_progress=on_progress, timeout_s=patience.left_s))
     seconds = round(context.clock.monotonic() - started, 3)
     told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
     if context.plan.choices.stage:

@@ -230,14 +230,14 @@ class ScriptedFar(FarSide):
 class World:
     """A paid run of 10 dollars at most on the scripted cloud, and what becomes of it."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, lease: Lease = LEASE) -> None:
         self.home, self.clock = home, VirtualClock()
-        self.folder = make_run(home, lease=LEASE)
+        self.folder = make_run(home, lease=lease)
         self.cloud = ScriptedCloud(self.clock)
         self.far = ScriptedFar(self.cloud)
         plan = Plan.from_json(self.folder.plan.read_bytes())
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
-        worst = cost_of(RATE, LEASE.total_s + LEASE.kill_allowance_s, offer.billing_unit_s)
+        worst = cost_of(RATE, lease.total_s + lease.kill_allowance_s, offer.billing_unit_s)
         resolved = {**plan.resolved, "hardware": {"disk_gb": 50}}
         told = {"offer": offer, "mode": Mode.PAID, "cap_micros": worst, "worst_micros": worst, "resolved": resolved}
         self.plan = plan.model_copy(update=told)

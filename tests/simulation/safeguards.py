@@ -94,6 +94,14 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if self._asked_mono - self._refused_last_mono > PAUSE_S:", "if self._refused_mono < 0:"),
         ("except (MachineLost, FarRefusal):", "except MachineLost:"),
     ),
+    "gpurun/lifecycle/patience.py": (
+        ("if down is None:", "if False:"),
+        ("if seen_down or ", "if "),
+        ("is_late or self._unheard_s > self._most_unheard_s()", "is_late"),
+        ("slow_s > self.limit_s or ", ""),
+        ("gap_s if gap_s > AWAY_S else 0.0", "0.0"),
+        ("min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)", "clock.monotonic() - self._tried_mono"),
+    ),
     "gpurun/lifecycle/home/early.py": (
         ("if not newest or not newest <= here:", "if not newest:"),
         (" - kept(self._folder)", ""),

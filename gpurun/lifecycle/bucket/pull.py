@@ -9,6 +9,7 @@ from functools import partial
 from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.patience import Patience
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import forget
@@ -35,9 +36,14 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
     bucket = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True)
     try:
         bucket.look()
-        order = partial(have_pulled, far, bucket, files, came, on_progress=partial(context.heed, state))
-        limit_s = context.plan.lease.ship_s
-        context.patiently(state, limit_s, lambda: order(timeout_s=max(1.0, min(limit_s, context.seconds_left(state)))))
+        patience = Patience(state, context, limit_s=context.plan.lease.ship_s)
+
+        def on_progress() -> None:
+            patience.moved()
+            context.heed(state)
+
+        order = partial(have_pulled, far, bucket, files, came, on_progress=on_progress)
+        patience.until_done(lambda: order(timeout_s=patience.left_s))
     except FarRefusal as refusal:
         if refusal.reason == "disk_full":
             raise

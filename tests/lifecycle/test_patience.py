@@ -1,0 +1,176 @@
+"""A lid that is closed or a line that is down costs its time, not the result; a hung machine is not paid for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode, TrainingFailed
+from gpurun.core.paths import Home
+from gpurun.core.plan import Lease
+from gpurun.core.progress import Event
+from gpurun.lifecycle.patience import LEAST_UNHEARD_S, Patience
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.providers.base import Unknown
+from tests.lifecycle.scripted_cloud import World
+from tests.lifecycle.test_faults import kept
+
+# A minute each to send and to collect, and ten hours to train.
+LONG = Lease(boot_s=120, ship_s=60, train_s=36_000, collect_s=60, destroy_s=60, kill_allowance_s=60)
+TRAINS_S = 1800.0
+NO_ROUTE = MachineLost("no route to host")
+KILLED = FarRefusal("broken", "The agent ended with 137: it said nothing")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(Home(tmp_path), LONG)
+    made.far.train_s = TRAINS_S
+    return made
+
+
+def dead_for(world: World, verb: str, seconds: float) -> list[float]:
+    """The line is down for so long from the first call of a verb on; when it was called."""
+    real, calls = getattr(world.far, verb), list[float]()
+
+    def down(*told: Any, **more: Any) -> Any:
+        calls.append(world.clock.monotonic())
+        if calls[-1] - calls[0] < seconds:
+            world.clock.sleep(5.0)
+            raise NO_ROUTE
+        return real(*told, **more)
+
+    setattr(world.far, verb, down)
+    return calls
+
+
+def doze_in(world: World, verb: str, seconds: float) -> None:
+    """The laptop sleeps in the first call of a verb; when it wakes the connection is dead."""
+    real, slept = getattr(world.far, verb), list[float]()
+
+    def dozing(*told: Any, **more: Any) -> Any:
+        if not slept:
+            slept.append(seconds)
+            world.clock.sleep(seconds)
+            raise MachineLost("The connection is dead: not a byte for 60 s.")
+        return real(*told, **more)
+
+    setattr(world.far, verb, dozing)
+
+
+@pytest.mark.parametrize("verb", ["manifest", "fetch"])
+@pytest.mark.parametrize("happens", [dead_for, doze_in])
+def test_two_minutes_without_a_line_while_collecting_lose_nothing(
+    world: World, verb: str, happens: Callable[[World, str, float], Any]
+) -> None:
+    happens(world, verb, 120.0)
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert (world.cloud.boxes[0].died_s or 0) < TRAINS_S + 600, "and no minute more than that is paid"
+    assert kept(world)
+
+
+def test_a_night_with_the_lid_closed_while_collecting_loses_nothing_either(world: World) -> None:
+    """Asleep it tries nothing, so that is not held against the machine."""
+    doze_in(world, "fetch", 8 * 3600.0)
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+@pytest.mark.parametrize("verb", ["unpack", "start"])
+@pytest.mark.parametrize("happens", [dead_for, doze_in])
+def test_minutes_without_a_line_before_training_are_taken_from_it(
+    world: World, verb: str, happens: Callable[[World, str, float], Any]
+) -> None:
+    happens(world, verb, 300.0)
+    assert world.drive() is ExitCode.DONE
+    assert world.state.outcome == "done"
+    assert kept(world)
+
+
+def test_a_line_that_is_too_slow_to_send_is_given_up_at_the_limit_all_the_same(world: World) -> None:
+    def slow(*_: object, on_progress: Callable[[int], None], timeout_s: float, **__: object) -> None:
+        end_mono, sent_bytes = world.clock.monotonic() + timeout_s, 0
+        while world.clock.monotonic() < end_mono:
+            world.clock.sleep(5.0)
+            sent_bytes += 1
+            on_progress(sent_bytes)
+        raise MachineLost("There was no time left to send the rest.")
+
+    world.far.unpack = slow  # type: ignore[method-assign,assignment]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert (world.cloud.boxes[0].died_s or 0) < LONG.ship_s + 300
+    assert kept(world)
+
+
+def test_a_machine_that_dies_while_collecting_is_not_waited_for(world: World) -> None:
+    def taken_away(*_: object, **__: object) -> None:
+        world.cloud.boxes[0].died_s = world.cloud.boxes[0].died_s or world.cloud.now
+        raise NO_ROUTE
+
+    world.far.fetch = taken_away  # type: ignore[method-assign,assignment]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert world.clock.monotonic() < TRAINS_S + 600
+    assert kept(world)
+
+
+def test_a_machine_that_runs_and_is_never_reached_again_is_paid_as_long_again_and_no_longer(world: World) -> None:
+    """It may be hung for good; waiting for it may cost what making its result anew would cost, and no more."""
+    world.far.broken["manifest"] = NO_ROUTE
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    died_s = world.cloud.boxes[0].died_s or 0
+    assert 2 * TRAINS_S < died_s < 2 * TRAINS_S + 600 < LONG.total_s / 4
+    assert kept(world)
+
+
+def test_while_nobody_is_reached_from_here_nothing_would_be_saved_by_giving_up(world: World) -> None:
+    """Four hours without any network, after half an hour of training: the provider could not be told to end it."""
+    calls = dead_for(world, "fetch", 4 * 3600.0)
+    read = world.cloud.read
+
+    def unheard(instance_id: str) -> Any:
+        if calls and calls[-1] - calls[0] < 4 * 3600.0:
+            world.clock.sleep(30.0)
+            raise Unknown("no network")
+        return read(instance_id)
+
+    world.cloud.read = unheard  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_what_is_in_the_bucket_anyhow_is_worth_a_quarter_of_an_hour(world: World) -> None:
+    world.cloud.killing = "before far.manifest"
+    assert world.drive() == "killed"
+    pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})
+    begun_mono = world.clock.monotonic()
+
+    def unreachable() -> None:
+        raise NO_ROUTE
+
+    with pytest.raises(TrainingFailed, match="no route"):
+        Patience(pushed, world.context).until_done(unreachable)
+    assert LEAST_UNHEARD_S < world.clock.monotonic() - begun_mono < LEAST_UNHEARD_S + 60
+    assert world.drive() is ExitCode.DONE
+
+
+@pytest.mark.parametrize("verb", ["unpack", "start", "manifest", "get checkpoints/000030.model.safetensors"])
+def test_an_agent_that_was_killed_a_few_times_is_asked_again(world: World, verb: str) -> None:
+    """Over there the memory is short: the agent's small process is what the kernel ends."""
+    world.far.broken, world.far.broken_times = {verb: KILLED}, {verb: 5}
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_an_agent_that_is_killed_every_time_is_left_after_a_minute_or_two(world: World) -> None:
+    world.far.broken["manifest"] = KILLED
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert (world.cloud.boxes[0].died_s or 0) < TRAINS_S + 300
+    assert not world.all_of(Event.COLLECT_OBSERVED)
+    assert kept(world)
