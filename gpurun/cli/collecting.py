@@ -18,6 +18,7 @@ from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.at_home import is_here
 from gpurun.lifecycle.home.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
 from gpurun.lifecycle.home.copy_out import copy_out
+from gpurun.lifecycle.home.worth import spare
 from gpurun.lifecycle.reach import Reach
 from gpurun.lifecycle.runs import Sight
 from gpurun.lifecycle.salvage import bring_pushed
@@ -102,13 +103,20 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
     """What is here now, and what would be lost with the machine."""
     name = sight.folder.name
     lines = [_here(sight, brought.manifest, brought.here)]
-    if brought.left:
-        lines.append(f"Only on the machine: {_named(brought.left)}.")
+    beside = [file for file in brought.left if file in spare(brought.manifest)]
+    left = [file for file in brought.left if file not in beside]
+    if left:
+        lines.append(f"Only on the machine: {_named(left)}.")
         lines.append(
             f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the training's end does."
         )
-    else:
+    elif not beside:
         lines.append("Nothing that is finished is only on the machine.")
+    if beside:
+        lines.append(f"Only on the machine, older than the newest and not the best: {_named(beside)}.")
+        lines.append(
+            "That does not come home by itself, unless the newest turns out to be damaged: --only all brings it."
+        )
     lines.append("Training goes on." if sight.state.phase is Phase.TRAINING else "The run goes on.")
     return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
 
@@ -161,11 +169,13 @@ def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> R
             what = f"{file.name} of {name} is not here any more as it came home."
             hint = f"gpurun audit {name} says what else is not as it was."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
-    lost = [str(one) for one in collected["missing"]]
+    lost, left = ([str(one) for one in collected.get(key, ())] for key in ("missing", "left"))
     lines = [_here(sight, manifest, files), "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."]
     if lost:
         lines.append(f"Lost with it: {', '.join(lost[:_MOST_NAMED])}{' and more' if lost[_MOST_NAMED:] else ''}.")
-    return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost}, text="\n".join(lines))
+    if left:
+        lines.append(f"Left on it, as newer ones came home: {', '.join(left)}.")
+    return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
 
 
 def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:

@@ -10,15 +10,16 @@ from gpurun.core.moving import Tell, moving
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.home.at_home import is_here, remembered
+from gpurun.lifecycle.home.worth import newest, spare, wanted
 from gpurun.lifecycle.patience import Patience
-from gpurun.machine.answers import ManifestFile
+from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
 from gpurun.machine.fetch import room_bytes
 
 
 def collect(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch every file of the manifest into `artifacts/`; a file counts only once its digest was checked here.
+    """Fetch what is worth it of the manifest into `artifacts/`; a file counts only once its digest was checked here.
 
     Of a machine that is gone, what had come home by then is recorded, and what it had finished besides as missing.
     """
@@ -29,9 +30,12 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     lost: GpurunError | None = None
     try:
         manifest = patience.until_done(lambda: far.manifest(room_bytes(context.folder.artifacts)))
-        whole_bytes = sum(file.bytes for file in manifest.files)
+        whole_bytes = sum(file.bytes for file in wanted(manifest))
         with far.many_lanes(), moving(context.folder, context.clock, "collect", whole_bytes) as tell:
-            here, missing = _bring_all(manifest.files, far, state, context, tell, patience)
+            here, missing = _bring_all(wanted(manifest), far, state, context, tell, patience)
+            if _needs_spare(manifest, here, context):
+                more, lost_too = _bring_all(spare(manifest), far, state, context, tell, patience)
+                here, missing = here + more, missing | lost_too
     except FarRefusal as refusal:
         raise _refused(refusal) from refusal
     except TrainingFailed as error:
@@ -40,7 +44,9 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             raise
         # It is gone with what was not home yet; what came home before is on record all the same.
         manifest, lost = known, error
-        here, missing = _sorted_out(known.files, error, context)
+        here, missing = _sorted_out([*wanted(known), *spare(known)], error, context)
+    left = _left(manifest, here)
+    missing = {name: why for name, why in missing.items() if name not in left}
     yield (
         Event.COLLECT_OBSERVED,
         {
@@ -49,11 +55,29 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
             "seconds": round(context.clock.monotonic() - started, 3),
+            **({"left": left} if left else {}),
             **({"remembered": True} if lost is not None else {}),
         },
     )
     if lost is not None or missing:
         raise lost or next(iter(missing.values()))
+
+
+def _needs_spare(manifest: Manifest, here: Sequence[ManifestFile], context: Context) -> bool:
+    """Whether the checkpoint before the latest is worth its minutes: the latest is damaged, or some of it is here."""
+    is_begun = any((context.folder.artifacts / file.name).exists() for file in spare(manifest))
+    return is_begun or not _has_newest(manifest, here)
+
+
+def _has_newest(manifest: Manifest, here: Sequence[ManifestFile]) -> bool:
+    return all(file in here for file in newest(manifest))
+
+
+def _left(manifest: Manifest, here: Sequence[ManifestFile]) -> list[str]:
+    """The names of a spare checkpoint's files that stay there: with the latest at home nobody misses them."""
+    if not _has_newest(manifest, here):
+        return []
+    return [file.name for file in spare(manifest) if file not in here]
 
 
 def _bring_all(

@@ -14,6 +14,7 @@ from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.bucket.push import key_of
 from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.home.worth import newest, spare, wanted
 from gpurun.lifecycle.settle import clear_all
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.bucket.address import parse_address
@@ -62,6 +63,8 @@ def _at_home(found: Salvaged, folder: RunFolder) -> dict[str, object]:
     files = {str(one["name"]): one for one in before["files"]}
     files |= {one.name: one.model_dump(mode="json") for one in found.here}
     missing = {*before["missing"], *found.missing, *found.left_out} - files.keys()
+    if all(one.name in files for one in newest(found.manifest)):  # The one before the latest is missed by nobody then.
+        missing -= {one.name for one in spare(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
     return {
@@ -78,13 +81,13 @@ def bring_pushed(
     place: str,
     clock: Clock,
     *,
-    choose: Choose = lambda manifest: manifest.files,
+    choose: Choose = lambda manifest: [*wanted(manifest), *spare(manifest)],
     tell: Callable[[ManifestFile, int], None] | None = None,
 ) -> Salvaged:
     """Fetch the chosen files of what lies at `place` (`RunState.pushed`) into the run's artifacts, digests verified.
 
-    Nothing is taken that the run's key has not signed. Without anything there the manifest is empty. SetupError,
-    BucketLost or CollectFailed when the list cannot be had.
+    Without a choice all, the worthiest first. Nothing is taken that the run's key has not signed. Without anything
+    there the manifest is empty. SetupError, BucketLost or CollectFailed when the list cannot be had.
     """
     bucket = Bucket(parse_address(url), clock)
     key = key_of(folder.push_key)

@@ -20,7 +20,18 @@ from gpurun.ledger.journal import Journal, read_journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.state import replay
-from gpurun.machine.answers import Facts, Gpu, Manifest, ManifestFile, Shipped, Started, Status, Torch
+from gpurun.machine.answers import (
+    Best,
+    Facts,
+    Gpu,
+    Manifest,
+    ManifestFile,
+    Shipped,
+    Started,
+    Status,
+    Torch,
+    understood_manifest,
+)
 from gpurun.machine.base import MachineLost
 from gpurun.machine.far import Chunk, FarSide, Poll
 from gpurun.machine.fetch import Wanted, fetch
@@ -35,7 +46,14 @@ BOOT_S = 12.0
 MOST_CALLS = 20_000
 RATE = usd(2)
 LEASE = Lease(boot_s=120, ship_s=60, train_s=300, collect_s=60, destroy_s=60, kill_allowance_s=60)
-WEIGHTS = [(f"checkpoints/0000{step}.model.safetensors", bytes([step]) * 5000, step) for step in (10, 20, 30)]
+# The best checkpoint and the latest, which come home, and the one before the latest, which is there just in case.
+WEIGHTS = [
+    ("checkpoints/000020.model.safetensors", b"\x14" * 5000, 20),
+    ("checkpoints/000030.model.safetensors", b"\x1e" * 5000, 30),
+    ("checkpoints/000030.optim.safetensors", b"\x1f" * 5000, 30),
+]
+SPARE = ("checkpoints/000025.model.safetensors", b"\x19" * 5000, 25)
+FINISHED = [*WEIGHTS, SPARE]
 TRAITS = Traits(120.0, 5.0, 3, 30.0, Teardown.DESTROYED, "https://console.example")
 PLAIN = Profile("local", TRAITS, idempotent=False, timer="none", tells_rate=True, boot_s=BOOT_S, timeout_s=0.0)
 
@@ -183,10 +201,14 @@ class ScriptedFar(FarSide):
     def manifest(self, most_bytes: int) -> Manifest:
         self._call("manifest")
         files = [
-            ManifestFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), kind="weights", step=step)
-            for name, data, step in WEIGHTS
-        ]
-        return Manifest(latest=30, files=tuple(files))
+            ManifestFile(
+                name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), step=step,
+                kind="optimizer" if ".optim." in name else "weights",
+            )
+            for name, data, step in FINISHED
+        ]  # fmt: skip
+        told = Manifest(latest=30, best=Best(step=20, val_loss=2.0), files=tuple(files))
+        return understood_manifest(told.model_dump_json().encode(), most_bytes)
 
     def fetch(
         self,
@@ -197,7 +219,7 @@ class ScriptedFar(FarSide):
         *,
         on_progress: Callable[[int], None] | None = None,
     ) -> Path:
-        content = next(data for known, data, _ in WEIGHTS if known == name)
+        content = next(data for known, data, _ in FINISHED if known == name)
 
         def get(offset: int, most: int) -> bytes:
             self._call(f"get {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,14 @@ from typer.testing import CliRunner
 from gpurun.cli import collecting
 from gpurun.cli.app import build_app
 from gpurun.cli.collecting import collect_run
+from gpurun.cli.control import find
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
 from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Choices, Plan
-from gpurun.core.progress import Event
+from gpurun.core.progress import Event, Phase, RunState
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.home import collect_now
 from gpurun.lifecycle.home.at_home import keep, kept
@@ -227,18 +229,43 @@ def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None
     assert refused.value.code == "checkpoint.missing"
 
 
-def test_of_a_run_that_is_over_it_names_what_was_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, lost = opened_run(session.home, "fox-41"), "checkpoints/000110.model.safetensors"
+@pytest.mark.parametrize(
+    ("key", "told_as", "words"),
+    [("missing", "lost", "Lost with it"), ("left", "left", "Left on it, as newer ones came home")],
+)
+def test_of_a_run_that_is_over_it_names_what_was_lost_and_what_was_left(
+    session: Session, monkeypatch: pytest.MonkeyPatch, key: str, told_as: str, words: str
+) -> None:
+    run, name = opened_run(session.home, "fox-41"), "checkpoints/000110.model.safetensors"
     append = run.journal.append
 
     def with_losses(event: Event, data: dict[str, Any]) -> Any:
-        return append(event, {**data, "missing": [lost]} if event is Event.COLLECT_OBSERVED else data)
+        return append(event, {**data, key: [name]} if event is Event.COLLECT_OBSERVED else data)
 
     monkeypatch.setattr(run.journal, "append", with_losses)
     run.until_gone().settle()
     told = collect_run(session, "fox-41", only="all")
-    assert f"Lost with it: {lost}." in told.text
-    assert told.data["lost"] == [lost]
+    assert f"{words}: {name}." in told.text
+    assert {word: told.data[word] for word in ("lost", "left") if told.data[word]} == {told_as: [name]}
+
+
+def test_what_the_end_of_training_brings_and_what_it_leaves_there_are_told_apart(
+    session: Session, instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint before the latest comes home only when it is asked for, so nothing else is promised of it."""
+    pushed_run(session, monkeypatch)
+    state = RunState(run="fox-41", phase=Phase.TRAINING, instance=None)
+    sight = replace(find(session, "fox-41"), folder=folder, state=state)
+    texts = {}
+    for only in ("last", "best", "all"):
+        instance.save(10, 20, 30, best=10)
+        texts[only] = collecting._brought(sight, only, bring(instance, folder, only)).text
+    assert "would lose that; gpurun stop" in texts["last"], "the best one"
+    assert "not the best: 2 files" in texts["last"]
+    assert "would lose that" not in texts["best"]
+    assert "(checkpoints/000020.weights, checkpoints/000020.state)" in texts["best"]
+    assert "--only all brings it" in texts["best"]
+    assert "Nothing that is finished is only on the machine." in texts["all"]
 
 
 # A copy elsewhere

@@ -88,6 +88,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("with far.many_lanes(), ", "with "),
         ("if context.seconds_left(state) <= 0:", "if False:"),
         ("missing[file.name] = error", "here.append(file)"),
+        ("return is_begun or not _has_newest(manifest, here)", "return is_begun"),
+        ("    if not _has_newest(manifest, here):\n", "    if False:\n"),
     ),
     "gpurun/lifecycle/run.py": (
         ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
