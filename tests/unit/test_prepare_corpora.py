@@ -25,6 +25,7 @@ from trainer.prepare.corpora.task import UNFINISHED
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary
+from trainer.prepare.sources import opening
 
 ROOT = Path(__file__).parents[2]
 WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells — by the sea shore\n"
@@ -254,6 +255,21 @@ def test_another_number_of_processes_goes_on_with_it(corpus: Path, begun: Path, 
     prepared(corpus, begun, workers=1)
     prepared(corpus, tmp_path / "straight")
     assert content(begun) == content(tmp_path / "straight")
+
+
+def test_a_text_is_not_looked_through_for_separators_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "books.txt", tmp_path / "out"
+    source.write_text("<|endoftext|>\n".join(f"Book {i}.\n" + WORDS * 2000 for i in range(8)))
+
+    def stop(figures: dict[str, int]) -> None:
+        if figures["tasks"]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_corpus(order(source, out, val_fraction=0.3), lambda _: None, stop)
+    monkeypatch.setattr(opening, "look_through", None)
+    prepared(source, out, val_fraction=0.3)
+    assert json.loads((out / "data.json").read_bytes())["source"]["documents"] == 8
 
 
 def test_two_prepares_into_one_folder_are_refused(

@@ -28,6 +28,7 @@ from trainer.prepare.sources.long_lines import string_pieces
 from trainer.prepare.sources.opening import Source, open_source
 from trainer.prepare.sources.reading import read_spans
 
+SEPARATOR = b"<|endoftext|>"
 ROWS = [
     {"text": f"Row {i}: " + "wörds and more words. " * (i % 9), "url": f"https://example.org/{i}"} for i in range(300)
 ]
@@ -103,6 +104,34 @@ def test_separator_lines_part_the_documents_of_a_text(tmp_path: Path) -> None:
     path = written(tmp_path / "stories.txt", "<|endoftext|>\n".join(stories).encode())
     for shard_tokens in (50, 333, 10**6):
         assert read(path, shard_tokens) == stories
+
+
+@pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
+def test_separators_count_however_late_the_first_one_comes(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    suffix = {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(pack(LINES)[:2], "")
+    books = [f"Book {i}.\nIt goes on.\n" * 60_000 for i in range(2)]
+    path = written(tmp_path / f"books.txt{suffix}", pack("<|endoftext|>\n".join(books).encode()))
+    for source in (path, tmp_path):
+        (file,) = opened(source).files
+        assert (file.form, file.weights) == ("separated", (sum(map(len, books)) + 14,))
+    assert read(path, 10**6) == books
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lines=st.lists(
+        st.sampled_from([SEPARATOR, b" <|endoftext|>\r", b"x<|endoftext|>", b"<|endoftext|>x", b"", b"words"])
+    ),
+    size=st.integers(16, 40),
+)
+def test_a_separator_is_found_wherever_the_blocks_end(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int
+) -> None:
+    path = written(tmp_path_factory.mktemp("look") / "text.txt", b"\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain, "_LOOK_BYTES", size)
+        found = plain.look_through(path)
+    assert found == (path.stat().st_size, any(line.strip() == SEPARATOR for line in lines))
 
 
 @settings(max_examples=80, deadline=None)

@@ -69,7 +69,9 @@ def known_files(folder: Path) -> Known:
     """What an earlier call found out about the files of its source."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         files = json.loads((folder / _ASKED).read_bytes())["files"]
-        return {(name, size, modified_ns): tuple(weights) for name, size, modified_ns, weights in files}
+        return {
+            (name, size, modified_ns): (parted, tuple(weights)) for name, size, modified_ns, weights, parted in files
+        }
     return {}
 
 
@@ -84,7 +86,9 @@ def begin(folder: Path, asked: dict[str, Any], source: Source) -> None:
                 f"{folder} holds other files; prepared data would lie among them.",
                 hint="Name an empty or a new folder with --out.",
             ) from None
-        files = [[file.name, file.bytes, file.modified_ns, file.weights] for file in source.files]
+        files = [
+            [file.name, file.bytes, file.modified_ns, file.weights, file.form == "separated"] for file in source.files
+        ]
         write_json(folder / f".{_ASKED}", {"v": 1, "asked": asked, "files": files})
         os.rename(folder / f".{_ASKED}", folder / _ASKED)
         return

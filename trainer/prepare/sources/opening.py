@@ -10,17 +10,18 @@ from trainer.prepare.corpus import STDLIB, files_of, why_no_text
 from trainer.prepare.errors import Refusal, unreadable
 from trainer.prepare.sources import hub, parquet
 from trainer.prepare.sources.files import Form, SourceFile
-from trainer.prepare.sources.plain import SEPARATOR, WHOLE_BYTES
+from trainer.prepare.sources.plain import WHOLE_BYTES, look_through
 from trainer.prepare.sources.streams import content_bytes, is_packed, open_content
 
 __all__ = ["HUB", "Known", "Source", "open_source"]
 
 HUB = "hf:"
 _SNIFF_BYTES = 64 << 10
+_LONG_LOOK_BYTES = 1 << 30
 _LINES = (".jsonl", ".ndjson", ".json")
 
-Known = Mapping[tuple[str, int, int], tuple[int, ...]]
-"""What is known already of files: their weights by name, size and time."""
+Known = Mapping[tuple[str, int, int], tuple[bool, tuple[int, ...]]]
+"""What is known already of files: whether they have separators, and their weights, by name, size and time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def open_source(source: str, column: str, say: Callable[[str], None], known: Kno
     """Look at every file of a source: `hf:NAME`, `stdlib`, a file, or a folder of them.
 
     Parquet (`.parquet`) and JSON Lines (`.jsonl`, perhaps `.gz` or `.zst`) hold a document a row; every other file is
-    text. Packed files are unpacked once, for their length; what is `known` is not looked at again. Raises Refusal.
+    text, read once for its separators. Packed files are unpacked once, for their length; what is `known` is not looked
+    at again. Raises Refusal.
     """
     kind, found, skipped = _found(source, say)
     files = [file for name, path in found if (file := _look(name, path, kind, column, known or {}, skipped, say))]
@@ -84,21 +86,30 @@ def _look(
         skipped[reason] = skipped.get(reason, 0) + 1
         return None
     key = name, about.st_size, about.st_mtime_ns
-    if key in known:
-        weights = known[key]
-    elif form == "parquet":
-        weights = parquet.group_bytes(path, column)
-    else:
-        if is_packed(path) and about.st_size > WHOLE_BYTES:
-            say(f"unpacking {name} once, for its length")
-        weights = (content_bytes(path),)
-    if form == "whole" and (kind == "file" or weights[0] > WHOLE_BYTES):
-        form = "blocks"
+    separated, weights = known[key] if key in known else _measured(name, path, form, column, say)
+    if form == "whole":
+        form = "separated" if separated else "blocks" if kind == "file" or weights[0] > WHOLE_BYTES else "whole"
     return SourceFile(name, path, form, about.st_size, about.st_mtime_ns, weights)
 
 
+def _measured(
+    name: str, path: Path, form: Form, column: str, say: Callable[[str], None]
+) -> tuple[bool, tuple[int, ...]]:
+    """Whether a text has separator lines, and a file's weights; what may take a while is said before."""
+    if form == "parquet":
+        return False, parquet.group_bytes(path, column)
+    if is_packed(path) and path.stat().st_size > WHOLE_BYTES:
+        say(f"unpacking {name} once, for its length")
+    elif form == "whole" and path.stat().st_size > _LONG_LOOK_BYTES:
+        say(f"looking through {name} once, for separators")
+    if form == "lines":
+        return False, (content_bytes(path),)
+    size, separated = look_through(path)
+    return separated, (size,)
+
+
 def _form(path: Path, kind: str) -> tuple[Form, str]:
-    """How a file holds its documents, and why it is passed over ("": it is not)."""
+    """How a file holds its documents by name and beginning, and why it is passed over ("": it is not)."""
     name = PurePosixPath(path.name)
     if name.suffix == ".parquet":
         return "parquet", ""
@@ -109,5 +120,4 @@ def _form(path: Path, kind: str) -> tuple[Form, str]:
         return "lines", ""
     # What is not UTF-8 is a refusal with its place when it is read, except in Python's own library, which is not ours.
     reason = why_no_text(head, path, cut=False, strict=False) if kind == STDLIB else "binary" * (b"\0" in head[:8192])
-    separated = SEPARATOR in head and any(line.strip() == SEPARATOR for line in head.splitlines())
-    return "separated" if separated else "whole", reason
+    return "whole", reason

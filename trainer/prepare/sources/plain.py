@@ -8,19 +8,52 @@ can be held out, and so that none of it must be in memory whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from trainer.prepare.errors import not_utf8
 from trainer.prepare.sources.files import SourceFile, Span
-from trainer.prepare.sources.streams import PIECE_BYTES, line_start, lines_from, open_content, whole_characters
+from trainer.prepare.sources.streams import (
+    PIECE_BYTES,
+    is_packed,
+    line_start,
+    lines_from,
+    open_content,
+    whole_characters,
+)
 from trainer.prepare.texts import Text
 
-__all__ = ["SEPARATOR", "WHOLE_BYTES", "documents"]
+__all__ = ["SEPARATOR", "WHOLE_BYTES", "documents", "look_through"]
 
 SEPARATOR = b"<|endoftext|>"
 WHOLE_BYTES = 16 << 20
 """A larger file of a folder is cut into blocks too."""
 BLOCK_BYTES = 64 << 10
 """Of a large file without separators, what counts as one document: about 16 thousand tokens."""
+_LOOK_BYTES = 256 << 10
+
+
+def look_through(path: Path) -> tuple[int, bool]:
+    """The bytes of a file's content, and whether a separator line is anywhere in it; the first one found ends the look.
+
+    A packed file is unpacked for both at once.
+    """
+    packed = is_packed(path)
+    size, line, separated = 0, b"", False
+    with open_content(path) as stream:
+        while (packed or not separated) and (block := stream.read(_LOOK_BYTES)):
+            size += len(block)
+            if not separated:
+                separated, line = _separator_in(line + block)
+    return (size if packed else path.stat().st_size), separated or line.strip() == SEPARATOR
+
+
+def _separator_in(raw: bytes) -> tuple[bool, bytes]:
+    """Whether one of the lines that end here is a separator; the beginning of the one that does not."""
+    stop = raw.rfind(b"\n") + 1
+    # Few blocks have the word at all, and to look for it costs little.
+    found = SEPARATOR in raw and any(line.strip() == SEPARATOR for line in raw[:stop].split(b"\n"))
+    # What is longer than a block is no separator, and need not be kept.
+    return found, raw[stop:] if len(raw) - stop <= _LOOK_BYTES else b"-"
 
 
 def documents(span: Span) -> Iterator[Text]:
