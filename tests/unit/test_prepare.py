@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -295,6 +296,32 @@ def test_what_is_no_text_is_passed_over_and_counted(tmp_path: Path) -> None:
     result = run(source, tmp_path / "out")
     assert result["skipped"] == {"binary": 1, "links": 1, "devices": 1}
     assert "SECRET" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
+
+
+def test_of_a_large_file_that_is_no_text_only_the_beginning_is_read(tmp_path: Path) -> None:
+    source = texts(tmp_path / "in", count=2)
+    with open(source / "model.safetensors", "wb") as file:
+        file.write(b"\0")
+        file.truncate(200_000_000)
+    tracemalloc.start()
+    try:
+        found = open_corpus(str(source))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert (found.skipped, len(found.documents)) == ({"binary": 1}, 2)
+
+
+def test_a_text_too_large_for_memory_is_named_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = texts(tmp_path / "in", count=2)
+    (source / "book.txt").write_text(VERSE * 1000, encoding="utf-8")
+    monkeypatch.setattr(corpus, "_memory_bytes", lambda: 100_000)
+    with pytest.raises(Refusal, match=r"book\.txt has .* GB are there") as refused:
+        open_corpus(str(source))
+    assert refused.value.code == "memory.full"
+    assert open_corpus(str(source), limit_bytes=40_000).bytes > 39_000
 
 
 def _latin1(path: Path) -> None:

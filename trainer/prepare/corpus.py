@@ -84,7 +84,7 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
 
     With a limit, documents are taken in an order that depends on their names alone but favours no part of the folder,
     and the last one is cut at the end of a line near the limit, else at a space. Raises Refusal for what is missing,
-    unreadable, empty or not UTF-8.
+    unreadable, empty, not UTF-8 or too large for memory.
     """
     kind, files, skipped = files_of(source)
     if limit_bytes:
@@ -260,12 +260,34 @@ def why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:
 
 
 def _read(path: Path, most: int) -> bytes:
-    """The first `most` bytes of a file (-1: all)."""
+    """The first `most` bytes of a file (-1: all), or its beginning alone if that shows it to be no text."""
     try:
         with open(path, "rb") as file:
+            head = file.read(_SNIFF_BYTES)
+            if b"\0" in head:
+                return head
+            size = os.fstat(file.fileno()).st_size
+            _check_memory(path, size if most < 0 else min(most, size))
+            file.seek(0)
             return file.read(most)
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def _check_memory(path: Path, size: int) -> None:
+    """Raise Refusal where a file cannot be in memory as bytes and as text."""
+    memory_bytes = _memory_bytes()
+    if 2 * size > memory_bytes:
+        raise Refusal(
+            "memory.full",
+            f"{path} has {size / 1e9:,.1f} GB and must fit into memory twice; {memory_bytes / 1e9:,.1f} GB are there.",
+            hint="Prepare it first, which takes little memory: gpurun data prepare RECIPE --source FILE --out FOLDER, "
+            "then --data FOLDER; or take less of it: --set data.limit_mb=100.",
+        )
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cut_bytes(raw: bytes, most: int) -> bytes:
