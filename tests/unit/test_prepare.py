@@ -291,10 +291,11 @@ def test_what_is_no_text_is_passed_over_and_counted(tmp_path: Path) -> None:
     source = texts(tmp_path / "in")
     (source / "picture.png").write_bytes(b"\x89PNG\0\0")
     (source / "link.txt").symlink_to("/etc/hostname")
+    (source / "linked").symlink_to(texts(tmp_path / "elsewhere"))
     (source / ".env").write_text("SECRET=1")
     os.mkfifo(source / "pipe")
     result = run(source, tmp_path / "out")
-    assert result["skipped"] == {"binary": 1, "links": 1, "devices": 1}
+    assert result["skipped"] == {"binary": 1, "links": 2, "devices": 1}
     assert "SECRET" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
 
 

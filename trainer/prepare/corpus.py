@@ -232,7 +232,8 @@ def _walk(
 
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if name not in without and not name.startswith(".")]
-        for name in filter(wanted, names):
+        linked = (name for name in below if Path(folder, name).is_symlink())
+        for name in [*filter(wanted, names), *linked]:
             path = Path(folder, name)
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
