@@ -16,27 +16,31 @@ MICROS_PER_USD = 1_000_000
 SECONDS_PER_HOUR = 3_600
 
 
-def parse_usd(text: str, *, name: str = "--max-cost") -> Micros:
-    """Read a dollar amount such as `25`, `$0.50` or `12.345678`; zero or less, nan and words are UsageErrors."""
+def parse_usd(text: str, *, name: str = "--max-cost", example: str = "") -> Micros:
+    """Read a dollar amount such as `25`, `$0.50` or `12.345678`; zero or less, nan and words are UsageErrors.
+
+    `name` says where it was written, `example` how it is written there.
+    """
+    like = example or f"{name} 25 or {name} 0.50"
     try:
         amount = Decimal(text.strip().removeprefix("$"))
     except InvalidOperation:
         raise UsageError(
             "money.not_a_number",
             f"{name} {text!r} is not an amount of dollars.",
-            hint=f"Write a plain number, for instance {name} 25 or {name} 0.50.",
+            hint=f"Write a plain number, for instance {like}.",
         ) from None
     if not amount.is_finite() or amount <= 0:
         raise UsageError(
             "money.not_positive",
             f"{name} {text!r} is not a positive amount of dollars.",
-            hint=f"Write what the whole run may cost at most, for instance {name} 25.",
+            hint=f"Write an amount above zero, for instance {like}.",
         )
     if amount > 1_000_000:
         raise UsageError(
             "money.too_large",
             f"{name} {text!r} is more than a million dollars.",
-            hint="Write the cap in dollars, not in cents or micro-dollars.",
+            hint="Write it in dollars, not in cents or micro-dollars.",
         )
     return usd(amount)
 

@@ -26,6 +26,13 @@ WRONG = [
     (["train", "--dry-run", "--max-cost", "-1"], 2, "money.not_positive", ""),
     (["train", "--dry-run", "--max-cost", "nan"], 2, "money.not_positive", ""),
     (["train", "--dry-run", "--max-cost", "abc"], 2, "money.not_a_number", ""),
+    (
+        ["plan", "mini-gpt", "--price-per-hour", "-1"],
+        2,
+        "money.not_positive",
+        "above zero, for instance --price-per-hour",
+    ),
+    (["offers", "--max-price", "nan"], 2, "money.not_positive", "above zero, for instance --max-price"),
     (["train", "mini-gpt", "--provider", "local", "--data", "/nowhere"], 2, "data.missing", ""),
     (["train", "mini-gpt"], 2, "cap.missing", "--max-cost"),
     (["train", "gpt2-124m", "--max-cost", "25"], 2, "data.missing", "gpurun data prepare"),
