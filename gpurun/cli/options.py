@@ -73,7 +73,7 @@ def request_from(session: Session, **typed: Any) -> Request:
             f"--hours {typed['hours']} is below zero.",
             hint="Give the hours to train at most: --hours 2.",
         )
-    named = typed["provider"] or [name for name in settings["providers"].value.split(",") if name]
+    named = typed["provider"] or [name.strip() for name in settings["providers"].value.split(",") if name.strip()]
     price, continues = typed["price_per_hour"], typed["continues"]
     request = Request(
         recipe=typed["recipe"] or (settings["recipe"].value if continues is None else ""),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
 from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
+from gpurun.core.paths import Home, default_home
 
 COMMON: dict[str, Any] = {
     "json": Annotated[bool, typer.Option("--json", help="One JSON envelope on standard output.")],
@@ -31,7 +33,7 @@ COMMON: dict[str, Any] = {
     "home": Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")],
     "no_progress": Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")],
 }
-_DEFAULTS: dict[str, Any] = {"color": "auto", "home": ""}
+_DEFAULTS: dict[str, Any] = {"color": "", "home": ""}
 
 Verb = Callable[..., Result]
 
@@ -98,11 +100,20 @@ def _with_real_type(parameter: inspect.Parameter, function: Verb) -> inspect.Par
 
 
 def _session(common: dict[str, Any]) -> Session:
-    from gpurun.core.paths import Home, default_home
-
     home = common.pop("home")
     root = Path(home).expanduser().absolute() if home else default_home()
+    common["color"] = common["color"] or _usual_color(Home(root))
     return Session(home=Home(root), **common)
+
+
+def _usual_color(home: Home) -> str:
+    """What the settings say of colour; where they cannot be read, `destroy` must still work."""
+    if os.environ.get("NO_COLOR"):  # Only the flag overrules it.
+        return "auto"
+    try:
+        return Session(home=home).settings["color"].value
+    except (GpurunError, OSError):
+        return "auto"
 
 
 def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:

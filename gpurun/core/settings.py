@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.core.errors import UsageError, did_you_mean
+from gpurun.core.errors import SetupError, UsageError, did_you_mean
+from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
 
 DEFAULTS: Mapping[str, str] = {
@@ -21,6 +22,7 @@ DEFAULTS: Mapping[str, str] = {
     "color": "auto",
     "on_interrupt": "ask",
 }
+_CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Setting:
 
 
 def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) -> dict[str, Setting]:
-    """All settings with their sources; a broken file or an unknown key is a UsageError with the place in it."""
+    """All settings with their sources; what is written wrong is a UsageError with the place in it.
+
+    A file that cannot be read is a SetupError.
+    """
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
     for path, label in (
         (home.config, f"user file {home.config}"),
@@ -44,7 +49,20 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
         variable = f"GPURUN_{key.upper()}"
         if environment.get(variable):
             found[key] = Setting(environment[variable], f"environment {variable}")
+    for key, setting in found.items():
+        _check(key, setting)
     return found
+
+
+def _check(key: str, setting: Setting) -> None:
+    """Refuse a value that no verb could take, where it was written and not where it is used."""
+    place = f"{key} in the {setting.source}"
+    if key == "max_cost" and setting.value:
+        parse_usd(setting.value, name=place, example="max_cost = 25")
+    choices = _CHOICES.get(key, ())
+    if choices and setting.value not in choices:
+        what = f"{place} is {setting.value!r}, which is not one of {', '.join(choices)}."
+        raise UsageError(f"usage.{key}", what, hint="Leave it out, or choose one of the three.")
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -53,6 +71,9 @@ def _read(path: Path) -> dict[str, str]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        hint = "Make it a file that you can read, or move it away. Another home: --home DIR or GPURUN_HOME."
+        raise SetupError("config.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             "config.malformed",

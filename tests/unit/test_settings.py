@@ -1,0 +1,106 @@
+"""Defaults that a person has set: each is used, and one that is wrong is blamed on the place where it stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.app import build_app
+from gpurun.cli.result import Result
+from gpurun.cli.verb import run_app
+from gpurun.core.paths import Home
+from tests.lifecycle.tiny_runs import make_run
+
+Gpurun = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def gpurun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gpurun:
+    """Run a command line in a folder of its own: the exit code and standard output."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: [])
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+        code = run_app(build_app(words[0]))
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def first_error(said: str) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(said)["errors"][0]
+    return error
+
+
+@pytest.mark.parametrize("by", ["environment", "project file", "user file"])
+def test_colour_is_as_the_settings_say_and_as_the_flag_says_before_that(
+    by: str, gpurun: Gpurun, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Home(own_home).prepare()
+    if by == "environment":
+        monkeypatch.setenv("GPURUN_COLOR", "always")
+    else:
+        place = Path("gpurun.toml") if by == "project file" else own_home / "config.toml"
+        place.write_text('color = "always"\n')
+    assert "\x1b[" in gpurun("config", "show")[1]
+    assert "\x1b[" not in gpurun("config", "show", "--color", "never")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in gpurun("config", "show")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("max_cost = -3", "max_cost in the project file gpurun.toml '-3' is not a positive amount"),
+        ('max_cost = "lots"', "max_cost in the project file gpurun.toml 'lots' is not an amount"),
+        ('color = "pink"', "color in the project file gpurun.toml is 'pink'"),
+        ('on_interrupt = "wait"', "on_interrupt in the project file gpurun.toml is 'wait'"),
+    ],
+)
+def test_a_wrong_setting_is_blamed_on_its_file_and_not_on_a_flag(line: str, told: str, gpurun: Gpurun) -> None:
+    Path("gpurun.toml").write_text(line + "\n")
+    code, said = gpurun("plan", "mini-gpt", "--json")
+    assert code == 2
+    assert told in first_error(said)["message"]
+    assert "--" not in first_error(said)["message"] + first_error(said)["hint"]
+
+
+def test_providers_may_be_parted_by_commas_and_spaces(gpurun: Gpurun) -> None:
+    Path("gpurun.toml").write_text('providers = "runpod, aws"\n')
+    code, said = gpurun("plan", "mini-gpt", "--gpu", "1xH100", "--max-cost", "25", "--json")
+    assert {one["offer"]["provider"] for one in json.loads(said)["data"]["candidates"]} <= {"runpod", "aws"}
+    assert code == 0
+
+
+@pytest.mark.parametrize("words", [["config", "show"], ["plan", "mini-gpt"], ["train", "mini-gpt"], ["offers"]])
+def test_a_folder_called_as_the_file_is_told_as_a_matter_of_the_setup(words: list[str], gpurun: Gpurun) -> None:
+    Path("gpurun.toml").mkdir()
+    code, said = gpurun(*words, "--json")
+    assert (code, first_error(said)["code"]) == (4, "config.unreadable")
+    assert str(Path("gpurun.toml").absolute()) in first_error(said)["message"]
+
+
+@pytest.mark.parametrize("words", [["config", "show"], ["plan", "mini-gpt"], ["train", "mini-gpt"], ["offers"]])
+def test_a_home_that_is_a_file_is_told_as_a_matter_of_the_setup(
+    words: list[str], gpurun: Gpurun, own_home: Path
+) -> None:
+    own_home.write_text("")
+    code, said = gpurun(*words, "--json")
+    assert code == 4
+    assert str(own_home) in first_error(said)["message"]
+
+
+def test_a_machine_can_be_ended_whatever_the_settings_are(
+    gpurun: Gpurun, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(Home(own_home))
+    monkeypatch.setattr("gpurun.cli.control.stop_run", lambda *given, **named: Result(text="ended"))
+    Path("gpurun.toml").write_text("color = [")
+    assert gpurun("destroy", "fox-41", "--yes") == (0, "ended\n")
