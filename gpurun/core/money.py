@@ -96,6 +96,11 @@ def format_usd(amount: Micros) -> str:
     return f"{'-' if amount < 0 else ''}${cents // 100:,}.{cents % 100:02d}"
 
 
+def format_left(amount: Micros) -> str:
+    """What remains, rounded down, so that nothing is left that is not there: `$0.00` for half a cent."""
+    return format_usd(Micros(amount // 10_000 * 10_000))
+
+
 def format_exact_usd(amount: Micros) -> str:
     """As many decimals as the amount has, two at least: `$0.005`, `$12.50`. For the marks of an axis."""
     whole, micros = divmod(abs(amount), MICROS_PER_USD)

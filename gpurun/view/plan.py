@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.clock import local_time
-from gpurun.core.money import cost_of, format_rate, format_usd, left_of
+from gpurun.core.money import cost_of, format_left, format_rate, format_usd, left_of
 from gpurun.view.candidates import candidates_table, death
 from gpurun.view.paint import Cell, Line, Span, hang, line, render
 from gpurun.view.quantities import format_bytes, format_count, format_duration, format_exact, short_hash
@@ -129,7 +129,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
         left = left_of(plan.cap_micros, plan.worst_micros)
         worst += [
             f"cap {format_usd(plan.cap_micros)}",
-            Span(f"left {format_usd(left)}", "good" if left >= 0 else "bad"),
+            Span(f"left {format_left(left)}", "good" if left >= 0 else "bad"),
         ]
     return [("Expected", [format_usd(plan.expected_micros)]), ("Worst case", worst)]
 

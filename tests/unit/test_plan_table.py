@@ -103,6 +103,13 @@ def test_what_matters_is_on_the_screen_at_every_width(tmp_path: Path, width: int
     assert all(word in row for word in ("→", "runpod", "64/27G", "1.31-1.75M", "1 h 42 m", "21.21", "25.00"))
 
 
+def test_what_is_left_of_the_cap_is_never_rounded_up(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "25").model_copy(update={"worst_micros": usd("24.995")})
+    assert "left $0.00" in plan_text(plan, Style(width=120))
+    over = plan.model_copy(update={"worst_micros": usd("25.001")})
+    assert "left -$0.01" in plan_text(over, Style(width=120))
+
+
 def test_forty_offers_are_planned_well_within_300_ms() -> None:
     full = resolve(load_recipe("gpt2-124m"), "full")
     began = time.process_time()
