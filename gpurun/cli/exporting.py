@@ -51,7 +51,7 @@ def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
         "recipe": run.recipe,
         "GPU": run.told.device or None,
         "machine": run.where,
-        "went on from": earlier_words(sight.plan.continues) if sight.plan.continues else None,
+        **({"went on from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
         "time of training": None if run.train_s is None else format_duration(run.train_s),
         "cost of the whole rental": f"{cost} at most ({receipt.cost_label})" if cost and receipt else None,
         "final training loss": _rounded(last),

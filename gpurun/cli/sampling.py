@@ -12,6 +12,7 @@ from gpurun.core.errors import UsageError
 from gpurun.view.safe import safe_line, safe_text
 
 MOST_TOKENS = 100_000
+MOST_SEED = (1 << 63) - 1
 
 
 def sample_run(session: Session, run: str, prompt: str, *, checkpoint: str, **wanted: float | int | None) -> Result:
@@ -23,6 +24,9 @@ def sample_run(session: Session, run: str, prompt: str, *, checkpoint: str, **wa
     if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
         what = f"--tokens {tokens} is not between 1 and {MOST_TOKENS:,}."
         raise UsageError("usage.tokens", what, hint="Try --tokens 100.")
+    seed = wanted.get("seed")
+    if seed is not None and not 0 <= seed <= MOST_SEED:
+        raise UsageError("usage.seed", f"--seed {seed} is not between 0 and {MOST_SEED:,}.", hint="Try --seed 1.")
     sight = find(session, run)
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")

@@ -120,6 +120,8 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
     assert "000120" in unknown.value.hint
     with pytest.raises(UsageError, match="--tokens 0"):
         sample_run(session, "fox-41", "a", checkpoint="best", tokens=0)
+    with pytest.raises(UsageError, match="--seed 18446744073709551616 is not between"):
+        sample_run(session, "fox-41", "a", checkpoint="best", seed=1 << 64)
     with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
         sample_run(session, "fox-41", "refuse", checkpoint="best")
     with pytest.raises(SetupError, match="MemoryError: no room"):
@@ -138,6 +140,7 @@ def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFol
     receipt = session.home.ledger.read_text()
     assert card["receipt sha256"].split()[0] in receipt
     assert card["cost of the whole rental"].startswith("$2.")
+    assert "went on from" not in card, "it went on from nothing, which is not unknown"
     with pytest.raises(UsageError, match="'onnx'"):
         export_run(session, "fox-41", tmp_path / "x", form="onnx", checkpoint="best")
 
