@@ -225,7 +225,7 @@ def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
     assert "xxx" not in str(refused.value)
     told = refused.value.error
     assert (told.code, told.exit_code) == ("auth.not_allowed", ExitCode.SETUP)
-    assert "gpurun aws setup" in told.hint
+    assert "gpurun aws setup --policy" in told.hint
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
         ("Blocked", "account.not_ready", "console.aws.amazon.com/support"),
         ("PendingVerification", "account.not_ready", "verifies a new account"),
         ("OptInRequired", "account.not_ready", "--region"),
-        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "auth.not_allowed", "gpurun aws setup"),
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "auth.not_allowed", "gpurun aws setup --policy"),
         ("ExpiredToken", "auth.refused", "aws sso login"),
     ],
 )

@@ -19,7 +19,7 @@ NO_KEY = frozenset(
      "SignatureDoesNotMatch", "InvalidSignatureException", "UnrecognizedClientException", "IncompleteSignature",
      "MissingAuthenticationToken", "RequestTimeTooSkewed", "RequestInTheFuture"}
 )  # fmt: skip
-_POLICY = "`gpurun aws setup` shows the policy that gpurun needs."
+_POLICY = "`gpurun aws setup --policy` shows the policy that gpurun needs."
 _NO_SPOT_ROLE = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
 _SUPPORT = "write to AWS: https://console.aws.amazon.com/support/home"
 _ACCOUNT = {
