@@ -60,19 +60,12 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def request_from(session: Session, **typed: Any) -> Request:
     """What was typed, with the settings' defaults and what --from brings filled in, checked one by one."""
-    from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
     from gpurun.core.plan import Choices, Request
     from gpurun.planning.catalog import parse_gpu
 
     settings = session.settings
     cap = typed["max_cost"] or settings["max_cost"].value
-    if typed["hours"] < 0:
-        raise UsageError(
-            "usage.hours",
-            f"--hours {typed['hours']} is below zero.",
-            hint="Give the hours to train at most: --hours 2.",
-        )
     named = typed["provider"] or [name.strip() for name in settings["providers"].value.split(",") if name.strip()]
     price, continues = typed["price_per_hour"], typed["continues"]
     request = Request(
@@ -82,7 +75,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         max_cost_micros=parse_usd(cap) if cap else None,
         providers=tuple(named),
         data=typed["data"] or None,
-        hours=typed["hours"] or None,
+        hours=typed["hours"],
         dry_run=typed["dry_run"],
         host=typed["host"],
         host_key=typed["host_key"],
@@ -138,7 +131,7 @@ REQUEST = Shared(
         "data": (_text("--data", "PATH", "Prepared shards, or a text file or folder."), ""),
         "continues": (Continues, None),
         "stage": (_text("--stage", "s3://BUCKET", "Shards go by it, checkpoints come by it."), ""),
-        "hours": (Annotated[float, typer.Option("--hours", metavar="H", help="Train at most this long.")], 0.0),
+        "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
         "overrides": (Set, []),
         "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
         "spot": (_flag("--spot", "Rent what may be taken away, at its lower price."), False),

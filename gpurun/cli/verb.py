@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
     "json": Annotated[bool, typer.Option("--json", help="One JSON envelope on standard output.")],
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")],
     "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")],
-    "color": Annotated[str, typer.Option("--color", help="auto, always or never.", metavar="WHEN")],
+    "color": Annotated[str, typer.Option("--color", help="auto, always or never; else as set.", metavar="WHEN")],
     "no_input": Annotated[bool, typer.Option("--no-input", help="Never ask; a missing answer is an error.")],
     "home": Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")],
     "no_progress": Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")],

@@ -32,6 +32,7 @@ WRONG = [
         "money.not_positive",
         "above zero, for instance --price-per-hour",
     ),
+    (["plan", "mini-gpt", "--hours", "0"], 2, "hours.bad", "--hours 2.5"),
     (["offers", "--max-price", "nan"], 2, "money.not_positive", "above zero, for instance --max-price"),
     (["train", "mini-gpt", "--provider", "local", "--data", "/nowhere"], 2, "data.missing", ""),
     (["train", "mini-gpt"], 2, "cap.missing", "--max-cost"),
@@ -68,6 +69,12 @@ def test_wrong_input_is_told_in_words_and_in_json(arguments: list[str], code: in
     assert (spoken.returncode, spoken.stdout) == (code, "")
     assert f"[{name}]" in spoken.stderr
     assert "Traceback" not in spoken.stderr
+
+
+def test_help_names_no_default_that_is_none() -> None:
+    told = gpurun("train", "--help").stdout
+    assert "--hours H" in told
+    assert "default: 0" not in told
 
 
 def test_a_malformed_recipe_is_told_with_its_line(tmp_path: Path) -> None:
