@@ -12,15 +12,16 @@ from trainer.compile_cache import made_compile_cache
 from trainer.device import memory_peak_bytes, peak_flops
 from trainer.errors import NonFinite
 from trainer.evaluate import token_bytes, validation
+from trainer.events import UNKNOWN_S
 from trainer.hellaswag import accuracy
 from trainer.resume import snapshot
 from trainer.run import Run
 from trainer.step import StepResult
 
-__all__ = ["UNKNOWN_S", "Due", "finish_saving", "save"]
+__all__ = ["Due", "finish_saving", "save"]
 
-LEAST_PATIENCE_S, UNKNOWN_S = 120.0, 1800.0
-"""How long a step may take, at least, and what nobody has timed yet, before the trainer is taken for stuck."""
+LEAST_PATIENCE_S = 120.0
+"""How long a step may take, at least, before the trainer is taken for stuck."""
 
 
 class Due:
@@ -112,6 +113,7 @@ def save(run: Run, val_loss: float | None) -> None:
     """Start to save a checkpoint, unless this step's is already there."""
     if run.saved_step == run.progress.step:
         return
+    run.reporter.beat(UNKNOWN_S)
     if run.writer is not None and run.compile_cache is not None:
         made = made_compile_cache()
         run.writer.compile_cache = None if made is None else (run.compile_cache, made)
@@ -126,6 +128,7 @@ def save(run: Run, val_loss: float | None) -> None:
 
 def finish_saving(run: Run) -> None:
     """Wait until the last checkpoint is on the disk."""
+    run.reporter.beat(UNKNOWN_S)
     if run.writer is not None:
         run.writer.store()
 

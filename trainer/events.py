@@ -18,10 +18,12 @@ from typing import Any
 
 from trainer import STARTED_MONOTONIC_S
 
-__all__ = ["Reporter"]
+__all__ = ["UNKNOWN_S", "Reporter"]
 
 BEAT_S = 1.0
 """How often the heartbeat is written at most: a step may take milliseconds."""
+UNKNOWN_S = 1800.0
+"""How long what nobody has timed yet may take, before the trainer is taken for stuck."""
 
 
 def _finite(value: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainer.data import batches, position_seed, sample_starts
 from trainer.errors import NonFinite, OutOfMemory, Spiked
+from trainer.events import UNKNOWN_S
 from trainer.optim import BatchPlan, learning_rate, set_learning_rate
 from trainer.run import Run
 
@@ -123,6 +124,7 @@ class Stepper:
         plan = smaller(old)
         if plan is None:
             raise OutOfMemory(f"one sequence of context {run.recipe.model.context} does not fit into the card's memory")
+        run.reporter.beat(UNKNOWN_S)  # another shape compiles anew
         self.close()
         run.parallel.clear()
         gc.collect()  # it rests during training, and what failed may have left cycles that hold tensors

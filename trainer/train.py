@@ -26,9 +26,9 @@ from trainer.assemble import assemble
 from trainer.config import load_recipe
 from trainer.device import choose_device, prepare_allocator
 from trainer.distributed import Processes, joined, leave
-from trainer.due import UNKNOWN_S, Due, finish_saving, save
+from trainer.due import Due, finish_saving, save
 from trainer.errors import NonFinite, OutOfMemory, Refused, Spiked, TrainerError
-from trainer.events import Reporter
+from trainer.events import UNKNOWN_S, Reporter
 from trainer.run import Progress, Run
 from trainer.step import Stepper
 

@@ -141,6 +141,12 @@ def events(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [event for event in lines if kind in (None, event["kind"])]
 
 
+def patience_s(out: Path) -> float:
+    """How long the trainer may be silent now before it is taken for stuck."""
+    told: float = json.loads((out / "heartbeat.json").read_text())["patience_s"]
+    return told
+
+
 def manifest(out: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((out / "MANIFEST.json").read_text())
     return loaded

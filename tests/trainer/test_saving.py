@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, manifest, recipe_record
+from conftest import Train, events, manifest, patience_s, recipe_record
 
 from trainer.checkpoint import CheckpointStore, read_checkpoint
-from trainer.errors import SaveFailed
-from trainer.events import Reporter
+from trainer.errors import SaveFailed, Spiked
+from trainer.events import UNKNOWN_S, Reporter
 from trainer.saving import CheckpointWriter, Snapshot
 
 
@@ -127,6 +127,29 @@ def test_why_training_ended_is_told_and_the_checkpoint_under_way_is_kept(
     assert train(recipe_record(), tmp_path) == 1
     assert "a bug in step 11" in events(tmp_path)[-1]["message"]
     assert manifest(tmp_path)["latest"] == 10
+
+
+@pytest.mark.parametrize(("error", "saved"), [(Spiked("a jump"), [10, 11]), (RuntimeError("a bug"), [10])])
+def test_whoever_watches_waits_for_the_disk_however_training_ends(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, error: Exception, saved: list[int]
+) -> None:
+    told: dict[int, float] = {}
+    real, report = CheckpointStore.save, Reporter.step
+
+    def slow(store: CheckpointStore, live: Any, *arguments: Any) -> Any:
+        time.sleep(0.5)
+        told[live.step] = patience_s(tmp_path)
+        return real(store, live, *arguments)
+
+    def dying(self: Reporter, number: int, values: dict[str, Any]) -> None:
+        report(self, number, values)
+        if number == 11:
+            raise error
+
+    monkeypatch.setattr(CheckpointStore, "save", slow)
+    monkeypatch.setattr(Reporter, "step", dying)
+    assert train(recipe_record(), tmp_path) != 0
+    assert told == dict.fromkeys(saved, UNKNOWN_S)
 
 
 def test_a_failure_is_raised_once_and_the_next_save_may_succeed(

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, manifest, recipe_record
+from conftest import Train, events, manifest, patience_s, recipe_record
 
 from trainer import assemble, spike
 from trainer.checkpoint import read_checkpoint
 from trainer.device import precision_of_card
 from trainer.errors import Refused
-from trainer.events import Reporter
+from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
 from trainer.optim import BatchPlan
 from trainer.run import Run
@@ -78,6 +78,24 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     assert f"in step {step + 1}: micro_batch 2 became 1, in 8 portions" in warning["message"]
     assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "straight"), rel=1e-5)
     assert sum(len(ids) for ids in seen) == 20 * 8 + 2 * ((call - 1) % 4)
+
+
+def test_a_step_that_is_taken_again_may_take_as_long_as_the_first_for_it_compiles_too(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+
+    def full(ids: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        told.append(patience_s(tmp_path))
+        if len(told) == 4 * 4 + 3 and len(ids) > 1:  # the third micro-batch of the fifth step
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+    tamper(monkeypatch, full)
+    assert train(recipe_record(model=NO_DROPOUT), tmp_path) == 0
+    assert told[:4] == [UNKNOWN_S] * 4
+    assert max(told[4:19]) < UNKNOWN_S
+    assert told[19:27] == [UNKNOWN_S] * 8, "the fifth step in eight portions"
 
 
 @pytest.mark.parametrize("preset", ["faithful", "modern"])
