@@ -143,7 +143,12 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimiser its state back, on its own device; raise KeyError where a parameter has none."""
+    """Give the optimiser its state back, on its own device; raise KeyError where a parameter has none.
+
+    One that had never moved when it was saved, since every step so far was skipped, has no tensors at all: it is fresh.
+    """
+    if not tensors:
+        return
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         keys = ("momentum_buffer",) if "ns_steps" in group else ("step", "exp_avg", "exp_avg_sq")

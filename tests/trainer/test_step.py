@@ -175,6 +175,36 @@ def test_an_overflow_of_fp16_halves_the_scale_and_moves_nothing(
     ]
 
 
+def test_a_run_whose_every_step_overflowed_so_far_goes_on_as_if_it_had_never_stopped(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, report = 0, Reporter.step
+
+    def overflowing(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls <= 4 * 3:  # the first three steps, as the scale is too large for this model
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss
+
+    def dying(self: Reporter, number: int, values: dict[str, Any]) -> None:
+        report(self, number, values)
+        assert number < 3
+
+    recipe = recipe_record(train={"precision": "fp16", "checkpoint_every": 2}, sample={"prompts": []})
+    tamper(monkeypatch, overflowing)
+    assert train(recipe, tmp_path / "straight") == 0
+    calls = 0
+    with monkeypatch.context() as once:
+        once.setattr(Reporter, "step", dying)
+        assert train(recipe, tmp_path / "out") == 1
+    assert read_checkpoint(tmp_path / "out", 2).optimizer == {}, "it has not moved yet, and remembers nothing"
+    calls = 4 * 2
+    assert train(recipe, tmp_path / "out") == 0
+    assert losses(tmp_path / "out") == losses(tmp_path / "straight")
+    assert weights(tmp_path / "out", 20) == weights(tmp_path / "straight", 20)
+
+
 def test_fp16_that_overflows_at_any_scale_has_diverged(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
