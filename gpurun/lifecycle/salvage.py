@@ -16,12 +16,12 @@ from gpurun.lifecycle.bucket.push import key_of
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.home.worth import newest, spare, wanted
 from gpurun.lifecycle.settle import clear_all
-from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.patience import patiently
 from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
 from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.fetch import Wanted, room_bytes
+from gpurun.machine.fetch import Wanted
 
 PATIENCE_S = 60.0
 
@@ -91,9 +91,8 @@ def bring_pushed(
     """
     bucket = Bucket(parse_address(url), clock)
     key = key_of(folder.push_key)
-    most_bytes = room_bytes(folder.artifacts)
     patiently(clock, PATIENCE_S, bucket.look)
-    read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=most_bytes)
+    read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=MOST_ANNOUNCED_BYTES)
     pushed = patiently(clock, PATIENCE_S, read)
     if pushed is None:
         return Salvaged(Manifest(), (), {}, (), 0)

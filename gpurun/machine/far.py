@@ -43,8 +43,7 @@ _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb')
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
-# A file that is smaller than this for each lane is not worth another login.
-_LANE_BYTES = 8 << 20
+_LANE_BYTES = 8 << 20  # A file that is smaller than this for each lane is not worth another login.
 _SHARED_LANES = 3
 
 
@@ -195,12 +194,13 @@ class FarSide:
         return understood_manifest(content, most_bytes)
 
     def fetch(
-        self, name: str, size_bytes: int, sha256: str, into: Path, *, on_progress: Callable[[int], None] | None = None
-    ) -> Path:
+        self, name: str, size_bytes: int, sha256: str, into: Path, *,
+        on_progress: Callable[[int], None] | None = None, aside: bool = False,
+    ) -> Path:  # fmt: skip
         """Bring a file of the manifest home, verified, over lanes that stay open; see `gpurun.machine.fetch.fetch`."""
         count = min(lanes_for(self.round_trip_s), 1 + size_bytes // _LANE_BYTES)
         pulls = [partial(pull, lane, name) for lane in self.lanes(count)]
-        return fetch(Wanted(name, size_bytes, sha256, on_progress), into, *pulls)
+        return fetch(Wanted(name, size_bytes, sha256, on_progress, aside), into, *pulls)
 
     def lanes(self, count: int) -> list[FarSide]:
         """Ways there that may be used at once; they stay until `close_lanes`.

@@ -17,7 +17,7 @@ from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.machine.answers import check_name
 from gpurun.machine.base import MachineLost, Take
-from gpurun.machine.partial import Partial, Taker
+from gpurun.machine.partial import Partial, Taker, notes_of
 
 # A range takes a lane about so long: each costs a start over there, and the last ones should end together.
 RANGE_S = 5.0
@@ -34,12 +34,16 @@ Pull = Callable[[int, int, Take], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file of a verified manifest, and what is told as it arrives (bytes so far)."""
+    """A file of a verified manifest, and what is told as it arrives (bytes so far).
+
+    `aside`: what arrives is kept apart from what somebody else, who does not go on, has of it.
+    """
 
     name: str
     size_bytes: int
     sha256: str
     on_progress: Callable[[int], None] | None = None
+    aside: bool = False
 
     def tell(self, have_bytes: int) -> None:
         """Tell whoever wants to know; what that raises ends the fetching."""
@@ -62,7 +66,8 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     try:
         for folder in (into, target.parent, into / PARTIAL_FOLDER):
             make_private(folder)
-        with Partial(into / PARTIAL_FOLDER / wanted.sha256, wanted.size_bytes) as partial:
+        name = f"{wanted.sha256}.aside" if wanted.aside else wanted.sha256
+        with Partial(into / PARTIAL_FOLDER / name, wanted.size_bytes) as partial:
             if holds(target, wanted):  # Whoever was waited for has brought it.
                 partial.remove()
                 return target
@@ -70,7 +75,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
             partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
-        raise _cannot_store(target, wanted, error) from error
+        raise _cannot_store(target, f"{wanted.name} ({wanted.size_bytes:,} bytes)", error) from error
     return target
 
 
@@ -86,11 +91,22 @@ def holds(target: Path, wanted: Wanted) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
 
 
+def noted_bytes(into: Path, sha256: str) -> int:
+    """How long the notes are of what has arrived of a file; they grow while somebody brings it home."""
+    try:
+        return notes_of(into / PARTIAL_FOLDER / sha256).stat().st_size
+    except OSError:
+        return 0
+
+
 def room_bytes(into: Path) -> int:
-    """What the disk below a folder, which is made, can take there, with what is there already."""
-    make_private(into)
-    kept = sum(path.stat().st_size for path in into.rglob("*") if path.is_file())
-    return shutil.disk_usage(into).free + kept
+    """What the disk below a folder, which is made, can take there, with what is there already; StoreFull if nothing."""
+    try:
+        make_private(into)
+        kept = sum(path.stat().st_size for path in into.rglob("*") if path.is_file())
+        return shutil.disk_usage(into).free + kept
+    except OSError as error:
+        raise _cannot_store(into, "anything", error) from error
 
 
 def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callable[[], int]) -> None:
@@ -198,11 +214,11 @@ class _Stopped(GpurunError):
         super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
 
 
-def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> CollectFailed:
+def _cannot_store(target: Path, what: str, error: OSError) -> CollectFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
             "collect.disk_full",
-            f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
+            f"There is no room for {what} in {target.parent}.",
             hint="Free some space: it goes on by itself where it stopped. The lease keeps counting.",
         )
     return CollectFailed(

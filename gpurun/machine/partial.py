@@ -37,7 +37,7 @@ class Partial:
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
-        self._list_path = path.with_name(f"{path.name}.parts")
+        self._list_path = notes_of(path)
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
         self._content, self._list = -1, -1
@@ -130,6 +130,11 @@ class Partial:
         if os.fstat(self._content).st_size > self._size_bytes:
             os.ftruncate(self._content, self._size_bytes)
         return _merged(found)
+
+
+def notes_of(path: Path) -> Path:
+    """Where it is noted what has arrived of the content at `path`."""
+    return path.with_name(f"{path.name}.parts")
 
 
 def _opened_alone(path: Path) -> int:

@@ -218,6 +218,7 @@ class ScriptedFar(FarSide):
         into: Path,
         *,
         on_progress: Callable[[int], None] | None = None,
+        aside: bool = False,
     ) -> Path:
         content = next(data for known, data, _ in FINISHED if known == name)
 
@@ -226,7 +227,7 @@ class ScriptedFar(FarSide):
             self.clock.sleep(self.get_s)
             return content[offset : offset + min(most, self.get_most)]
 
-        wanted = Wanted(name, size_bytes, sha256, on_progress)
+        wanted = Wanted(name, size_bytes, sha256, on_progress, aside)
         return fetch(wanted, into, lambda offset, most, take: take(get(offset, most)))
 
     @property

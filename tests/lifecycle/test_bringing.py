@@ -1,22 +1,33 @@
-"""What comes home at the end, in which order, and around what."""
+"""What comes home at the end, in which order, and around what: a full disk, a file that is held, a damaged one."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpurun.core.errors import CollectFailed, ExitCode
+from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.home.at_home import remember
+from gpurun.lifecycle.home.bringing import STUCK_S
 from gpurun.lifecycle.home.worth import spare, wanted
-from gpurun.machine.answers import Best, Manifest, ManifestFile
-from tests.lifecycle.scripted_cloud import SPARE, WEIGHTS, World
-from tests.lifecycle.test_faults import kept, receipt_of
+from gpurun.machine import partial
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
+from gpurun.machine.fetch import PARTIAL_FOLDER, room_bytes
+from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
+from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 BEST, LATEST, OPTIMIZER = (name for name, _, _ in WEIGHTS)
+FULL = StoreFull("collect.disk_full", "There is no room for it.", hint="Free some space.")
 
 
 @pytest.fixture
@@ -36,6 +47,19 @@ def fetched(world: World) -> list[str]:
 
     world.cloud.passing = hear
     return names
+
+
+def after(world: World, seconds: float, do: Callable[[], object]) -> None:
+    """Something happens at that time."""
+    sleep, done = world.clock.sleep, list[float]()
+
+    def waking(for_s: float) -> None:
+        sleep(for_s)
+        if not done and world.clock.monotonic() >= seconds:
+            done.append(seconds)
+            do()
+
+    world.clock.sleep = waking  # type: ignore[method-assign]
 
 
 def collected(world: World) -> dict[str, Any]:
@@ -127,7 +151,7 @@ def test_what_came_home_early_of_the_one_before_is_on_record(world: World) -> No
 def test_of_a_machine_that_vanished_with_the_latest_at_home_the_one_before_is_not_missed(world: World) -> None:
     def vanish() -> None:
         if world.far.polls == 3:
-            remember(world.folder, world.far.manifest(1 << 40))
+            remember(world.folder, world.far.manifest(MOST_ANNOUNCED_BYTES))
             (world.folder.artifacts / "checkpoints").mkdir(parents=True)
             for name, content, _ in WEIGHTS:
                 (world.folder.artifacts / name).write_bytes(content)
@@ -136,4 +160,159 @@ def test_of_a_machine_that_vanished_with_the_latest_at_home_the_one_before_is_no
     world.far.during = vanish
     assert world.drive() is ExitCode.TRAINING_FAILED
     assert (collected(world)["missing"], collected(world)["left"]) == ([], [SPARE[0]])
+    assert kept(world)
+
+
+# Room
+
+
+@pytest.fixture
+def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A disk of so many bytes, of which those below artifacts/ are taken."""
+    disk = {"bytes": 12_000}
+
+    def usage(_: object) -> SimpleNamespace:
+        taken = sum(path.stat().st_size for path in world.folder.artifacts.rglob("*") if path.is_file())
+        return SimpleNamespace(free=disk["bytes"] - taken)
+
+    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", usage)
+    return disk
+
+
+def test_what_fits_comes_home_and_the_rest_once_there_is_room(world: World, room: dict[str, int]) -> None:
+    """Two of three files fit; a minute later somebody has made room."""
+    at_that_time = list[set[str]]()
+
+    def make_room() -> None:
+        at_that_time.append(world.at_home)
+        room["bytes"] = 1 << 40
+
+    after(world, 150.0, make_room)
+    assert world.drive() is ExitCode.DONE
+    assert at_that_time == [{Path(LATEST).name, Path(OPTIMIZER).name}], "the worthiest"
+    assert len(world.at_home) == 3
+    (incident,) = world.all_of(Event.INCIDENT)
+    assert incident["code"] == "collect.disk_full"
+    assert Path(BEST).name in incident["message"]
+    assert (world.cloud.boxes[0].died_s or 0) < 250
+    assert kept(world)
+
+
+def test_what_fits_is_on_record_though_there_is_never_room_for_the_rest(world: World, room: dict[str, int]) -> None:
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert [file["name"] for file in collected(world)["files"]] == [LATEST, OPTIMIZER]
+    assert collected(world)["missing"] == [BEST]
+    assert receipt_of(world)["checkpoint"]["latest"] == 30
+    assert "no room" in (world.state.failure or {})["message"]
+    assert ended(world)
+
+
+def test_a_file_that_has_no_room_keeps_no_other_waiting(world: World) -> None:
+    world.far.broken[f"get {LATEST}"] = FULL
+    after(world, 150.0, world.far.broken.clear)
+    names = fetched(world)
+    assert world.drive() is ExitCode.DONE
+    assert names == [LATEST, OPTIMIZER, BEST]
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_a_disk_that_takes_no_new_folder_is_waited_for_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+
+    def full(path: Any, *rest: Any, **more: Any) -> None:
+        if "artifacts" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        mkdir(path, *rest, **more)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    after(world, 250.0, lambda: monkeypatch.setattr(os, "mkdir", mkdir))
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: dict[str, int]) -> None:
+    def die() -> None:
+        world.cloud.boxes[0].died_s = world.cloud.now
+
+    after(world, 150.0, die)
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert world.clock.monotonic() < 250
+    assert collected(world)["missing"] == [BEST]
+    assert kept(world)
+
+
+def test_no_room_for_a_folder_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(StoreFull):
+        room_bytes(tmp_path / "artifacts")
+
+
+def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None:
+    """2^60 bytes are not waited for."""
+    asked: list[int] = []
+    manifest = world.far.manifest
+    world.far.manifest = lambda most: asked.append(most) or manifest(most)  # type: ignore
+    assert world.drive() is ExitCode.DONE
+    assert set(asked) == {MOST_ANNOUNCED_BYTES}
+    assert MOST_ANNOUNCED_BYTES < 2**60
+
+
+# A file that somebody else has open
+
+
+@contextmanager
+def held(world: World, content: bytes) -> Iterator[Path]:
+    """Another process has the lock of a file on its way home, as `gpurun collect` does; the path of what it has."""
+    place = world.folder.artifacts / PARTIAL_FOLDER / hashlib.sha256(content).hexdigest()
+    place.parent.mkdir(parents=True)
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield place
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_that_a_stopped_collect_holds_comes_last_and_past_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gpurun collect` was stopped with ^Z: it holds its file for as long as nobody goes on with it."""
+    monkeypatch.setattr(partial, "WAIT_S", 0.01)
+    names = fetched(world)
+    with held(world, WEIGHTS[1][1]) as place:
+        place.write_bytes(b"what it had by then")
+        assert world.drive() is ExitCode.DONE
+        assert place.read_bytes() == b"what it had by then"
+    assert names == [OPTIMIZER, BEST, LATEST]
+    assert (world.folder.artifacts / LATEST).read_bytes() == WEIGHTS[1][1]
+    assert (world.cloud.boxes[0].died_s or 0) < 300, "it is not waited for until the lease is over"
+    assert kept(world)
+
+
+def test_a_file_that_somebody_brings_home_just_now_is_left_to_him(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "WAIT_S", 0.01)
+    names, sleep = fetched(world), world.clock.sleep
+    with held(world, WEIGHTS[1][1]) as place:
+
+        def goes_on(seconds: float) -> None:
+            sleep(seconds)
+            if world.clock.monotonic() < 100 + 3 * STUCK_S:
+                with partial.notes_of(place).open("ab") as notes:
+                    notes.write(b"0 0 0\n")
+            elif place.exists():
+                place.write_bytes(WEIGHTS[1][1])
+                place.rename(world.folder.artifacts / LATEST)
+
+        world.clock.sleep = goes_on  # type: ignore[method-assign]
+        assert world.drive() is ExitCode.DONE
+    assert names == [OPTIMIZER, BEST], "nothing is fetched twice"
+    assert len(world.at_home) == 3
     assert kept(world)

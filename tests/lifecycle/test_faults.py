@@ -331,7 +331,7 @@ def test_one_file_that_is_refused_takes_no_other_with_it(world: World) -> None:
 
 
 def test_what_came_home_before_the_line_was_lost_is_on_the_receipt(world: World) -> None:
-    world.far.broken["get checkpoints/000020.model.safetensors"] = MachineLost("no route")
+    world.far.broken["get checkpoints/000030.model.safetensors"] = MachineLost("no route")
     assert world.drive() is ExitCode.COLLECT_FAILED
     (collected,) = world.all_of(Event.COLLECT_OBSERVED)
     assert len(collected["files"]) == len(receipt_of(world)["checkpoint"]["files"]) == 2

@@ -84,12 +84,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("return said is InstanceState.STOPPED", "return said is not InstanceState.RUNNING"),
     ),
     "gpurun/lifecycle/collect.py": (
-        ("far.manifest(room_bytes(context.folder.artifacts))", "far.manifest(1 << 62)"),
+        ("partial(far.manifest, MOST_ANNOUNCED_BYTES)", "partial(far.manifest, 1 << 62)"),
         ("with far.many_lanes(), ", "with "),
-        ("if context.seconds_left(state) <= 0:", "if False:"),
-        ("missing[file.name] = error", "here.append(file)"),
-        ("return is_begun or not _has_newest(manifest, here)", "return is_begun"),
-        ("    if not _has_newest(manifest, here):\n", "    if False:\n"),
+        ("return is_begun or not _has_newest(manifest, bringing)", "return is_begun"),
+        ("    if not _has_newest(manifest, bringing):\n", "    if False:\n"),
     ),
     "gpurun/lifecycle/run.py": (
         ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
@@ -103,6 +101,11 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("slow_s > self.limit_s or ", ""),
         ("gap_s if gap_s > AWAY_S else 0.0", "0.0"),
         ("min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)", "clock.monotonic() - self._tried_mono"),
+    ),
+    "gpurun/lifecycle/home/bringing.py": (
+        ("            if self._context.seconds_left(self._state) <= 0:\n", "            if False:\n"),
+        ("self.missing[file.name] = error", "self._take(file)"),
+        ("if not self._is_stuck(file):", "if False:"),
     ),
     "gpurun/lifecycle/home/early.py": (
         ("if not newest or not newest <= here:", "if not newest:"),

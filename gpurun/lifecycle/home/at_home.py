@@ -12,11 +12,9 @@ from pathlib import Path
 
 from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import RunFolder, write_atomic
-from gpurun.machine.answers import Manifest, ManifestFile, understood_manifest
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.fetch import Wanted, holds
-
-_MOST_BYTES = 1 << 62
 
 
 def is_here(artifacts: Path, file: ManifestFile) -> bool:
@@ -32,7 +30,7 @@ def remember(folder: RunFolder, manifest: Manifest) -> None:
 def remembered(folder: RunFolder) -> Manifest | None:
     """What the machine had finished when it was heard last; None when it never told."""
     try:
-        return understood_manifest((folder.path / "manifest.json").read_bytes(), _MOST_BYTES)
+        return understood_manifest((folder.path / "manifest.json").read_bytes(), MOST_ANNOUNCED_BYTES)
     except (FileNotFoundError, FarRefusal):
         return None
 
