@@ -15,11 +15,12 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from paramiko.common import cMSG_CHANNEL_DATA
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import Address
-from gpurun.machine.base import MachineLost
+from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, connection, machine, program, scan_host_key, transport
 from gpurun.machine.ssh_keys import make_keys
 from tests.emulators.sshd import Door
@@ -28,6 +29,7 @@ from tests.memory import forget_own_peak, own_peak_bytes
 ROOT = Path(__file__).parents[2]
 BANNER = b"SSH-2.0-hostile\r\n"
 SHORT_S = 1.0
+WINDOW_BYTES, FLOOD_BYTES = 1 << 20, 24 << 20
 
 
 def packet(payload: bytes, length: int | None = None) -> bytes:
@@ -122,6 +124,13 @@ class Stranger:
                     if not block:
                         return
                     self.heard += block
+
+
+def until(true: Callable[[], object], limit_s: float) -> None:
+    """Wait for something to be so, and no longer than that."""
+    end = time.monotonic() + limit_s
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def threads_and_files() -> tuple[int, int]:
@@ -315,6 +324,24 @@ def asks_for_more(host: Host, channel: paramiko.Channel, command: bytes) -> None
     channel.close()
 
 
+def sends_on(host: Host, channel: paramiko.Channel, command: bytes) -> None:
+    """Heeds neither the end of its channel nor how much it may send."""
+    begun(channel, command)
+    if b"kill -s KILL" in command or b"true" in command:
+        channel.send_exit_status(0)
+        channel.close()
+        return
+    channel.sendall(b"x")
+    until(lambda: channel.closed or "at once" in host.told, 3.0)
+    block = paramiko.Message()
+    block.add_byte(cMSG_CHANNEL_DATA)
+    block.add_int(channel.remote_chanid)
+    block.add_string(bytes(32768))
+    for _ in range(FLOOD_BYTES // 32768):
+        channel.get_transport()._send_user_message(block)
+    host.told.append("all of it is sent")
+
+
 Act = Callable[[Host, paramiko.Channel, bytes], None]
 GOOD, BAD = paramiko.AUTH_SUCCESSFUL, paramiko.AUTH_FAILED
 OPEN, SHUT = paramiko.OPEN_SUCCEEDED, paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
@@ -382,6 +409,60 @@ def test_a_host_gone_bad_costs_its_time_and_no_more(
         server.close()
     assert lost.value.what.isprintable()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Channel]:
+    """The channels that are opened on this side, streams with a window of a megabyte."""
+    opened: list[paramiko.Channel] = []
+    channel = connection.Connection.channel
+
+    def noted(self: connection.Connection, *size: int) -> paramiko.Channel | None:
+        opened.append(channel(self, *size))  # type: ignore[arg-type]
+        return opened[-1]
+
+    monkeypatch.setattr(connection.Connection, "channel", noted)
+    monkeypatch.setattr(program, "STREAM_WINDOW_BYTES", WINDOW_BYTES)
+    return opened
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_a_host_sends_on_after_its_answer_was_refused_is_not_kept(
+    keys: Path, channels: list[paramiko.Channel]
+) -> None:
+    server = Server(keys, host := Host(sends_on, GOOD, OPEN))
+    one = far(keys, server.port)
+
+    def refuse(_: bytes) -> None:
+        raise FarRefusal("nonsense", "this was not asked for")
+
+    try:
+        with pytest.raises(FarRefusal, match="not asked for"):
+            one.call(["cat"], sink=refuse, timeout_s=20)
+        kept = one._connection
+        until(lambda: host.told, 30.0)
+        assert one.call(["true"], timeout_s=20).exit_code == 0
+        assert one._connection is kept is not None, "it is heard of by the next call, and harmless"
+        assert sum(len(one.in_buffer) for one in channels) < WINDOW_BYTES
+    finally:
+        one.close()
+        server.close()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_host_that_sends_faster_than_it_may_is_cut_off(keys: Path, channels: list[paramiko.Channel]) -> None:
+    """Whoever takes it is slow, as a disk may be: what has come and is not taken yet is in memory."""
+    server = Server(keys, host := Host(sends_on, GOOD, OPEN))
+    host.told.append("at once")
+    one = far(keys, server.port)
+    try:
+        with pytest.raises(MachineLost):
+            one.call(["cat"], sink=lambda _: until(lambda: channels[0].closed, 10.0), timeout_s=20)
+        assert len(channels[0].in_buffer) <= WINDOW_BYTES + transport.MOST_PACKET_BYTES
+        assert "all of it is sent" not in host.told
+    finally:
+        one.close()
+        server.close()
 
 
 def test_a_host_that_asks_for_channels_of_its_own_gets_none(keys: Path) -> None:

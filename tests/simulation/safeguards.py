@@ -183,6 +183,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/machine/remote/transport.py": (
         ("if not 0 <= n <= MOST_PACKET_BYTES:", "if False:"),
         ("if self.allowance_bytes < 0:", "if False:"),
+        ("if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size:", "if False:"),
         (" and channel in self._closed:", " and False:"),
         ("self._closed.discard(channel)", "pass"),
         ("and not self.clear_to_send.is_set():", "and False:"),

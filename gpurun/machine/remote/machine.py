@@ -163,6 +163,7 @@ class RemoteMachine:
             raise
         except BaseException:
             self._kill(connection, program)
+            program.close()
             raise
         finally:
             if program.group is not None:
@@ -190,7 +191,9 @@ class RemoteMachine:
             return
         if program.group is not None and connection.alive:
             killer = self._begin(connection, kill_argv(program.group))
-            if killer.exit_code(within_s=KILL_S) == 0:
+            exit_code = killer.exit_code(within_s=KILL_S)
+            killer.close()
+            if exit_code == 0:
                 return
         self._drop(connection)
 

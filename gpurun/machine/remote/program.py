@@ -9,6 +9,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost, Reply, Take
@@ -83,6 +84,15 @@ class Program:
         if self._begun.wait(within_s) and self._channel is not None and self._channel.status_event.wait(within_s):
             return self._channel.exit_status
         return None
+
+    def close(self) -> None:
+        """Take nothing more of what it says; the server is told so, which may take for ever, by another thread."""
+        _thread(self._close)
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            with suppress(Exception):  # The connection has ended: then the channel has, too.
+                self._channel.close()
 
     @property
     def said_instead(self) -> str:

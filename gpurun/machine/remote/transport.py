@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
+from typing import ClassVar
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST, MSG_CHANNEL_WINDOW_ADJUST
+from paramiko.common import (
+    MSG_CHANNEL_CLOSE,
+    MSG_CHANNEL_DATA,
+    MSG_CHANNEL_EXTENDED_DATA,
+    MSG_CHANNEL_REQUEST,
+    MSG_CHANNEL_WINDOW_ADJUST,
+)
 from paramiko.packet import Packetizer
 
 from gpurun.core.clock import Clock
@@ -53,6 +61,17 @@ class Packets(Packetizer):
         return super().read_all(n, check_rekey)
 
 
+def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
+    """The library's way of taking data in for a channel, with an end: it believes that a server heeds its window."""
+
+    def bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
+        take(channel, message)
+        if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size:
+            raise paramiko.SSHException("it sends more than it was allowed to")
+
+    return bounded
+
+
 class Transport(paramiko.Transport):
     """A connection on which programs may end at any moment, also while its keys are changed.
 
@@ -63,6 +82,12 @@ class Transport(paramiko.Transport):
     What another thread has to say of a program may come after that answer, which closes its channel. A server ends the
     whole connection over a channel that is none; here nothing follows a close.
     """
+
+    _channel_handler_table: ClassVar = {
+        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # It has no public name.
+        MSG_CHANNEL_DATA: _bounded(paramiko.Channel._feed),  # type: ignore[attr-defined]  # As above.
+        MSG_CHANNEL_EXTENDED_DATA: _bounded(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # As above.
+    }
 
     def __init__(self, wire: Wire) -> None:
         self._held_back: list[paramiko.Message] = []
