@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 import urllib.request
@@ -26,11 +27,11 @@ def _listen(base_url: str, told: Callable[[], None]) -> None:
 
 
 def is_given(base_url: str) -> bool:
-    """Whether the metadata service (IMDSv2) has a notice; one that is silent, or says no, has none."""
+    """Whether the metadata service (IMDSv2) has a notice; one that is silent, says no or talks nonsense has none."""
     try:
         token = _said("PUT", base_url + TOKEN_PATH, "X-aws-ec2-metadata-token-ttl-seconds", "60")
         return bool(_said("GET", base_url + NOTICE_PATH, "X-aws-ec2-metadata-token", token))
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return False
 
 

@@ -6,8 +6,10 @@ import io
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,33 @@ def test_what_only_the_keeper_was_told_is_known_to_the_next_one(box: FullBox) ->
     box.until(wish.exists)
     kill(keeper)
     assert box.until_exited().stop_reason == json.loads(wish.read_bytes())["reason"]
+
+
+class Notice(BaseHTTPRequestHandler):
+    """A metadata service that says, once it is asked, that the machine will be taken away."""
+
+    def do_PUT(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"yes")
+
+    do_GET = do_PUT
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_machine_that_is_to_be_taken_away_saves_first(box: FullBox) -> None:
+    job = box.job(SAVES)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Notice) as server:
+        box.far.start({**job, "notice_url": f"http://127.0.0.1:{server.server_port}"})
+        box.until(lambda: box.text("up"))
+        box.fill()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert box.until(lambda: box.text("saved")) == "yes"
+        server.shutdown()
+    box.free()
+    assert box.until_exited().stop_reason == "preempted"
 
 
 def test_what_cannot_be_read_costs_the_keeper_a_look_and_no_more(box: FullBox) -> None:

@@ -12,10 +12,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 from conftest import Box, kill
 
+from gpurun.machine.agent.notice import is_given
 from gpurun.machine.agent.state import clocks_now
 from gpurun.machine.base import FarRefusal
 
@@ -432,3 +434,28 @@ def test_a_machine_that_is_to_be_taken_away_saves_first(box: Box) -> None:
         server.shutdown()
     status = box.until_exited()
     assert (status.exit_code, status.stop_reason) == (0, "preempted")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhalf",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 99_999,
+    ],
+    ids=["nothing", "no HTTP", "half", "a line without end"],
+)
+def test_an_answer_that_makes_no_sense_is_no_notice_and_ends_no_listening(answer: bytes) -> None:
+    class Restarts(StreamRequestHandler):
+        """A service that is just being restarted."""
+
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                """The question."""
+            self.wfile.write(answer)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Restarts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert not is_given(f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
