@@ -71,7 +71,7 @@ def unwritable(path: Path, error: OSError) -> SetupError:
 
 
 def require_durable(folder: Path) -> None:
-    """Check that locks and fsync work in a folder; a SetupError where they do not (some network disks).
+    """Check that locks and fsync work in a folder; a SetupError where they do not (some network disks) or it is full.
 
     The lock is asked for twice through two descriptors: a disk that grants both locks nobody out.
     """
@@ -91,7 +91,8 @@ def require_durable(folder: Path) -> None:
             os.close(first)
             os.unlink(name)
     except OSError as error:
-        raise _not_durable(folder, str(error.strerror)) from error
+        full = error.errno in _FULL
+        raise unwritable(folder, error) if full else _not_durable(folder, str(error.strerror)) from error
     if not excluded:
         raise _not_durable(folder, "two programs were given the same lock")
 

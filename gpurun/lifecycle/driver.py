@@ -22,7 +22,8 @@ from gpurun.ledger.journal import Journal
 from gpurun.lifecycle import collect, destroy, provision, run, salvage, settle, ship, stage
 from gpurun.lifecycle.context import Context, Note, StopWanted
 from gpurun.lifecycle.control import read_wish
-from gpurun.lifecycle.state import Step, exit_code_of, next_step, replay
+from gpurun.lifecycle.state import Step, exit_code_of, next_step, place_of, replay
+from gpurun.lifecycle.unrecorded import PAUSE_S, end_unrecorded, ended_unrecorded, is_to_end
 
 STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.STAGE: stage.stage,
@@ -37,8 +38,13 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.SETTLE: settle.settle,
 }
 
-PAUSE_S = 3.0
+# What no later life of a supervisor would find out again.
+_KNOWN_ONCE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 _WORKING = (Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
+
+
+class Unrecorded(SetupError):
+    """The journal takes no record, and waiting for it saves nothing: no step goes on."""
 
 
 class Driver:
@@ -58,16 +64,15 @@ class Driver:
             state = self._state()
             if not state.may_be_billing:
                 raise
-            self._end_unrecorded(state)
-            raise self._still_there(error) from error
+            raise self._ended(state, error) from error
 
-    def _end_unrecorded(self, state: RunState) -> None:
+    def _ended(self, state: RunState, error: GpurunError) -> MayBeBilling:
         """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""
-        identifier = state.instance.id if state.instance else ""
-        with contextlib.suppress(GpurunError):  # A provider without a key, or one that does not show it gone.
+        try:
             context = self._at(state)
-            for _ in destroy.end(context.provider, context.clock, identifier, state.token, run=state.run):
-                pass
+        except GpurunError:  # A provider without a key.
+            return self._still_there(error)
+        return ended_unrecorded(state, context, error)
 
     def _drive(self) -> ExitCode:
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
@@ -96,11 +101,7 @@ class Driver:
 
     def _at(self, state: RunState) -> Context:
         """The context on the offer that this attempt is about."""
-        return self._context.on_offer(self._place(state))
-
-    def _place(self, state: RunState) -> int:
-        """Which approved offer is being tried: the first, but for those that could not be had."""
-        return min(state.passed_over, len(self._context.plan.approved) - 1)
+        return self._context.on_offer(place_of(state, self._context.plan))
 
     def _state(self) -> RunState:
         return replay(self._context.plan.run, self._journal.records)
@@ -112,8 +113,11 @@ class Driver:
                 self._record(event, data)
         except StopWanted:
             return
+        except Unrecorded:
+            raise
         except StoreFull as error:
-            self._pause(error)
+            self._note_once(error)
+            self._context.clock.sleep(PAUSE_S)
         except MayBeBilling as error:
             self._give_up(error)
         except GpurunError as error:
@@ -125,24 +129,44 @@ class Driver:
             self._failed(step, state, GpurunError("bug", what, hint=hint))
 
     def _record(self, event: Event, data: Mapping[str, object]) -> None:
-        """Append; while an instance lives and this disk is full, wait for room as long as its lease lasts."""
+        """Append. While an instance works and this disk is full, wait for room.
+
+        An instance that is to end once this is on record, or whose lease is over meanwhile, is ended first; after that
+        only what would be forgotten is waited with. So is a machine that is known from this record alone.
+        """
+        is_gone = is_told = False
         while True:
             try:
                 self._journal.append(event, data)
                 return
             except SetupError as error:
-                state = self._state()
-                if error.code != "disk.full" or not state.may_be_billing or self._at(state).seconds_left(state) <= 0:
-                    raise
-                logging.error("%s %s", error.what, error.hint)
+                state, after = self._state(), self._after(event, data)
+                is_new = event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
+                is_working = state.may_be_billing and state.phase in _WORKING
+                may_wait = is_new or (is_working and error.code == "disk.full")
+                is_gone = is_gone or (may_wait and self._is_ended(after if is_new else state, after))
+                if not may_wait or (is_gone and not is_new and event not in _KNOWN_ONCE):
+                    raise Unrecorded(error.code, error.what, hint=error.hint) from error
+                if not is_told:
+                    logging.error("%s %s", error.what, error.hint)
+                is_told = True
                 self._context.clock.sleep(PAUSE_S)
 
-    def _pause(self, error: StoreFull) -> None:
-        """Say once that this disk is full, wait a little, and let the same step be tried again."""
+    def _after(self, event: Event, data: Mapping[str, object]) -> RunState:
+        """The state once this is on record."""
+        records = self._journal.records
+        return replay(self._context.plan.run, [*records, records[-1].model_copy(update={"event": event, "data": data})])
+
+    def _is_ended(self, state: RunState, after: RunState) -> bool:
+        """End an instance of which nothing more is wanted after the next record; whether it was seen gone."""
+        context = self._at(state)
+        return is_to_end(after, context) and end_unrecorded(state, context) is None
+
+    def _note_once(self, error: GpurunError) -> None:
+        """Record an incident, unless it stands there already."""
         told = {"code": error.code, "message": f"{error.what} {error.hint}"}
         if not any(one.event is Event.INCIDENT and one.data == told for one in self._journal.records):
             self._record(Event.INCIDENT, told)
-        self._context.clock.sleep(PAUSE_S)
 
     def _failed(self, step: Step, before: RunState, error: GpurunError) -> None:
         """Record a failure. Where the next step would be the same one again, it is told instead of tried for ever."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.model import Instance, Teardown
+from gpurun.core.plan import Plan
 from gpurun.core.progress import PASSES_OVER, Event, Phase, Record, RunState
 from gpurun.lifecycle.control import STRENGTH
 
@@ -38,6 +39,11 @@ def replay(run: str, records: Sequence[Record]) -> RunState:
         if effect is not None:
             state = state.model_copy(update=effect(state, record))
     return state
+
+
+def place_of(state: RunState, plan: Plan) -> int:
+    """Which approved offer the run is about: the first, but for those that could not be had."""
+    return min(state.passed_over, len(plan.approved) - 1)
 
 
 def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:

@@ -20,14 +20,15 @@ from gpurun.core.errors import ExitCode, GpurunError, RunHeld, VerificationFaile
 from gpurun.core.model import Instance
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Plan
-from gpurun.ledger.durable import require_durable
-from gpurun.ledger.journal import Journal
+from gpurun.core.progress import RunState
+from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import RunLock, holder_of
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reach import Reach
 from gpurun.lifecycle.runs import look
-from gpurun.lifecycle.state import replay
+from gpurun.lifecycle.state import place_of, replay
+from gpurun.lifecycle.unrecorded import locked, open_journal
 from gpurun.machine.far import FarSide
 from gpurun.planning.bundle import bundle_root
 from gpurun.providers.registry import open_provider
@@ -47,30 +48,41 @@ def supervise(
 ) -> ExitCode:
     """Own a run until it is closed; RunHeld when another process does, MayBeBilling when death is not proven."""
     folder = home.run(run)
-    with RunLock(folder.lock):
-        plan = Plan.from_json(folder.plan.read_bytes())
-        require_durable(folder.path)
-        journal = Journal.open(folder.journal, clock)
-        # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
-        opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices))
-        context = Context(
-            home=home,
-            folder=folder,
-            plan=plan,
-            clock=clock,
-            provider=opened(_bargain(plan, journal).offer.provider),
-            reach=reach or Reach(folder, plan, clock),
-            trainer=trainer or bundle_root() / "trainer",
-            open=opened,
-            brings_early=reach is None,
-        )
-        return Driver(context, journal).drive()
+    seen = cache(partial(_seen, home, folder, clock, reach, trainer))
+
+    def see() -> tuple[RunState, Context]:
+        state, context = seen()
+        return state, context.on_offer(place_of(state, context.plan))
+
+    with locked(RunLock(folder.lock), see):
+        journal = open_journal(see)
+        return Driver(seen()[1], journal).drive()
 
 
-def _bargain(plan: Plan, journal: Journal) -> Plan:
-    """The plan on the offer that the run is about now: the key of one that was passed over may be gone."""
-    place = min(replay(plan.run, journal.records).passed_over, len(plan.approved) - 1)
-    return plan.on(plan.approved[place])
+def _seen(
+    home: Home,
+    folder: RunFolder,
+    clock: Clock,
+    reach: Callable[[Instance], FarSide] | None = None,
+    trainer: Path | None = None,
+) -> tuple[RunState, Context]:
+    """The run as its journal has it, and what is needed to drive it; nothing is written."""
+    plan = Plan.from_json(folder.plan.read_bytes())
+    state = replay(plan.run, read_journal(folder.journal).records)
+    # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
+    opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices))
+    return state, Context(
+        home=home,
+        folder=folder,
+        plan=plan,
+        clock=clock,
+        # The one of now: the key of an offer that was passed over may be gone.
+        provider=opened(plan.approved[place_of(state, plan)].offer.provider),
+        reach=reach or Reach(folder, plan, clock),
+        trainer=trainer or bundle_root() / "trainer",
+        open=opened,
+        brings_early=reach is None,
+    )
 
 
 def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:

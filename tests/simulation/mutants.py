@@ -37,6 +37,7 @@ _CLOUD = (
     f"{_LIFE}test_money_review.py", f"{_LIFE}test_other_account.py",
     f"{_SIM}test_found.py", f"{_SIM}test_crash_sweep.py", f"{_SIM}test_scenarios.py",
 )  # fmt: skip
+_UNWRITTEN = (f"{_LIFE}test_full_disk.py", f"{_LIFE}test_never_gives_up.py")
 _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_agent_keeper.py",
           f"{_FAR}test_agent_guard.py", f"{_FAR}test_agent_farewell.py")  # fmt: skip
 # Which tests could miss what is in a file, the likeliest and quickest first; the longest beginning of its path counts.
@@ -59,7 +60,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/runs.py": _SYNCS,
     "gpurun/lifecycle/settle.py": (f"{_LIFE}test_late.py", f"{_LIFE}test_left_billed.py", *_CLOUD),
     "gpurun/lifecycle/destroy.py": (*_CLOUD, f"{_LIFE}test_never_gives_up.py"),
-    "gpurun/lifecycle/control.py": (f"{_SAFE}test_locks.py", f"{_LIFE}test_money_review.py"),
+    "gpurun/lifecycle/control.py": (f"{_SAFE}test_locks.py", f"{_LIFE}test_money_review.py", *_UNWRITTEN),
+    "gpurun/lifecycle/driver.py": (*_UNWRITTEN, *_CLOUD),
+    "gpurun/lifecycle/unrecorded.py": _UNWRITTEN,
     "gpurun/lifecycle/supervisor.py": (f"{_SAFE}test_locks.py", f"{_LIFE}test_train_here.py"),
     "gpurun/lifecycle/patience.py": (f"{_LIFE}test_patience.py",),
     "gpurun/lifecycle/collect.py": (f"{_LIFE}test_bringing.py", *_CLOUD),

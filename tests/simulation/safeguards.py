@@ -75,8 +75,17 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" and one.state is not InstanceState.GONE", ""),
     ),
     "gpurun/lifecycle/driver.py": (
-        ("if not state.may_be_billing:\n", "if True:\n"),
+        ("if not state.may_be_billing:\n                raise\n", "if True:\n                raise\n"),
         ("and self._at(state).seconds_left(state) <= 0:", "and False:"),
+        ("(may_wait and self._is_ended(after if is_new else state, after))", "False"),
+        (" and state.phase in _WORKING", ""),
+        ("may_wait = is_new or ", "may_wait = "),
+    ),
+    "gpurun/lifecycle/unrecorded.py": (
+        ("if is_to_end(state, context):", "if False:"),
+        ("STRENGTH[wish.how] > STRENGTH[state.stop]", "False"),
+        ('state.stop == "destroy" or ', ""),
+        ("is_known_late or ", ""),
     ),
     "gpurun/lifecycle/context.py": (
         ("return min(by_wall, ", "return max(by_wall, "),

@@ -1,0 +1,329 @@
+"""No room on this laptop's disk, as the kernel tells it: what can still be saved waits, and what is to end ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
+from gpurun.core.money import cost_of
+from gpurun.core.paths import Home
+from gpurun.core.plan import Lease
+from gpurun.core.progress import Event, Phase
+from gpurun.ledger.journal import Journal
+from gpurun.lifecycle import supervisor
+from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.supervisor import keep_on, supervise
+from gpurun.machine.base import FarRefusal
+from tests.lifecycle.drive import TINY
+from tests.lifecycle.scripted_cloud import LEASE, RATE, Killed, World
+from tests.lifecycle.test_faults import ended, receipt_of
+from tests.lifecycle.test_never_gives_up import killed_and_overdue, late_machine
+
+DAY_S = 24 * 3600.0
+MINUTES_S = 600.0
+# A lease that is long enough for whoever waits for its end to be seen to wait.
+LONG = Lease(boot_s=120, ship_s=60, train_s=3600, collect_s=60, destroy_s=60, kill_allowance_s=60)
+
+
+class Disk:
+    """The disk below a folder. While it is full it takes not a byte and makes no file."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        write, make = os.write, os.open
+
+        def written(descriptor: int, content: Any) -> int:
+            if self.is_full and os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(root)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(descriptor, content)
+
+        def made(path: Any, flags: int, *more: Any, **named: Any) -> int:
+            is_new = flags & os.O_CREAT and not os.path.exists(path)
+            if self.is_full and is_new and str(path).startswith(str(root)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return make(path, flags, *more, **named)
+
+        monkeypatch.setattr(os, "write", written)
+        monkeypatch.setattr(os, "open", made)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(Home(tmp_path))
+    monkeypatch.setattr(supervisor, "open_provider", lambda *_, **__: made.cloud)
+    return made
+
+
+@pytest.fixture
+def disk(world: World, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(world.home.root, monkeypatch)
+
+
+def leased_for_an_hour(world: World) -> None:
+    worst = cost_of(RATE, LONG.total_s + LONG.kill_allowance_s, 1)
+    world.plan = world.plan.model_copy(update={"lease": LONG, "cap_micros": worst, "worst_micros": worst})
+    world.folder.plan.write_text(world.plan.to_json())
+
+
+def once(world: World) -> ExitCode:
+    """One life of the real supervisor."""
+    return supervise(world.home, world.folder.name, world.clock, reach=lambda _: world.far, trainer=TINY / "trainer")
+
+
+def killed_in_training(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    world.folder.lock.touch()
+
+
+def kept_on(world: World) -> ExitCode:
+    return keep_on(lambda: once(world), lambda: world.state.may_be_billing, world.clock)
+
+
+def at(world: World, when_s: float, do: Callable[[], object]) -> None:
+    """Do something once it is so late."""
+    sleep, done = world.clock.sleep, list[float]()
+
+    def slept(seconds: float) -> None:
+        sleep(seconds)
+        if not done and world.clock.monotonic() >= when_s:
+            done.append(when_s)
+            do()
+
+    world.clock.sleep = slept  # type: ignore[method-assign]
+
+
+def give_room(world: World, disk: Disk, when_s: float) -> None:
+    at(world, when_s, lambda: setattr(disk, "is_full", False))
+
+
+def died_s(world: World) -> float:
+    (box,) = world.cloud.boxes
+    return float("inf") if box.died_s is None else box.died_s
+
+
+# A supervisor that begins anew ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_supervisor_that_starts_after_the_lease_ends_the_machine_and_records_the_proof_once_there_is_room(
+    world: World, disk: Disk, has_lock: bool
+) -> None:
+    killed_and_overdue(world)
+    if has_lock:
+        world.folder.lock.touch()
+    disk.is_full, began_s = True, world.clock.monotonic()
+    give_room(world, disk, began_s + DAY_S)
+    assert kept_on(world) is ExitCode.BUDGET_STOP
+    assert died_s(world) < began_s + 60
+    assert world.clock.monotonic() > began_s + DAY_S
+    assert [one["reason"] for one in world.all_of(Event.DESTROY_INTENDED)] == ["destroy"]
+    assert world.state.phase is Phase.CLOSED
+    assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
+
+
+def test_an_outage_at_the_end_of_the_lease_delays_the_end_by_no_more_than_itself(world: World, disk: Disk) -> None:
+    world.far.train_s, world.far.during = 1e9, lambda: setattr(disk, "is_full", True)
+    start_s = LEASE.total_s - LEASE.destroy_s - 30
+    world.cloud.outages = [(start_s, start_s + MINUTES_S)]
+    give_room(world, disk, DAY_S)
+    assert kept_on(world) is ExitCode.BUDGET_STOP
+    assert died_s(world) < start_s + 2 * MINUTES_S
+    assert world.state.phase is Phase.CLOSED
+
+
+def test_within_the_lease_a_supervisor_that_starts_waits_for_room_and_loses_nothing(world: World, disk: Disk) -> None:
+    killed_in_training(world)
+    disk.is_full = True
+    give_room(world, disk, world.clock.monotonic() + 120)
+    assert once(world) is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert ended(world)
+
+
+def test_a_wish_to_destroy_that_stands_is_done_at_once_by_a_supervisor_that_starts(world: World, disk: Disk) -> None:
+    leased_for_an_hour(world)
+    killed_in_training(world)
+    wish(world.folder, "destroy", by="user", reason="test")
+    disk.is_full, began_s = True, world.clock.monotonic()
+    with pytest.raises(MayBeBilling, match="is gone, but the proof of it is not on record") as told:
+        once(world)
+    assert told.value.code == "disk.full"
+    assert died_s(world) < began_s + 60
+    disk.is_full = False
+    assert once(world) is ExitCode.INTERRUPTED
+    assert ended(world)
+
+
+def test_a_machine_that_may_have_been_made_is_looked_for_and_ended(world: World, disk: Disk) -> None:
+    """The answer to the create never came, its user wants it gone, and the list shows it only after a while."""
+    world.cloud.killing, world.cloud.list_lag_s = "after create", 100.0
+    assert world.drive() == "killed"
+    wish(world.folder, "destroy", by="user", reason="test")
+    world.folder.lock.touch()
+    disk.is_full = True
+    with pytest.raises(MayBeBilling):
+        once(world)
+    assert died_s(world) < 200
+
+
+def test_a_wish_to_destroy_is_heard_while_a_supervisor_that_starts_waits_for_room(world: World, disk: Disk) -> None:
+    leased_for_an_hour(world)
+    killed_in_training(world)
+    disk.is_full, began_s = True, world.clock.monotonic()
+    at(world, began_s + 60, lambda: world.folder.control.write_text('{"how": "destroy", "by": "user", "reason": ""}'))
+    with pytest.raises(MayBeBilling):
+        once(world)
+    assert died_s(world) < began_s + 120
+
+
+def test_where_nothing_was_asked_for_a_full_disk_is_only_told(world: World, disk: Disk) -> None:
+    disk.is_full = True
+    with pytest.raises(SetupError) as told:
+        once(world)
+    assert told.value.exit_code is ExitCode.SETUP
+    assert world.cloud.history == []
+
+
+# A disk that fills up while the machine runs -------------------------------------------------------------------------
+
+
+def full_from(event: Event, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full from the moment when the first record of this kind is to be written."""
+    append, seen = Journal.append, set[Event]()
+
+    def appended(self: Journal, one: Event, data: Any) -> Any:
+        disk.is_full = disk.is_full or (one is event and event not in seen)
+        seen.add(one)
+        return append(self, one, data)
+
+    monkeypatch.setattr(Journal, "append", appended)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Event.COLLECT_OBSERVED, Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ, Event.DEATH_PROVEN],
+)
+@pytest.mark.parametrize("room_s", [900.0, 2 * 3600.0])
+def test_once_all_is_at_home_the_machine_ends_and_only_the_proof_waits_for_room(
+    world: World, disk: Disk, event: Event, room_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased_for_an_hour(world)
+    full_from(event, disk, monkeypatch)
+    give_room(world, disk, room_s)
+    code = kept_on(world)
+    trained_s = world.far.started_s + world.far.train_s
+    assert died_s(world) < trained_s + 60
+    assert world.clock.monotonic() >= room_s
+    assert len(world.at_home) == 3
+    assert world.state.phase is Phase.CLOSED
+    assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
+    assert code is ExitCode.DONE
+    assert len(world.all_of(Event.COLLECT_OBSERVED)[0]["files"]) == 3, "what came home is on record in the end"
+
+
+@pytest.mark.parametrize("event", [Event.DESTROY_ASKED, Event.DEATH_READ, Event.DEATH_PROVEN])
+def test_whoever_waits_for_the_proof_hears_soon_that_it_is_not_on_record(
+    world: World, disk: Disk, event: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_from(event, disk, monkeypatch)
+    give_room(world, disk, 2 * LEASE.total_s)
+    assert world.drive() == "disk.full"
+    assert world.clock.monotonic() < LEASE.total_s
+    assert world.state.may_be_billing
+
+
+def test_what_the_user_wants_destroyed_waits_for_no_record(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased_for_an_hour(world)
+    full_from(Event.STOP_REQUESTED, disk, monkeypatch)
+    world.far.train_s = 1e9
+    world.far.during = lambda: wish(world.folder, "destroy", by="user", reason="test") if world.far.polls == 5 else None
+    assert world.drive() == "disk.full"
+    assert died_s(world) < 120
+    disk.is_full = False
+    assert world.drive() is ExitCode.INTERRUPTED
+    assert ended(world)
+
+
+def test_a_machine_that_could_not_be_used_waits_for_no_record_either(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased_for_an_hour(world)
+    world.far.broken["unpack"] = FarRefusal("disk_full", "no room there")
+    full_from(Event.STEP_FAILED, disk, monkeypatch)
+    give_room(world, disk, 1800.0)
+    world.drive()
+    assert died_s(world) < 300
+    assert (world.state.failure or {})["code"] == "far.disk_full", "why it failed is on record in the end"
+    assert ended(world)
+
+
+def test_a_machine_that_shows_itself_late_is_ended_though_it_cannot_be_recorded(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that the journal has would tell of it; and just then the provider is silent."""
+    late_machine(world)
+    full_from(Event.INCIDENT, disk, monkeypatch)
+
+    def shown() -> None:
+        if disk.is_full and not world.cloud.outages:
+            world.cloud.outages = [(world.clock.monotonic(), world.clock.monotonic() + MINUTES_S)]
+
+    passing = world.cloud.passing
+    world.cloud.passing = lambda place: (shown(), passing(place))[1]
+    give_room(world, disk, 2400.0)
+    assert kept_on(world) is ExitCode.DONE
+    assert world.cloud.outages
+    assert world.clock.monotonic() > 2400.0
+    assert max(box.died_s or DAY_S for box in world.cloud.boxes) < 2400.0
+    assert world.state.phase is Phase.CLOSED
+    assert receipt_of(world)["cost"]["upper_bound_micros"] is None, "what the late one cost is not known"
+
+
+def test_a_late_machine_that_is_on_record_is_ended_by_a_supervisor_that_starts(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_machine(world)
+    destroy = world.cloud.destroy
+
+    def killed_at_the_late_one(instance_id: str) -> None:
+        if any(one["code"] == "create.late" for one in world.all_of(Event.INCIDENT)):
+            raise Killed
+        destroy(instance_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cloud, "destroy", killed_at_the_late_one)
+        assert world.drive() == "killed"
+    assert world.state.late
+    disk.is_full = True
+    with pytest.raises(MayBeBilling):
+        once(world)
+    assert world.cloud.alive == []
+
+
+def test_what_is_still_to_come_home_is_waited_for(world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    leased_for_an_hour(world)
+    full_from(Event.TRAIN_OBSERVED, disk, monkeypatch)
+    give_room(world, disk, 1800.0)
+    assert world.drive() is ExitCode.DONE
+    assert died_s(world) > 1800.0
+    assert len(world.at_home) == 3
+    assert ended(world)
+
+
+def test_a_wish_to_destroy_ends_the_wait_for_what_is_still_to_come_home(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased_for_an_hour(world)
+    full_from(Event.TRAIN_OBSERVED, disk, monkeypatch)
+    at(world, 900.0, lambda: world.folder.control.write_text('{"how": "destroy", "by": "user", "reason": ""}'))
+    world.drive()
+    assert 900.0 < died_s(world) < 1000.0
