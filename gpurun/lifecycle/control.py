@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -28,7 +29,7 @@ class Wish:
 
 
 def read_wish(folder: RunFolder) -> Wish | None:
-    """The wish that stands, if any. A file that cannot be understood is the mildest: somebody wanted a stop."""
+    """The wish that stands, if any. A file that cannot be read is the mildest one: somebody wanted a stop."""
     try:
         said = json.loads(folder.control.read_bytes())
         how, vouched = _HOW[said["how"]], said.get("same_account") is True
@@ -37,6 +38,9 @@ def read_wish(folder: RunFolder) -> Wish | None:
         return None
     except (ValueError, KeyError, TypeError):
         return Wish("save", by="user", reason=f"{folder.control.name} cannot be understood")
+    except OSError as error:  # Another user's, say: `sudo gpurun stop`. Whether it is there can be seen all the same.
+        unread = Wish("save", by="user", reason=f"{folder.control.name} cannot be read: {error.strerror}")
+        return unread if os.path.exists(folder.control) else None
 
 
 def wish(folder: RunFolder, how: How, *, by: str, reason: str, same_account: bool = False) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import platform
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
@@ -38,6 +37,7 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.SETTLE: settle.settle,
 }
 
+AGAIN_S = 30.0
 # What no later life of a supervisor would find out again.
 _KNOWN_ONCE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 _WORKING = (Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
@@ -78,14 +78,38 @@ class Driver:
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             self._journal.append(Event.RUN_OPENED, self._opening())
         while True:
-            state = self._heard()
-            step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
-            if step is None:
-                return ExitCode(state.exit_code or 0)
-            if step is Step.CLOSE:
-                self._journal.append(Event.RUN_CLOSED, {"exit_code": int(exit_code_of(state))})
+            try:
+                code = self._turn()
+            except GpurunError:
+                raise
+            except Exception as bug:  # noqa: BLE001 - told by whoever outlives it; raised where nothing is billed.
+                self._outlive(bug)
                 continue
+            if code is not None:
+                return code
+
+    def _turn(self) -> ExitCode | None:
+        """One step; the run's exit code once it is closed."""
+        state = self._heard()
+        step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
+        if step is None:
+            return ExitCode(state.exit_code or 0)
+        if step is Step.CLOSE:
+            self._journal.append(Event.RUN_CLOSED, {"exit_code": int(exit_code_of(state))})
+        else:
             self._do(step, state)
+        return None
+
+    def _outlive(self, bug: Exception) -> None:
+        """Wait a little after a failure between two steps, as long as there is a machine that need not end yet."""
+        state = self._state()
+        if not state.may_be_billing:
+            raise bug
+        error = self._told(bug, "between two steps")
+        if is_to_end(state, self._at(state)):
+            raise error from bug
+        self._note_once(error)
+        self._context.clock.sleep(AGAIN_S)
 
     def _heard(self) -> RunState:
         """The state, once the user's wish and the end of the lease have been recorded."""
@@ -123,10 +147,14 @@ class Driver:
         except GpurunError as error:
             self._failed(step, state, error)
         except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
-            traceback.print_exception(bug)
-            what = f"gpurun itself failed in {step}: {type(bug).__name__}: {bug}."
-            hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
-            self._failed(step, state, GpurunError("bug", what, hint=hint))
+            self._failed(step, state, self._told(bug, f"in {step}"))
+
+    def _told(self, bug: Exception, where: str) -> GpurunError:
+        """The error for people, and the trace in the log, if that takes it: what is only told ends nothing."""
+        logging.error("gpurun itself failed %s.", where, exc_info=bug)
+        what = f"gpurun itself failed {where}: {type(bug).__name__}: {bug}."
+        hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
+        return GpurunError("bug", what, hint=hint)
 
     def _record(self, event: Event, data: Mapping[str, object]) -> None:
         """Append. While an instance works and this disk is full, wait for room.

@@ -9,11 +9,13 @@ While something may be billed it does not give up: it tries again, every half mi
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import BinaryIO
 
 from gpurun.core.clock import Clock, SystemClock, ticks
 from gpurun.core.errors import ExitCode, GpurunError, RunHeld, VerificationFailed
@@ -89,7 +91,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
     """Start a detached supervisor unless the run has one; return when it holds the run or has ended."""
     if holder_of(folder.lock) is not None:
         return
-    with open(folder.supervisor_log, "ab") as log:
+    with _log_of(folder) as log:
         command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(home.root), folder.name]
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -97,6 +99,14 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
     for _ in ticks(clock, 0.02, START_LIMIT_S):
         if holder_of(folder.lock) is not None or child.poll() is not None:
             return
+
+
+def _log_of(folder: RunFolder) -> BinaryIO:
+    """The supervisor's log; nothing at all where it cannot be written, since a machine may be waiting to be ended."""
+    try:
+        return open(folder.supervisor_log, "ab")
+    except OSError:
+        return open(os.devnull, "ab")
 
 
 def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], clock: Clock) -> ExitCode:
@@ -110,10 +120,13 @@ def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], 
             return supervised()
         except RunHeld:
             raise
-        except GpurunError as error:
+        except Exception as error:
             if not is_billing():
                 raise
-            logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, pause_s)
+            if isinstance(error, GpurunError):
+                logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, pause_s)
+            else:
+                logging.error("gpurun itself failed. Once more in %.0f s.", pause_s, exc_info=error)
         clock.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
 
@@ -124,6 +137,9 @@ def _is_billing(home: Home, run: str) -> bool:
         sight = look(home, run)
     except VerificationFailed:
         return False
+    except Exception as error:  # noqa: BLE001 - what cannot be looked at now may be billed all the same.
+        logging.error("The journal of %s cannot be looked at: %s", run, error)
+        return True
     return sight.damage is None and sight.state.may_be_billing
 
 

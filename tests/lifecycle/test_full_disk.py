@@ -327,3 +327,18 @@ def test_a_wish_to_destroy_ends_the_wait_for_what_is_still_to_come_home(
     at(world, 900.0, lambda: world.folder.control.write_text('{"how": "destroy", "by": "user", "reason": ""}'))
     world.drive()
     assert 900.0 < died_s(world) < 1000.0
+
+
+def test_a_log_that_cannot_be_opened_keeps_no_supervisor_from_starting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+
+    def begin(command: list[str], **named: Any) -> Any:
+        begun.append(command)
+        return type("Child", (), {"poll": lambda _: 0})()
+
+    world.folder.supervisor_log.mkdir()
+    monkeypatch.setattr("subprocess.Popen", begin)
+    supervisor.start_supervisor(world.folder, world.home, world.clock)
+    assert len(begun) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +14,18 @@ import pytest
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
 from gpurun.core.model import Instance, Order
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.audit import audit
+from gpurun.lifecycle import driver, supervisor
+from gpurun.lifecycle.control import Wish, read_wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.reap import Orphan, sweep, sweep_run
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
 from gpurun.providers.fake import Fault
-from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_faults import receipt_of
+from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 
 @pytest.fixture
@@ -73,6 +78,113 @@ def test_a_run_that_another_took_over_is_left_to_it(world: World) -> None:
 
     with pytest.raises(RunHeld):
         keep_on(held, lambda: True, world.clock)
+
+
+def test_an_error_of_any_kind_is_no_reason_to_leave_a_machine(world: World) -> None:
+    broken = [OSError(errno.EIO, "Input/output error"), KeyError("state"), SetupError("a.b", "No.", hint="Wait.")]
+
+    def once() -> ExitCode:
+        if broken:
+            raise broken.pop()
+        return supervised(world)()
+
+    assert keep_on(once, lambda: True, world.clock) is ExitCode.DONE
+    with pytest.raises(OSError, match="Input/output"):
+        keep_on(raising(OSError(errno.EIO, "Input/output error")), lambda: False, world.clock)
+
+
+def raising(error: Exception) -> Callable[..., ExitCode]:
+    def once(*_: object, **__: object) -> ExitCode:
+        raise error
+
+    return once
+
+
+def test_what_cannot_be_looked_at_may_be_billed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not supervisor._is_billing(world.home, "fox-41")
+    monkeypatch.setattr(
+        supervisor, "look", raising(SetupError("journal.unreadable", "It cannot be read.", hint="Wait."))
+    )
+    assert supervisor._is_billing(world.home, "fox-41")
+
+
+def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
+    """control.json cannot be read any more, once training has begun."""
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path == world.folder.control and world.far.polls > 3:
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+
+
+def test_a_wish_that_only_another_user_can_read_stops_the_run_mildly(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sudo gpurun stop` leaves a file that is root's; whatever it says, somebody wanted a stop."""
+    world.far.train_s = 1e9
+    world.far.during = lambda: world.folder.control.touch() if world.far.polls == 4 else None
+    unreadable(world, monkeypatch, number=errno.EACCES)
+    assert world.drive() is ExitCode.DONE
+    assert [one["reason"] for one in world.all_of(Event.STOP_REQUESTED)] == [
+        "control.json cannot be read: Permission denied"
+    ]
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_a_wish_that_is_not_there_is_none_though_reading_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files, say: a moment of that must not end a training that nobody wants to stop."""
+    unreadable(world, monkeypatch, number=errno.EMFILE)
+    assert world.drive() is ExitCode.DONE
+    assert not world.all_of(Event.STOP_REQUESTED)
+    assert kept(world)
+
+
+def failing_between_steps(world: World, monkeypatch: pytest.MonkeyPatch, until_s: float) -> None:
+    def failing(folder: RunFolder) -> Wish | None:
+        if world.all_of(Event.SHIP_OBSERVED) and world.clock.monotonic() < until_s:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_wish(folder)
+
+    monkeypatch.setattr(driver, "read_wish", failing)
+
+
+def test_a_failure_between_two_steps_is_told_once_and_waited_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_between_steps(world, monkeypatch, until_s=150.0)
+    assert world.drive() is ExitCode.DONE
+    (incident,) = world.all_of(Event.INCIDENT)
+    assert "gpurun itself failed between two steps: OSError" in incident["message"]
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_a_failure_between_two_steps_that_stays_keeps_no_machine_past_its_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_between_steps(world, monkeypatch, until_s=2 * LEASE.total_s)
+    assert world.drive() == "bug"
+    (box,) = world.cloud.boxes
+    assert LEASE.total_s - LEASE.destroy_s <= (box.died_s or 0) <= LEASE.total_s + LEASE.kill_allowance_s
+    assert keep_on(supervised(world), lambda: world.state.may_be_billing, world.clock) is ExitCode.BUDGET_STOP
+    assert ended(world)
+
+
+def test_a_trace_that_cannot_be_written_ends_no_supervisor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        if world.far.polls == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    world.far.during = broken
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        code = world.drive()
+        monkeypatch.undo()
+    assert code is ExitCode.BUG
+    assert "gpurun itself failed in watch" in (world.state.failure or {})["message"]
+    assert kept(world)
 
 
 def test_what_part_of_a_provider_shows_is_ended_while_the_rest_is_silent(world: World, tmp_path: Path) -> None:

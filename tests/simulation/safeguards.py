@@ -80,6 +80,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("(may_wait and self._is_ended(after if is_new else state, after))", "False"),
         (" and state.phase in _WORKING", ""),
         ("may_wait = is_new or ", "may_wait = "),
+        ("if is_to_end(state, self._at(state)):", "if False:"),
     ),
     "gpurun/lifecycle/unrecorded.py": (
         ("if is_to_end(state, context):", "if False:"),
@@ -87,6 +88,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('state.stop == "destroy" or ', ""),
         ("is_known_late or ", ""),
     ),
+    "gpurun/lifecycle/control.py": (("return unread if os.path.exists(folder.control) else None", "return None"),),
     "gpurun/lifecycle/context.py": (
         ("return min(by_wall, ", "return max(by_wall, "),
         ("return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))", "return True"),
