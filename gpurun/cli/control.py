@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import ExitCode, MayBeBilling, VerificationFailed
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, SetupError, VerificationFailed
 
 if TYPE_CHECKING:
     from gpurun.lifecycle.control import How
@@ -45,11 +45,37 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_acco
             data={"run": sight.folder.name, "state": sight.state.phase},
             text=f"{sight.folder.name} is closed already; its receipt: gpurun receipt {sight.folder.name}",
         )
-    wish(sight.folder, how, by="user", reason=reason, same_account=same_account)
+    try:
+        wish(sight.folder, how, by="user", reason=reason, same_account=same_account)
+    except SetupError as unwritten:
+        if how != "destroy" or not sight.state.may_be_billing:
+            raise
+        return _destroy_unwritten(session, sight, unwritten)
     drive(session, sight)
     result = follow(session, sight.folder, stream=False)
     # For the run it was an interruption; for whoever asked for it, it is what was asked for.
     return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
+
+
+def _destroy_unwritten(session: Session, sight: Sight, unwritten: SetupError) -> Result:
+    """Destroy what a run has without a supervisor, for want of a place to write the wish; its receipt waits for one."""
+    from gpurun.lifecycle.supervisor import end_at_once
+
+    run = sight.folder.name
+    try:
+        end_at_once(session.home, run, session.clock)
+    except MayBeBilling:
+        raise
+    except GpurunError as error:
+        hint = f"{error.hint} Then: gpurun destroy {run}"
+        raise MayBeBilling("destroy.cannot_look", error.what, hint=hint) from error
+    told = SetupError(
+        unwritten.code,
+        f"The machine is gone, but nothing of it could be written down: {unwritten.what}",
+        hint=f"Make room or give yourself access; then the proof and the receipt come with: gpurun destroy {run}",
+    )
+    data = {"run": run, "destroyed": [sight.state.token]}
+    return Result(data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(told,), exit_code=told.exit_code)
 
 
 def sweep_damaged(session: Session, sight: Sight) -> Result:
@@ -57,7 +83,6 @@ def sweep_damaged(session: Session, sight: Sight) -> Result:
 
     Every provider of the plan is asked, since the damage may hide which one made the machine.
     """
-    from gpurun.core.errors import GpurunError
     from gpurun.lifecycle.reap import sweep_run
     from gpurun.providers.base import Unknown
     from gpurun.providers.registry import open_provider

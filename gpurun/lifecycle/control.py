@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from gpurun.core.errors import SetupError
 from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import RunFolder, write_atomic
 
@@ -44,12 +45,22 @@ def read_wish(folder: RunFolder) -> Wish | None:
 
 
 def wish(folder: RunFolder, how: How, *, by: str, reason: str, same_account: bool = False) -> None:
-    """Ask the supervisor to stop the run; a weaker wish than the one that stands changes nothing."""
+    """Ask the supervisor to stop the run; a weaker wish than the one that stands changes nothing.
+
+    A folder that does not take it is a SetupError: nobody was asked.
+    """
     wanted = Wish(how, by=by, reason=reason, same_account=same_account)
-    with exclusive(folder.path / ".control.lock"):  # Two terminals may wish at the same moment.
-        standing = read_wish(folder)
-        if standing is None or _strength(wanted) > _strength(standing):
-            write_atomic(folder.control, json.dumps(asdict(wanted)).encode())
+    try:
+        with exclusive(folder.path / ".control.lock"):  # Two terminals may wish at the same moment.
+            standing = read_wish(folder)
+            if standing is None or _strength(wanted) > _strength(standing):
+                write_atomic(folder.control, json.dumps(asdict(wanted)).encode())
+    except OSError as error:
+        raise SetupError(
+            "control.unwritable",
+            f"{folder.control} cannot be written: {error.strerror}.",
+            hint=f"Make room or give yourself access, and try again; `gpurun destroy {folder.name}` does without.",
+        ) from error
 
 
 def _strength(wish: Wish) -> tuple[int, bool]:

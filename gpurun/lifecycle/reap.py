@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
 from gpurun.core.model import Instance, InstanceState, Leftover
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
+from gpurun.ledger.durable import require_durable
 from gpurun.ledger.lock import holder_of
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
@@ -115,9 +117,14 @@ def _deadline_here(instance: Instance, home: Home) -> float | None:
 
 def _is_driven_here(run: str, token: str, home: Home) -> bool:
     """Whether a living supervisor of this home asked for that token; another home may have a run of the same name."""
-    if not RUN_NAME.fullmatch(run) or holder_of(home.run(run).lock) is None:
+    if not RUN_NAME.fullmatch(run):
         return False
-    return asked_for(home.run(run), token)
+    try:
+        if holder_of(home.run(run).lock) is None:
+            return False
+        return asked_for(home.run(run), token)
+    except OSError:  # They are another user's files, say: nobody is seen to drive it.
+        return False
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
@@ -137,12 +144,14 @@ def _ends_by_its_journal(instance: Instance, home: Home, clock: Clock) -> bool:
     if not _is_ours(instance, home):
         return False
     try:
+        require_durable(home.run(instance.run).path)
         wish(home.run(instance.run), "destroy", by="user", reason="reaped")
         supervise(home, instance.run, clock)
     except (MayBeBilling, RunHeld):
         raise
-    except GpurunError:
-        return False  # Its receipt must wait; the instance must not.
+    except Exception as error:  # noqa: BLE001 - its receipt must wait; neither it nor the others of the sweep must.
+        logging.warning("%s is ended without a record: %s", instance.run, error)
+        return False
     return True
 
 
@@ -152,7 +161,7 @@ def _is_ours(instance: Instance, home: Home) -> bool:
         return False
     try:
         sight = look(home, instance.run)
-    except GpurunError:
+    except (GpurunError, OSError):
         return False
     return sight.damage is None and sight.state.token == instance.token and sight.state.may_be_billing
 

@@ -30,7 +30,7 @@ from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reach import Reach
 from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.state import place_of, replay
-from gpurun.lifecycle.unrecorded import locked, open_journal
+from gpurun.lifecycle.unrecorded import end_unrecorded, locked, open_journal
 from gpurun.machine.far import FarSide
 from gpurun.planning.bundle import bundle_root
 from gpurun.providers.registry import open_provider
@@ -59,6 +59,14 @@ def supervise(
     with locked(RunLock(folder.lock), see):
         journal = open_journal(see)
         return Driver(seen()[1], journal).drive()
+
+
+def end_at_once(home: Home, run: str, clock: Clock) -> None:
+    """End a run's machine and see it gone with no record of it and no lock; what keeps it alive is raised."""
+    state, context = _seen(home, home.run(run), clock)
+    still_there = end_unrecorded(state, context.on_offer(place_of(state, context.plan)))
+    if still_there is not None:
+        raise still_there
 
 
 def _seen(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
+from gpurun.cli import control
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, SetupError
 from gpurun.core.money import cost_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Lease
@@ -18,12 +19,14 @@ from gpurun.core.progress import Event, Phase
 from gpurun.ledger.journal import Journal
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.supervisor import keep_on, supervise
 from gpurun.machine.base import FarRefusal
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import LEASE, RATE, Killed, World
 from tests.lifecycle.test_faults import ended, receipt_of
-from tests.lifecycle.test_never_gives_up import killed_and_overdue, late_machine
+from tests.lifecycle.test_money_review import Session
+from tests.lifecycle.test_never_gives_up import killed_and_overdue, late_machine, swept
 
 DAY_S = 24 * 3600.0
 MINUTES_S = 600.0
@@ -327,6 +330,101 @@ def test_a_wish_to_destroy_ends_the_wait_for_what_is_still_to_come_home(
     at(world, 900.0, lambda: world.folder.control.write_text('{"how": "destroy", "by": "user", "reason": ""}'))
     world.drive()
     assert 900.0 < died_s(world) < 1000.0
+
+
+# The verbs -----------------------------------------------------------------------------------------------------------
+
+
+def test_reap_ends_what_is_overdue_though_nothing_can_be_written(world: World, disk: Disk) -> None:
+    killed_and_overdue(world)
+    disk.is_full = True
+    assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
+    assert world.cloud.alive == []
+    disk.is_full = False
+    assert once(world) is ExitCode.BUDGET_STOP
+    assert world.state.phase is Phase.CLOSED
+
+
+def test_reap_goes_on_past_a_run_that_it_fails_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_and_overdue(world)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("gpurun.lifecycle.reap.supervise", broken)
+    assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
+    assert world.cloud.alive == []
+
+
+def test_reap_ends_what_is_overdue_though_the_files_of_its_run_are_another_users(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_and_overdue(world)
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for module in ("reap", "runs"):
+        monkeypatch.setattr(f"gpurun.lifecycle.{module}.holder_of", refused)
+    assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
+    assert world.cloud.alive == []
+
+
+def test_a_wish_that_cannot_be_written_says_what_to_do(world: World, disk: Disk) -> None:
+    disk.is_full = True
+    with pytest.raises(SetupError, match="No space left on device") as told:
+        wish(world.folder, "save", by="user", reason="test")
+    assert "gpurun destroy fox-41" in told.value.hint
+
+
+def verb(world: World, how: Any) -> Any:
+    """`gpurun stop` and `gpurun destroy`, after the question."""
+    session: Any = Session(home=world.home, clock=world.clock)
+    return control.stop_run(session, look(world.home, world.folder.name), how, "test")
+
+
+def test_destroy_ends_the_machine_though_its_wish_cannot_be_written(world: World, disk: Disk) -> None:
+    leased_for_an_hour(world)
+    killed_in_training(world)
+    disk.is_full = True
+    told = verb(world, "destroy")
+    assert world.cloud.alive == []
+    assert world.state.token in told.text
+    assert (told.exit_code, told.errors[0].code) == (ExitCode.SETUP, "control.unwritable")
+
+
+@pytest.mark.parametrize("verb_of_cloud", ["find", "destroy"])
+def test_destroy_says_that_it_may_be_billing_where_neither_wish_nor_end_came_through(
+    world: World, disk: Disk, verb_of_cloud: str
+) -> None:
+    killed_in_training(world)
+    disk.is_full = True
+    world.cloud.broken[verb_of_cloud] = SetupError("key.revoked", "The key is not accepted.", hint="Make a new one.")
+    with pytest.raises(MayBeBilling):
+        verb(world, "destroy")
+
+
+def test_destroy_without_a_key_and_without_room_may_be_billing(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_in_training(world)
+    disk.is_full = True
+
+    def no_key(*_: object, **__: object) -> None:
+        raise SetupError("auth.no_key", "There is no key.", hint="Give one.")
+
+    monkeypatch.setattr(supervisor, "open_provider", no_key)
+    with pytest.raises(MayBeBilling, match="no key"):
+        verb(world, "destroy")
+
+
+def test_stop_says_that_nobody_was_asked(world: World, disk: Disk) -> None:
+    killed_in_training(world)
+    disk.is_full = True
+    with pytest.raises(GpurunError) as told:
+        verb(world, "save")
+    assert told.value.exit_code is ExitCode.SETUP
+    assert len(world.cloud.alive) == 1
 
 
 def test_a_log_that_cannot_be_opened_keeps_no_supervisor_from_starting(
