@@ -121,16 +121,21 @@ def test_it_was_seen_and_one_empty_list_before_the_silence_is_no_end(
     assert settled(world)
 
 
-@pytest.mark.parametrize("mark", ["account:2222", "key:2222"])
-def test_another_accounts_key_does_not_see_it_which_means_nothing(left: World, mark: str) -> None:
-    right, left.cloud = left.cloud, ScriptedCloud(left.clock)
-    left.cloud.account = mark
-    beside(left, billed=True)
-    assert left.drive() == "account.other"
-    assert left.state.may_be_billing
-    left.cloud = right
-    assert left.drive() is ExitCode.DONE
-    assert settled(left)
+@pytest.mark.parametrize("asked", ["account:1111", "key:1111"])
+def test_another_accounts_key_does_not_see_it_which_means_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    world.cloud.account = asked
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cloud, "remove", lambda leftover: None)
+        assert world.drive() == "destroy.leftover"
+    right, world.cloud = world.cloud, ScriptedCloud(world.clock)
+    world.cloud.account = "key:2222"
+    assert world.drive() == "account.other"
+    assert world.state.may_be_billing
+    world.cloud = right
+    assert world.drive() is ExitCode.DONE
+    assert settled(world)
 
 
 def test_a_provider_whose_key_is_gone_leaves_it_red(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
