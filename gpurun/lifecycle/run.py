@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,36 @@ from typing import Any
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import digest_of
+from gpurun.core.plan import Lease
 from gpurun.core.progress import Event, RunState
+from gpurun.ledger.untrusted import events_of
 from gpurun.lifecycle.bucket.push import Pushing
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
-from gpurun.lifecycle.home.local_copy import LocalCopy
+from gpurun.lifecycle.home.tail import Tail, is_behind
 from gpurun.lifecycle.patience import Patience
 from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.trouble import BucketLost
-from gpurun.machine.far import FarSide, Poll
+from gpurun.machine.far import FarSide
 from gpurun.planning.load import save_s
 from gpurun.providers.base import SpotNotice
 
 POLL_S = 0.5
-MOST_BYTES = 4 << 20
 SILENCE_S = 60.0
 PAUSE_S = 30.0
+MOST_DRAIN_S = 120.0
+GRACE_S = 15.0  # For the agent to end the trainer and to say so.
+_UNHEARD: dict[str, object] = {
+    "outcome": "stopped",
+    "reason": "lease",
+    "exit_code": None,
+    "message": "the lease left no more time to train; how the trainer ended was not heard",
+    "ended_wall": None,
+}
 NOT_OURS = {
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
@@ -67,8 +76,9 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 
 def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
-    hearing, rating = _Hearing(context.clock), Rating(state, context)
-    while context.seconds_left(state) > 0:
+    hearing, rating, tail = _Hearing(context.clock), Rating(state, context), Tail(far, context.folder)
+    ended_mono = float("inf")
+    while context.seconds_left(state) > _reserve_s(context.plan.lease):
         wish = read_wish(context.folder)
         if wish is not None and STRENGTH[wish.how] > STRENGTH[told]:
             if STRENGTH[wish.how] > STRENGTH[state.stop]:
@@ -79,7 +89,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             told = _tell(far, wish.how)
         hearing.ask()
         try:
-            poll = _copy(far, context)
+            poll = tail.bring()
             early.look(poll.chunks["events.jsonl"].data)
             pushing.refresh()
         except MachineLost as lost:
@@ -96,7 +106,10 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             continue
         is_silent = hearing.is_silent(poll.status.wall)
         rating.hear(poll.chunks["events.jsonl"].data)
-        if _is_behind(poll):
+        if poll.status.state == "exited":
+            ended_mono = min(ended_mono, context.clock.monotonic())
+        # The end is not believed before all of the log is here, but no flood is paid for without an end.
+        if is_behind(poll) and context.clock.monotonic() - ended_mono < MOST_DRAIN_S:
             continue
         yield from rating.notes(state)
         if poll.status.state == "exited":
@@ -106,6 +119,13 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
         context.clock.sleep(POLL_S)
+    if context.seconds_left(state) > 0:
+        yield Event.TRAIN_OBSERVED, _UNHEARD
+
+
+def _reserve_s(lease: Lease) -> float:
+    """What the watch leaves of the lease: by then the agent has ended the trainer, and what there is must come home."""
+    return lease.collect_s - min(GRACE_S, lease.collect_s / 4)
 
 
 class _Hearing:
@@ -178,20 +198,6 @@ def _tell(far: FarSide, how: str) -> str:
     return how
 
 
-def _copy(far: FarSide, context: Context) -> Poll:
-    """Fetch what is new of the events and the log, and append it."""
-    copies = {"events.jsonl": LocalCopy(context.folder.events), "trainer.log": LocalCopy(context.folder.log)}
-    poll = far.poll({name: (copy.offset, MOST_BYTES) for name, copy in copies.items()})
-    for name, chunk in poll.chunks.items():
-        copies[name].append(chunk.data)
-    return poll
-
-
-def _is_behind(poll: Poll) -> bool:
-    """Whether more than has come is to be had at once; the end is not believed before all of it is here."""
-    return any(chunk.data and chunk.offset + len(chunk.data) < chunk.size for chunk in poll.chunks.values())
-
-
 def _outcome(status: Status, context: Context) -> dict[str, object]:
     """What became of the training, by the agent's report and the trainer's last event."""
     last = _last_stop(context.folder.events)
@@ -224,15 +230,7 @@ def _lost(message: str) -> dict[str, object]:
 def _last_stop(events: Path) -> dict[str, Any]:
     """The trainer's last `stop` event since its last `start`, or nothing."""
     stop: dict[str, Any] = {}
-    if not events.exists():
-        return stop
-    with events.open("rb") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # Left half written by a killed trainer, or made to be refused; the next one stands by itself.
-            kind = event.get("kind") if isinstance(event, dict) else None
-            if kind in ("start", "stop"):
-                stop = event if kind == "stop" else {}
+    for event in events_of(events) if events.exists() else ():
+        if event.get("kind") in ("start", "stop"):
+            stop = event if event["kind"] == "stop" else {}
     return stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.home.at_home import remember
+from gpurun.lifecycle.run import MOST_DRAIN_S, _last_stop
 from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Facts, Manifest, Started
 from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.far import Poll
+from gpurun.machine.far import Chunk, Poll
 from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
@@ -91,6 +93,49 @@ def test_how_long_a_machine_trains_does_not_hang_on_the_clock_that_it_told(
     assert job["hard_stop_s"] == pytest.approx(left_s - LEASE.collect_s, abs=5)
     assert job["soft_stop_s"] == pytest.approx(min(LEASE.train_s, job["hard_stop_s"] - job["save_s"]), abs=5)
     assert job["hard_stop_wall"] - job["soft_stop_wall"] == pytest.approx(job["hard_stop_s"] - job["soft_stop_s"])
+
+
+def test_a_flood_of_log_costs_neither_the_rest_of_the_lease_nor_the_checkpoint(world: World) -> None:
+    """Two gigabytes were written in a minute, and the line brings four megabytes a second."""
+    poll, size = world.far.poll, 2_000_000_000
+
+    def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        world.clock.sleep(1.0)
+        offset, most = wants["trainer.log"]
+        return Poll(told.status, {**told.chunks, "trainer.log": Chunk(offset, b"x" * min(most, size - offset), size)})
+
+    world.far.poll = flooded  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert (world.cloud.boxes[0].died_s or 0) < LEASE.boot_s + 60 + MOST_DRAIN_S + 120
+    assert kept(world)
+
+
+@pytest.mark.parametrize("state", ["idle", "running"])
+def test_whatever_an_agent_says_of_the_end_there_is_time_to_bring_home_what_it_has(world: World, state: str) -> None:
+    """It beats and never tells that the training has ended: the watch leaves what collecting takes of the lease."""
+    poll = world.far.poll
+
+    def for_ever(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        return Poll(told.status.model_copy(update={"state": state, "exit_code": None}), told.chunks)
+
+    world.far.poll = for_ever  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
+def test_one_line_of_events_that_is_a_tree_of_millions_takes_no_memory(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    events.write_bytes(b"[" + b"{}," * 1_000_000 + b'{}]\n{"kind": "stop", "reason": "done"}\n')
+    tracemalloc.start()
+    try:
+        assert _last_stop(events) == {"kind": "stop", "reason": "done"}
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_machine_that_is_taken_away_in_mid_training_is_proven_gone_and_its_receipt_is_partial(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,9 @@ import pytest
 from conftest import Place
 
 from gpurun.core.clock import SystemClock
-from gpurun.lifecycle.run import _copy
+from gpurun.lifecycle.home.tail import LEAST_BYTES, Tail
 from gpurun.machine.base import MachineLost
-from gpurun.machine.far import FarSide
+from gpurun.machine.far import Chunk, FarSide, Poll
 from tests.emulators import sshd
 from tests.later import LATER
 
@@ -48,33 +49,54 @@ def test_no_byte_is_lost_or_doubled_over_any_number_of_cuts_and_restarts(
     out, dice, over = place.folder / "out", random.Random(5), threading.Event()
     out.mkdir(parents=True)
     proxy = place.proxy()
-    here = SimpleNamespace(folder=SimpleNamespace(events=tmp_path / "events.jsonl", log=tmp_path / "run.log"))
+    here = SimpleNamespace(events=tmp_path / "events.jsonl", log=tmp_path / "run.log")
 
     def supervisor() -> FarSide:
         return FarSide(place.machine(proxy.port, clock=Hasty()), python=sys.executable)
 
     supervisor().install_agent()
     far, lost = supervisor(), 0
+    tail = Tail(far, here)  # type: ignore[arg-type]
     trainer = threading.Thread(target=write_on, args=(out, over, random.Random(6)), daemon=True)
     trainer.start()
     while proxy.cuts < cuts:
         if proxy.cuts % 5 == 4:
             far.close()
             far = supervisor()  # Another process knows only what lies in the files.
+            tail = Tail(far, here)  # type: ignore[arg-type]
         cut = threading.Timer(dice.random() * 0.25, proxy.cut)
         cut.start()
         try:
             while cut.is_alive():
-                _copy(far, here)  # type: ignore[arg-type]
+                tail.bring()
         except MachineLost:
             lost += 1
         cut.join()
     over.set()
     trainer.join()
     assert lost > cuts // 4, "the cuts were felt"
-    for name, copy in (("events.jsonl", here.folder.events), ("trainer.log", here.folder.log)):
+    for name, copy in (("events.jsonl", here.events), ("trainer.log", here.log)):
         original = (out / name).read_bytes()
         while not copy.exists() or copy.stat().st_size < len(original):
-            _copy(far, here)  # type: ignore[arg-type]
+            tail.bring()
         is_same = copy.read_bytes() == original
         assert is_same, name
+
+
+def test_a_line_too_slow_for_a_whole_piece_in_one_call_is_asked_for_less_until_something_comes(tmp_path: Path) -> None:
+    carried_bytes, log, asked = 200_000, bytes(range(256)) * 4096, list[int]()
+
+    def poll(wants: dict[str, tuple[int, int]]) -> Poll:
+        asked.append(max(most for _, most in wants.values()))
+        if asked[-1] > carried_bytes:
+            raise MachineLost("30 s were not enough")
+        chunks = {name: Chunk(at, log[at : at + most], len(log)) for name, (at, most) in wants.items()}
+        return Poll(SimpleNamespace(), chunks)  # type: ignore[arg-type]
+
+    here = SimpleNamespace(events=tmp_path / "events.jsonl", log=tmp_path / "run.log")
+    tail = Tail(SimpleNamespace(poll=poll), here)  # type: ignore[arg-type]
+    for _ in range(40):
+        with suppress(MachineLost):
+            tail.bring()
+    assert here.log.read_bytes() == log
+    assert min(asked) >= LEAST_BYTES
