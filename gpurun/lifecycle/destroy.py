@@ -11,9 +11,13 @@ from gpurun.core.errors import MayBeBilling, SetupError
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
+from gpurun.lifecycle.home.at_home import is_here
+from gpurun.lifecycle.home.worth import wanted
 from gpurun.lifecycle.instance.account import vouched
 from gpurun.lifecycle.instance.duplicates import incident, living, once
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES
 from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.far import FarSide
 from gpurun.providers.base import Provider, Unknown
 
 PATIENCE_S = 300.0
@@ -58,16 +62,37 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _leave(state: RunState, context: Context) -> Iterator[Note]:
-    """A box that is kept: end the training there and take the run's folder away, as far as it can be reached."""
+    """A box that is kept: end the training there and take the run's folder away, as far as it can be reached.
+
+    What the trainer wrote and is not here stays: there is no other copy, unless a person wanted nothing of it.
+    """
+    is_unwanted = state.stop == "destroy" and state.reason != "lease"
     lost = "it was never tried"
     for _ in ticks(context.clock, RETRY_S, LEAVE_S):
         try:
-            context.reach(instance_of(state)).farewell()
-            return
+            far = context.reach(instance_of(state))
+            kept = "" if is_unwanted else _only_there(far, context)
+            far.farewell(keep_results=bool(kept))
         except (MachineLost, FarRefusal) as error:
             lost = error.what
-    left = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
-    yield from once((Event.INCIDENT, {"code": "box.not_left", "message": left}), context)
+            continue
+        if kept:
+            told = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
+            yield from once((Event.INCIDENT, {"code": "box.results_left", "message": told}), context)
+        return
+    told = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
+    yield from once((Event.INCIDENT, {"code": "box.not_left", "message": told}), context)
+
+
+def _only_there(far: FarSide, context: Context) -> str:
+    """What is finished over there, worth bringing and not here, in words; empty for nothing."""
+    try:
+        manifest = far.manifest(MOST_ANNOUNCED_BYTES)
+    except FarRefusal as refusal:
+        return f"what it has finished cannot be listed ({refusal.what}) and is"
+    left = [file for file in wanted(manifest) if not is_here(context.folder.artifacts, file)]
+    total_bytes = sum(file.bytes for file in left)
+    return f"{len(left)} files ({total_bytes:,} bytes) that did not come home are" if left else ""
 
 
 def end(

@@ -1,0 +1,72 @@
+"""A box of one's own is left as it was found, but nothing that only it has is taken away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import CollectFailed, ExitCode
+from gpurun.core.paths import Home
+from gpurun.core.plan import Box
+from gpurun.core.progress import Event
+from gpurun.lifecycle.control import wish
+from gpurun.machine.base import FarRefusal, MachineLost
+from tests.lifecycle.scripted_cloud import LEASE, World
+
+WEIGHTS = "checkpoints/000030.model.safetensors"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A run on a box; `world.far.left` has what each farewell was asked to keep."""
+    world = World(Home(tmp_path))
+    box = Box(target="me@lab:22", identity="/k", host_key="ssh-ed25519 AAAA", trusted="given")
+    world.folder.plan.write_text(world.plan.model_copy(update={"box": box}).to_json())
+    world.far.left = []  # type: ignore[attr-defined]
+    world.far.farewell = lambda *, keep_results: world.far.left.append(keep_results) or 1  # type: ignore
+    return world
+
+
+def told(world: World) -> list[str]:
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
+
+
+def test_what_did_not_come_home_from_a_box_of_ones_own_stays_there_and_is_told(world: World) -> None:
+    """The lid is closed while it trains and opened an hour after the lease, at whose end the agent has stopped it."""
+
+    def asleep() -> None:
+        if world.far.polls == 5:
+            world.clock.sleep(LEASE.total_s + 3600)
+            raise MachineLost("the line is dead after the sleep")
+
+    world.far.during = asleep
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert world.far.left == [True]  # type: ignore[attr-defined]
+    assert "box.results_left" in told(world)
+
+
+def test_a_file_that_could_not_be_stored_here_stays_there(world: World) -> None:
+    refusal = CollectFailed("collect.cannot_store", "Permission denied.", hint="Mend it.")
+    world.far.broken[f"get {WEIGHTS}"] = refusal
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert world.far.left == [True]  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_listed_stays_there_too(world: World) -> None:
+    world.far.broken["manifest"] = FarRefusal("bad_manifest", "the manifest names a file twice")
+    world.drive()
+    assert world.far.left == [True]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["all of it came home", "nobody wants it"])
+def test_else_nothing_of_the_run_stays(world: World, how: str) -> None:
+    def unwanted() -> None:
+        if world.far.polls == 5:
+            wish(world.folder, "destroy", by="user", reason="user")
+
+    if how == "nobody wants it":
+        world.far.during = unwanted
+    world.drive()
+    assert world.far.left == [False]  # type: ignore[attr-defined]
+    assert "box.results_left" not in told(world)
