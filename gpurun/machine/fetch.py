@@ -75,7 +75,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
             partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
-        raise _cannot_store(target, f"{wanted.name} ({wanted.size_bytes:,} bytes)", error) from error
+        raise _cannot_store(target, wanted, error) from error
     return target
 
 
@@ -97,16 +97,6 @@ def noted_bytes(into: Path, sha256: str) -> int:
         return notes_of(into / PARTIAL_FOLDER / sha256).stat().st_size
     except OSError:
         return 0
-
-
-def room_bytes(into: Path) -> int:
-    """What the disk below a folder, which is made, can take there, with what is there already; StoreFull if nothing."""
-    try:
-        make_private(into)
-        kept = sum(path.stat().st_size for path in into.rglob("*") if path.is_file())
-        return shutil.disk_usage(into).free + kept
-    except OSError as error:
-        raise _cannot_store(into, "anything", error) from error
 
 
 def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callable[[], int]) -> None:
@@ -214,11 +204,11 @@ class _Stopped(GpurunError):
         super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
 
 
-def _cannot_store(target: Path, what: str, error: OSError) -> CollectFailed:
+def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> CollectFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
             "collect.disk_full",
-            f"There is no room for {what} in {target.parent}.",
+            f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
             hint="Free some space: it goes on by itself where it stopped. The lease keeps counting.",
         )
     return CollectFailed(

@@ -22,7 +22,7 @@ from gpurun.lifecycle.home.bringing import STUCK_S
 from gpurun.lifecycle.home.worth import spare, wanted
 from gpurun.machine import partial
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
-from gpurun.machine.fetch import PARTIAL_FOLDER, room_bytes
+from gpurun.machine.fetch import PARTIAL_FOLDER
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
@@ -242,15 +242,6 @@ def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: d
     assert world.clock.monotonic() < 250
     assert collected(world)["missing"] == [BEST]
     assert kept(world)
-
-
-def test_no_room_for_a_folder_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "mkdir", full)
-    with pytest.raises(StoreFull):
-        room_bytes(tmp_path / "artifacts")
 
 
 def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None:

@@ -18,7 +18,7 @@ from gpurun.cli.collecting import collect_run
 from gpurun.cli.control import find
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
-from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
+from gpurun.core.errors import CollectFailed, StoreFull, UsageError, VerificationFailed
 from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Choices, Plan
@@ -97,6 +97,23 @@ def test_only_what_was_asked_for_comes_home_and_the_rest_is_told_as_only_there(
     assert {file.name for file in brought.left} == set(names[:2]), "what is here by another way is not lost"
     assert bring(instance, folder, "all").left == ()
     assert at_home(folder) == set(names)
+
+
+def test_of_all_files_those_that_fit_come_home(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is not taken for a hostile one because all of it has no room: two checkpoints have, of three."""
+    names = instance.save(10, 20, 30, best=10)
+    size_bytes = (instance.out / names[0]).stat().st_size
+
+    def usage(_: object) -> SimpleNamespace:
+        taken = sum(path.stat().st_size for path in folder.artifacts.rglob("*") if path.is_file())
+        return SimpleNamespace(free=2 * size_bytes + size_bytes // 2 - taken)
+
+    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", usage)
+    with pytest.raises(StoreFull, match="no room for checkpoints/000010"):
+        bring(instance, folder, "all")
+    assert at_home(folder) == set(names[2:])
 
 
 @pytest.mark.parametrize(("only", "word"), [("best", "evaluated"), ("last", "no checkpoint"), ("all", "no file")])

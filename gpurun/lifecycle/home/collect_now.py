@@ -21,7 +21,6 @@ from gpurun.lifecycle.home.at_home import is_here, keep, remember
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
-from gpurun.machine.fetch import room_bytes
 from gpurun.machine.partial import HeldElsewhere
 
 Only = Literal["last", "best", "all"]
@@ -82,9 +81,7 @@ def _bring_now(
     allowance: Allowance,
 ) -> Brought:
     artifacts = folder.artifacts
-    # One checkpoint may fit where all do not; whether it does is seen when it is fetched.
-    most_bytes = room_bytes(artifacts) if only == "all" else MOST_ANNOUNCED_BYTES
-    manifest = trying.patiently(lambda: far.manifest(most_bytes))
+    manifest = trying.patiently(lambda: far.manifest(MOST_ANNOUNCED_BYTES))
     remember(folder, manifest)
     wanted = chosen(manifest, only, folder.name)
     if not allowance.take(wanted):
