@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -21,21 +22,42 @@ _COLUMNS = (
     Column(""),
     Column("#", right=True, leaves=9),
     Column("Provider", leaves=2),
-    Column("GPU", least=16),
-    Column("Region", leaves=7, least=9),
-    Column("$/h", right=True, leaves=6),
-    Column("fit", right=True, leaves=4),
-    Column("tok/s", right=True, leaves=5),
-    Column("time", right=True, leaves=3),
-    Column("est. $", right=True, leaves=1),
+    Column("GPU", least=12),
+    Column("Region", leaves=3, least=9),
+    Column("$/h", right=True),
+    Column("fit", right=True, leaves=7),
+    Column("tok/s", right=True, leaves=8),
+    Column("time", right=True, leaves=5),
+    Column("est. $", right=True, leaves=4),
     Column("worst $", right=True),
     Column("boot", right=True, leaves=10),
-    Column("dies by itself", leaves=8, least=14),
+    Column("dies by", least=13),
 )
-_LEGEND = (
-    "fit: sequences at once on a GPU / GiB that this takes; worst $: the most it can cost, or how far the cap gets "
-    "where it does not finish."
+_LEGEND = {
+    "fit": "fit: sequences at once on a GPU / GiB that this takes",
+    "worst $": "worst $: the most it can cost, or how far the cap gets where it does not finish",
+    "dies by": "dies by: what ends the machine when this laptop is lost, or why it is not taken",
+}
+"""What a column means, where it is shown."""
+_SHORT = tuple(
+    (re.compile(long), short)
+    for long, short in (
+        (r"NO\b.*", "NO"),
+        (r"yes · (power-off) .*", r"\1"),
+        (r"yes · (.+)", r"\1"),
+        (r".* --accept-weak-lease", "weak lease"),
+        (r"(needs \S+), over the cap", r"\1"),
+        (r"over the cap", "over cap"),
+        (r".* less than the (\S+ h) that it (needs)", r"\2 \1"),
+        (r"(no fit): .*", r"\1"),
+    )
 )
+"""The words of the last column: whole beside the other columns of a narrow terminal."""
+_MEANINGS = {
+    "NO": "NO: nothing but this laptop does",
+    "weak lease": "weak lease: nothing but this laptop would end it; --accept-weak-lease takes it all the same",
+    "needs $": "needs: the cap under which it finishes",
+}
 
 
 def candidates_table(
@@ -43,13 +65,22 @@ def candidates_table(
 ) -> list[Line]:
     """Offers in the order given, the chosen one marked; what cannot finish says why not, or how far it gets."""
     rows = [_row(i, candidate, candidate.offer == chosen) for i, candidate in enumerate(candidates, 1)]
-    return [*table(_COLUMNS, rows, style), *(wrap(_LEGEND, style, indent=2, look="dim") if legend else [])]
+    lines = table(_COLUMNS, rows, style)
+    return [*lines, *wrap(_legend(lines[0], candidates), style, indent=2, look="dim")] if legend else lines
+
+
+def _legend(heading: Line, candidates: tuple[Candidate, ...]) -> str:
+    """What the columns that are shown mean, and the words in the last one."""
+    shown = {span.text for span in heading}
+    said = [text for title, text in _LEGEND.items() if title in shown]
+    last = {_last(candidate).text for candidate in candidates}
+    said += [text for word, text in _MEANINGS.items() if any(one.startswith(word) for one in last)]
+    return "; ".join(said) + "."
 
 
 def _row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
     offer, estimate = candidate.offer, candidate.estimate
     look = "" if candidate.finishes else "dim"
-    last = death(offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
     return [
         Span("→" if chosen else "", "accent"),
         Span(str(number), look),
@@ -63,8 +94,15 @@ def _row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
         Span(_bare(candidate.expected_micros), look),
         Span(_worst(candidate), look),
         Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
-        last,
+        _last(candidate),
     ]
+
+
+def _last(candidate: Candidate) -> Span:
+    """What ends the machine, or why it is not to be had, in a word or two."""
+    whole = death(candidate.offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
+    found = next(((match, short) for long, short in _SHORT if (match := long.fullmatch(whole.text))), None)
+    return Span(found[0].expand(found[1]), whole.look) if found else whole
 
 
 def death(offer: Offer) -> Span:

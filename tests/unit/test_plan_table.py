@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Plan, Request
+from gpurun.core.plan import Choices, Plan, Request
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes.quote import WEAK
 from gpurun.planning.budget import candidates
@@ -93,14 +94,45 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
         planned(tmp_path, "60", data=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_what_matters_is_on_the_screen_at_every_width(tmp_path: Path, width: int) -> None:
-    lines = plan_text(planned(tmp_path, "25"), Style(width=width)).splitlines()
+MONEY = ("Provider", "GPU", "$/h", "worst $", "dies by")
+
+
+@pytest.mark.parametrize(
+    ("width", "beside"),
+    [
+        (60, ()),
+        (80, ("Region", "est. $")),
+        (100, ("Region", "est. $", "time")),
+        (120, ("Region", "est. $", "time", "fit", "tok/s", "boot")),
+    ],
+)
+def test_what_protects_money_is_on_the_screen_before_what_is_nice_to_know(
+    tmp_path: Path, width: int, beside: tuple[str, ...]
+) -> None:
+    lines = plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100")), Style(width=width)).splitlines()
     assert all(cells(line) <= width for line in lines)
     heading = next(line for line in lines if "worst $" in line)
-    assert all(name in heading for name in ("Provider", "GPU", "fit", "tok/s", "time", "est. $", "worst $"))
-    row = next(line for line in lines if "8×A100 SXM 80G" in line)
-    assert all(word in row for word in ("→", "runpod", "64/27G", "1.31-1.75M", "1 h 42 m", "21.21", "25.00"))
+    assert all(name in heading for name in (*MONEY, *beside))
+    chosen, other, *_ = (line for line in lines if "runpod    8×A100 SXM 80G" in line)
+    assert all(word in chosen for word in ("→", "11.12", "25.00", "pod key"))
+    assert all(word in other for word in ("14.32", "to 81%", "needs $29.39"))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_last_column_is_never_cut_and_the_flag_stands_whole_below(tmp_path: Path, width: int) -> None:
+    lines = plan_text(planned(tmp_path, "45"), Style(width=width)).splitlines()
+    rows = [line for line in lines if any(f"  {cloud}  " in f"{line}  " for cloud in ("runpod", "lambda", "aws"))]
+    ends = {"pod key", "power-off", "weak lease"}
+    assert all(row.endswith(tuple(ends)) or re.search(r"needs \$[\d,.]+$", row) for row in rows)
+    assert ends == {end for end in ends if any(row.endswith(end) for row in rows)}
+    assert any("--accept-weak-lease " in f"{line} " for line in lines)
+
+
+def test_an_offer_that_only_this_laptop_ends_says_no_in_capitals(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(weak_lease=True))
+    lines = plan_text(plan, Style(width=80)).splitlines()
+    assert any("lambda" in line and line.endswith("  NO") for line in lines)
+    assert "NO: nothing but this laptop does" in " ".join(line.strip() for line in lines)
 
 
 def test_what_is_left_of_the_cap_is_never_rounded_up(tmp_path: Path) -> None:
