@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from gpurun.cli.result import Result
@@ -30,7 +31,7 @@ def list_recipes_result(session: Session) -> Result:
                 about=recipe.about,
             )
         )
-    data = {"recipes": [{"name": r.name, "parameters": r.parameters, "tokens": r.tokens, "gpu": r.gpu} for r in rows]}
+    data = {"recipes": [asdict(row) for row in rows]}
     return Result(data=data, text=render(recipes_table(rows, session.style), session.style))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpurun.core.clock import local_time
 from gpurun.core.money import Micros, format_rate, format_usd
-from gpurun.view.paint import Cell, Line, Span, hang, line
+from gpurun.view.paint import Cell, Line, Span, hang, line, wrap
 from gpurun.view.quantities import UNKNOWN, format_bytes, format_count, format_duration
 from gpurun.view.style import Style
 from gpurun.view.tables import Column, table
@@ -93,19 +93,19 @@ class RecipeRow:
 
 
 def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
-    """The recipes in the order given."""
+    """The recipes in the order given, each with what it is about below it, whole."""
     columns = (
         Column("RECIPE"),
         Column("PARAMETERS", right=True),
         Column("TOKENS", right=True, leaves=2),
         Column("GPU", leaves=1),
-        Column("ABOUT", least=12),
     )
     cells: list[list[Cell]] = [
-        [Span(r.name, "title"), format_count(r.parameters), format_count(r.tokens), r.gpu, Span(r.about, "dim")]
-        for r in rows
+        [Span(r.name, "title"), format_count(r.parameters), format_count(r.tokens), r.gpu] for r in rows
     ]
-    return table(columns, cells, style)
+    heading, *told = table(columns, cells, style)
+    below = [wrap(row.about, style, indent=4, look="dim") for row in rows]
+    return [heading, *(shown for first, rest in zip(told, below, strict=True) for shown in (first, *rest))]
 
 
 @dataclass(frozen=True)

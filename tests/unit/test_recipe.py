@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 import gpurun
+from gpurun.cli.recipes import list_recipes_result
+from gpurun.cli.session import Session
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
+from gpurun.core.paths import Home
 from gpurun.planning import bundle
 from gpurun.planning.overrides import parse_override
 from gpurun.planning.recipe import bundle_root, list_recipes, load_recipe, new_recipe, parameters_of, resolve
 from gpurun.planning.tables import TABLES
+from gpurun.view.paint import cells
 from trainer.config import parse_recipe
 
 
@@ -196,3 +200,12 @@ def test_a_wheel_without_its_bundle_says_so(tmp_path: Path, monkeypatch: pytest.
     (inside / "trainer" / "__init__.py").touch()
     (inside / "recipes").mkdir()
     assert bundle.bundle_root() == inside
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_list_tells_of_every_recipe_what_it_is_about_uncut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    listed = list_recipes_result(Session(home=Home(Path("nowhere"))))
+    words = " ".join(listed.text.split())
+    assert all(" ".join(load_recipe(name).about.split()) in words for name in list_recipes())
+    assert all(cells(line) <= width for line in listed.text.splitlines())
