@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Protocol
 
-from gpurun.cli.output import put
+from gpurun.cli.output import OutputLost, put
 from gpurun.cli.reader import News
 from gpurun.cli.session import Session
 from gpurun.core.plan import Plan
@@ -70,26 +71,42 @@ class PlainPane(SilentPane):
 
     def show(self, news: News, now: float) -> None:
         """Print what is new."""
-        for line in self._view.update(news.records, news.events, now, news.moving):
-            self._session.say(line)
+        try:
+            for line in self._view.update(news.records, news.events, now, news.moving):
+                self._session.say(line)
+        except OSError:
+            _leave()
 
 
 class JsonPane(SilentPane):
     """JSON Lines on standard output: every record and every event as it comes; the envelope comes last."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
     def show(self, news: News, now: float) -> None:
         """Print what is new."""
         from gpurun.view.envelope import event_json, record_json
 
-        for record in news.records:
-            put(record_json(record))
-        for event in news.events:
-            put(event_json(event))
+        try:
+            for record in news.records:
+                put(record_json(record))
+            for event in news.events:
+                put(event_json(event))
+        except OutputLost as loss:
+            if loss.why:
+                self._session.say(f"Standard output cannot be written: {loss.why}.")
+            _leave()
+
+
+def _leave() -> None:
+    """Nobody reads any more: as when a terminal is closed, the view ends, and the run's own code is not 0."""
+    signal.raise_signal(signal.SIGHUP)
 
 
 def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:
     """The pane that fits this session."""
     if session.json:
-        return JsonPane() if stream else SilentPane()
+        return JsonPane(session) if stream else SilentPane()
     live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)
     return LivePane(plan, session) if live else PlainPane(session)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.cli.app import build_app
+from gpurun.cli.output import OutputLost
 from gpurun.cli.verb import run_app
 from gpurun.core.paths import Home
 from tests.lifecycle.tiny_runs import make_run
+from tests.unit.report_samples import opened_run
 
 LOUD = [
     ["ps", "--all"],
@@ -107,3 +109,19 @@ def test_ctrl_c_leaves_an_envelope_too(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert in_process(["sample", "fox-41", "--prompt", "def ", "--json"], monkeypatch) == 130
     answer = json.loads(capsys.readouterr().out)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (130, "interrupted")
+
+
+@pytest.mark.parametrize("device", [BrokenPipeError(), OSError(28, "No space left on device")], ids=["pipe", "device"])
+@pytest.mark.parametrize("flags", [["--json"], []], ids=["json", "plain"])
+def test_a_run_that_nobody_reads_any_more_goes_on_and_its_code_says_so(
+    flags: list[str], device: OSError, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 0 it would be called done, destroyed and receipted."""
+
+    def lost(*given: object) -> None:
+        raise OutputLost(device) if flags else device
+
+    opened_run(Home(own_home).prepare(), "fox-41")
+    monkeypatch.setattr("gpurun.cli.panes.put" if flags else "gpurun.cli.session.Session.say", lost)
+    monkeypatch.setattr("gpurun.cli.viewer.start_supervisor", lambda *given: None)
+    assert in_process(["attach", "fox-41", *flags], monkeypatch) == 8
