@@ -80,17 +80,34 @@ def _now(provider: Provider, clock: Clock) -> float:
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     """End whatever a run asked for at a provider, by its tokens alone; the ids, proven gone. For a damaged journal.
 
-    As many lists are read as a death needs, over as long: one of them may be old. Unknown, SetupError or MayBeBilling.
+    As many lists are read as a death needs, over as long: one of them may be old. What bears the run's name under a
+    token that is nowhere in the journal may be another home's, or have had its record in the damage: it is not ended,
+    and MayBeBilling names it. Unknown, SetupError or MayBeBilling; what can be seen is ended before either is raised.
     """
-    traits, ours = provider.traits, dict[str, Instance]()
+    traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
     for turn in range(traits.death_reads):
         clock.sleep(traits.death_spread_s / max(1, traits.death_reads - 1) if turn else 0.0)
-        listed = [one for one in provider.find(None) if one.state is not InstanceState.GONE]
-        ours |= {one.id: one for one in listed if one.run == folder.name and asked_for(folder, one.token)}
-    for one in ours.values():
+        try:
+            listed = provider.find(None)
+        except Unknown as error:
+            listed = list(error.found)
+            unclear.append(error)
+        alive = [one for one in listed if one.state is not InstanceState.GONE]
+        bearing |= {one.id: one for one in alive if one.run == folder.name}
+    ours = [one for one in bearing.values() if asked_for(folder, one.token)]
+    for one in ours:
         for _ in end(provider, clock, one.id, one.token, run=folder.name):
             pass
-    return list(ours)
+    if doubtful := [one.id for one in bearing.values() if one not in ours]:
+        raise MayBeBilling(
+            "destroy.doubtful",
+            f"{provider.name} shows {', '.join(doubtful)} under the name of {folder.name}, whose damaged journal lacks "
+            "its token: it may be this run's, or another home's.",
+            hint=f"If it is yours: gpurun reap --destroy ends what is overdue; or by hand: {traits.console_url}.",
+        )
+    if unclear:
+        raise unclear[-1]
+    return [one.id for one in ours]
 
 
 def _is_older(orphan: Orphan, than_s: float) -> bool:

@@ -23,7 +23,7 @@ from gpurun.ledger.lock import RunLock
 from gpurun.lifecycle import control as wishes
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.reach import _WithinLease
-from gpurun.lifecycle.reap import sweep
+from gpurun.lifecycle.reap import sweep, sweep_run
 from gpurun.lifecycle.runs import look
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.providers.base import Rejected, Unknown
@@ -182,6 +182,39 @@ def test_a_damaged_journal_ends_no_machine_of_another_home_that_bears_the_same_r
     sight = look(world.home, world.folder.name)
     control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
     assert [box.order.token for box in world.cloud.alive] == [theirs.state.token]
+
+
+def test_a_machine_whose_token_the_damage_covers_is_told_and_never_called_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another home's of the same name, so it is not ended; but it bears this run's name, and it lives."""
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    lines = world.folder.journal.read_bytes().splitlines(keepends=True)
+    world.folder.journal.write_bytes(lines[0] + b"\0" * sum(map(len, lines[1:-1])) + b"\n{}\n")
+    monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
+    sight = look(world.home, world.folder.name)
+    assert sight.damage
+    told = control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
+    assert told.exit_code is ExitCode.MAY_BE_BILLING
+    assert world.cloud.alive[0].id in told.errors[0].what
+
+
+def test_what_the_readable_part_of_a_list_shows_is_ended_for_a_damaged_journal_too(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    world.drive()
+    damaged(world)
+    find = world.cloud.find
+
+    def first_page(token: str | None) -> list[Instance]:
+        if token is None:
+            raise Unknown("the next page cannot be had", found=tuple(find(token)))
+        return find(token)
+
+    world.cloud.find = first_page  # type: ignore[method-assign]
+    with pytest.raises(Unknown):
+        sweep_run(world.cloud, world.folder, world.clock)
+    assert world.cloud.alive == []
 
 
 def test_a_damaged_journal_and_a_refused_key_are_told_as_may_be_billing(
