@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 
 from trainer.optim import decayed
-from trainer.parallel import Shards
 from trainer.run import Run
 
 __all__ = ["announce"]
 
 
 def announce(run: Run, out: Path, *, compile_cache: str | None) -> None:
-    """Report the start of training; `compile_cache` is "hit", "miss" or None where nothing is compiled."""
+    """Report the start of training; `compile_cache` is "loaded", "none" or None where nothing is compiled."""
     recipe, plan, count = run.recipe, run.plan, run.processes.count
     facts = {
         "device": run.device.torch.type,
@@ -33,7 +32,7 @@ def announce(run: Run, out: Path, *, compile_cache: str | None) -> None:
         "resumed_from": run.saved_step,
         "train_tokens": sum(shard.tokens for shard in run.data.train),
         "val_tokens": sum(shard.tokens for shard in run.data.val),
-        "parallel": None if not run.processes.several else "fsdp" if isinstance(run.parallel, Shards) else "ddp",
+        "parallel": run.parallel.kind,
         "compile_cache": compile_cache,
     }
     run.reporter.start(run.progress.step, facts)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainer.announce import announce
-from trainer.compile_cache import cache_name, load_compile_cache
+from trainer.compile_cache import CompileCache, cache_name
 from trainer.config import ModelConfig, Recipe
 from trainer.data import VALIDATION_SEED, Samples, TokenRow
 from trainer.device import Device
@@ -96,15 +96,15 @@ def _parallel(run: Run) -> Alone:
 
 
 def _compile(run: Run, folders: tuple[Path, Path]) -> str | None:
-    """Set what training calls; return "hit" or "miss" of the compile cache, None where nothing is compiled."""
+    """Set what training calls; return "loaded" or "none" of the compile cache, None where nothing is compiled."""
     run.forward = run.model
     if not run.recipe.train.compile:
         return None
-    name = cache_name(run.model.config, run.device)
-    found = load_compile_cache(name, folders)
-    run.compile_cache = None if found else name
+    name = cache_name(run.model.config, run.device, run.plan.micro_batch, run.parallel.kind, run.processes.count)
+    run.compile_cache = CompileCache(name, run.processes)
     run.forward = torch.compile(run.model, dynamic=False)  # type: ignore[assignment]
-    return "hit" if found else "miss"
+    # What this run has brought to the disk already is newer than what came along.
+    return "loaded" if run.compile_cache.load(folders[::-1]) else "none"
 
 
 def assemble(

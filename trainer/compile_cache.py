@@ -1,14 +1,18 @@
 """Carries what torch.compile made from one rental to the next: minutes of compiling become seconds of loading.
 
-The file is named for what it depends on: torch, triton, CUDA, the card and the model. It may run code when it is read,
-as compiled code must: only a file that this machine was given in its data folder, or made itself, is ever loaded.
+The file is named for what it depends on: torch, triton, CUDA, the card, the model, the micro-batch, how many processes
+there are and how they share the model. It may run code when it is read, as compiled code must: only a file that this
+machine was given in its data folder, or made itself, is ever loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
+import zipfile
+import zlib
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,35 +21,91 @@ import torch
 
 from trainer.config import ModelConfig
 from trainer.device import Device
+from trainer.distributed import Processes
+from trainer.events import Reporter
 
-__all__ = ["FOLDER", "cache_name", "load_compile_cache", "made_compile_cache"]
+__all__ = ["FOLDER", "CompileCache", "cache_name"]
 
 FOLDER = "compile-cache"
 
 
-def cache_name(model: ModelConfig, device: Device) -> str:
-    """Return the file's name below `out/` and `data/`: another torch, card or model has another one."""
+def cache_name(model: ModelConfig, device: Device, micro_batch: int, parallel: str | None, processes: int) -> str:
+    """Return the file's name below `out/` and `data/`: what is compiled otherwise has another one."""
     try:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
         triton = None
     parts = [torch.__version__, triton, torch.version.cuda, device.cuda_name or device.torch.type, device.precision]
-    content = json.dumps([*parts, dataclasses.asdict(model)], sort_keys=True)
+    content = json.dumps([*parts, dataclasses.asdict(model), micro_batch, parallel, processes], sort_keys=True)
     return f"{FOLDER}/{hashlib.sha256(content.encode()).hexdigest()[:16]}.bin"
 
 
-def load_compile_cache(name: str, folders: Sequence[Path]) -> bool:
-    """Load the cache from the first folder that has it; False where none has, or torch cannot use what is there."""
-    for path in (folder / name for folder in folders):
-        if path.is_file():
-            try:
-                return torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
-            except Exception:  # noqa: BLE001  a cache that cannot be used costs time, and nothing else
-                return False
-    return False
+class CompileCache:
+    """The file of one run: a zip with a part for each process of the first machine, named by its local rank.
+
+    Compiled code names the card that it is for, so that each process needs its own; other machines number theirs alike.
+    """
+
+    def __init__(self, name: str, processes: Processes) -> None:
+        self.name = name
+        self._processes = processes
+        self._told = 0, 0
+        self._kept = -1
+        """How many of the graphs that were compiled here the file has; below 0 while there is no file."""
+
+    def load(self, folders: Sequence[Path]) -> bool:
+        """Load this process's part from the first folder that has the file; False where torch cannot use it."""
+        path = next((folder / self.name for folder in folders if (folder / self.name).is_file()), None)
+        if path is None:
+            return False
+        try:
+            with zipfile.ZipFile(path) as file:
+                part = zlib.decompress(file.read(str(self._processes.local_rank)))
+            loaded = torch.compiler.load_cache_artifacts(part) is not None
+        except Exception:  # noqa: BLE001  a cache that cannot be used costs time, and nothing else
+            return False
+        self._kept = 0 if loaded else -1
+        return loaded
+
+    def report(self, reporter: Reporter, step: int) -> None:
+        """Report how many graphs this process has found and made so far, unless that has been told."""
+        now = _graphs()
+        if now != self._told:
+            self._told = now
+            reporter.compile(step, *now)
+
+    def renewed(self, device: torch.device) -> tuple[str, bytes] | None:
+        """Return the file in the first process, if any process has compiled what it lacks; all take part."""
+        made = _graphs()[1]
+        if not self._processes.any(made > self._kept, device):
+            return None
+        self._kept = made
+        is_on_first_machine = self._processes.rank < self._processes.local_count
+        parts = self._processes.to_first(_part() if is_on_first_machine else None)
+        return (self.name, _packed(parts)) if any(parts) else None
 
 
-def made_compile_cache() -> bytes | None:
-    """Return what this process has compiled so far, for `load_compile_cache`; None if there is nothing."""
+def _graphs() -> tuple[int, int]:
+    """Return how many graphs this process found in torch's cache and how many it compiled; zeros if it cannot tell."""
+    try:
+        from torch._dynamo.utils import counters
+    except ImportError:  # it is not public: another torch may have it elsewhere
+        return 0, 0
+    told = counters["inductor"]
+    return told["fxgraph_cache_hit"], told["fxgraph_cache_miss"] + told["fxgraph_cache_bypass"]
+
+
+def _part() -> bytes | None:
+    """Return what this process has compiled or found, for the next one in its place."""
     made = torch.compiler.save_cache_artifacts()
-    return None if made is None else made[0]
+    return None if made is None else zlib.compress(made[0])
+
+
+def _packed(parts: Sequence[bytes | None]) -> bytes:
+    """Return the file that has these parts, by local rank."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for local_rank, part in enumerate(parts):
+            if part is not None:
+                file.writestr(str(local_rank), part)
+    return content.getvalue()

@@ -75,6 +75,14 @@ class Processes:
             raise Refused(outcome[1])
         return outcome[0]  # type: ignore[no-any-return]
 
+    def to_first(self, value: T) -> list[T]:
+        """Return every process's value in the first one, by rank; nothing in the others."""
+        values: list[Any] = [None] * self.count if self.is_first else []
+        if self.several:
+            dist.gather_object(value, values or None)
+            return values
+        return [value]
+
     def agree(self, act: Callable[[], None]) -> None:
         """Run `act` in every process; where one refuses, all do, so that none waits for another in vain."""
         sentence = None

@@ -8,7 +8,6 @@ import statistics
 import time
 
 from trainer.answers import write_samples
-from trainer.compile_cache import made_compile_cache
 from trainer.device import memory_peak_bytes, peak_flops
 from trainer.errors import NonFinite
 from trainer.evaluate import token_bytes, validation
@@ -40,6 +39,8 @@ class Due:
         step, last = progress.step, progress.step == train.steps
         if run.writer is not None:
             run.writer.check()
+        if run.compile_cache is not None:
+            run.compile_cache.report(run.reporter, step)
         if step == 1 or last or step % train.log_every == 0:
             _report_step(run, result, statistics.median(self._durations))
             self._durations.clear()
@@ -114,12 +115,9 @@ def save(run: Run, val_loss: float | None) -> None:
     if run.saved_step == run.progress.step:
         return
     run.reporter.beat(UNKNOWN_S)
-    if run.writer is not None and run.compile_cache is not None:
-        made = made_compile_cache()
-        run.writer.compile_cache = None if made is None else (run.compile_cache, made)
-        run.compile_cache = None
+    compiled = None if run.compile_cache is None else run.compile_cache.renewed(run.device.torch)
     if run.writer is not None:
-        run.writer.save(snapshot(run), val_loss)
+        run.writer.save(snapshot(run), val_loss, compiled)
     elif run.parallel.is_collective:
         snapshot(run).drop()
     run.saved_step = run.progress.step

@@ -117,6 +117,12 @@ class Reporter:
             self.say(f"cuda_name: {values['cuda_name']}")
         self.say(f"parameters: {values['parameters']:,}")
 
+    def compile(self, step: int, found: int, made: int) -> None:
+        """Report how many graphs were found in the compile cache and how many had to be compiled, up to this step."""
+        cache = "partial" if found and made else "miss" if made else "hit"
+        self.emit("compile", step, cache=cache, found=found, made=made)
+        self.say(f"compile cache: {cache} | found {found} | made {made}")
+
     def step(self, step: int, values: dict[str, Any]) -> None:
         """Report one optimiser step."""
         self.emit("step", step, **values)

@@ -7,6 +7,7 @@ whole tensors for a checkpoint, one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,8 @@ def fits_replicated(parameters: int, card_bytes: int) -> bool:
 class Alone:
     """One process: nothing is shared."""
 
+    kind: ClassVar[str | None] = None
+    """What the `start` event calls it."""
     is_collective = False
     """Whether every forward needs all processes: then none may leave a step, an evaluation or a sample alone."""
 
@@ -67,6 +70,8 @@ class Replicas(Alone):
     of the buckets: so a process in which a micro-step failed can still send what the others wait for, and then all
     learn of it and take the step again. (torch's DDP cannot be used again after a backward that did not end.)
     """
+
+    kind = "ddp"
 
     def __init__(self, model: nn.Module, processes: Processes) -> None:
         super().__init__(model)
@@ -134,6 +139,7 @@ class Shards(Alone):
     such a run ends.
     """
 
+    kind = "fsdp"
     is_collective = True
 
     def __init__(self, model: GPT | Translator, processes: Processes) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from trainer.compile_cache import CompileCache
 from trainer.config import Recipe
 from trainer.data import Samples
 from trainer.device import Device
@@ -76,5 +77,5 @@ class Run:
     writer: CheckpointWriter | None = None
     """Only the first process has it."""
     saved_step: int | None = None
-    compile_cache: str | None = None
-    """The name of the file that this process is to make, because it found none."""
+    compile_cache: CompileCache | None = None
+    """What was compiled here; None where nothing is."""

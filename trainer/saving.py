@@ -18,6 +18,9 @@ from trainer.events import Reporter
 
 __all__ = ["CheckpointWriter", "Snapshot"]
 
+NamedBytes = tuple[str, bytes]
+"""A file: its name below `out/`, its content."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -53,8 +56,6 @@ class CheckpointWriter:
         self._error: BaseException | None = None
         self._copies: dict[str, Tensor] = {}
         self._waited_s = 0.0
-        self.compile_cache: tuple[str, bytes] | None = None
-        """A file (its name below `out/`, its content) that the next save writes first."""
 
     def store(self) -> CheckpointStore:
         """Return the store once the save under way has ended: two threads must not use it at once."""
@@ -72,9 +73,10 @@ class CheckpointWriter:
         if error is not None:
             raise error
 
-    def save(self, live: Snapshot, val_loss: float | None) -> None:
+    def save(self, live: Snapshot, val_loss: float | None, compile_cache: NamedBytes | None = None) -> None:
         """Copy a snapshot, whose tensors may change from then on, and write it from there.
 
+        A compile cache is written first, so that the same manifest has it.
         The event comes when it is on the disk; `stall_s` is how long training waited for the save before and the copy.
         """
         self.store()
@@ -84,7 +86,7 @@ class CheckpointWriter:
             torch.cuda.current_stream().synchronize()
         stall_s, self._waited_s = self._waited_s + time.perf_counter() - began, 0.0
         copy = Checkpoint(live.step, model, optimizer, live.state)
-        arguments = (copy, val_loss, began, stall_s)
+        arguments = (copy, val_loss, compile_cache, began, stall_s)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -99,12 +101,13 @@ class CheckpointWriter:
             del tensor  # or it would still be there while the next one is gathered
         return copies
 
-    def _write(self, checkpoint: Checkpoint, val_loss: float | None, began: float, stall_s: float) -> None:
+    def _write(
+        self, checkpoint: Checkpoint, val_loss: float | None, cache: NamedBytes | None, began: float, stall_s: float
+    ) -> None:
         """Bring one checkpoint to the disk and report it."""
         try:
-            if self.compile_cache is not None:
-                self._store.write_compile_cache(checkpoint.step, *self.compile_cache)
-                self.compile_cache = None
+            if cache is not None:
+                self._store.write_compile_cache(checkpoint.step, *cache)
             files, size = self._store.save(checkpoint, val_loss)
             save_s = time.perf_counter() - began
             self._reporter.checkpoint(checkpoint.step, files, size, save_s=save_s, stall_s=stall_s)

@@ -105,11 +105,12 @@ def test_it_is_only_done_when_it_was_asked_for(home: Home) -> None:
     "what",
     [
         request(gpu=GpuNeed(count=1, name="A100")),
+        request(gpu=GpuNeed(count=2, name="H100")),
         request(providers=("local",)),
         request(dry_run=True),
         request(providers=("ssh",), host="me@lab"),
     ],
-    ids=["another card", "this laptop", "a rehearsal here", "a box of one's own"],
+    ids=["another card", "two of them", "this laptop", "a rehearsal here", "a box of one's own"],
 )
 def test_what_a_rented_machine_compiled_goes_to_rented_ones_with_such_a_card_alone(home: Home, what: Request) -> None:
     run_before(home)

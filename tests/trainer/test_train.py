@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import gc
 import hashlib
@@ -11,22 +10,18 @@ import math
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data
+from conftest import Train, events, manifest, recipe_record, write_data
 
-from tests.later import LATER
 from trainer import assemble as assemble_module
 from trainer import due
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
-from trainer.compile_cache import cache_name, load_compile_cache
-from trainer.config import ModelConfig
-from trainer.device import Device, prepare_allocator
+from trainer.device import prepare_allocator
 from trainer.evaluate import Evaluation
 from trainer.events import Reporter
 from trainer.model import GPT
@@ -242,57 +237,6 @@ def test_less_eval_text_than_asked_for_is_said(tmp_path: Path, train: Train) -> 
     (warning,) = events(tmp_path, "warning")
     assert warning["code"] == "eval.fewer_tokens"
     assert events(tmp_path, "eval")[0]["eval_tokens"] == 1792
-
-
-# Tells, as its last line, how many graphs torch found in its cache and how many it had to compile.
-COUNTING = """
-import sys
-from torch._dynamo.utils import counters
-from trainer import train
-code = train.main()
-print(*(counters["inductor"]["fxgraph_cache_" + what] for what in ("hit", "miss")))
-sys.exit(code)
-"""
-
-
-@LATER
-def test_what_was_compiled_goes_home_and_is_found_the_next_time(tmp_path: Path, train: Train) -> None:
-    """Each run has an empty cache of torch's own, as a machine that was just rented has."""
-    folder, lines, losses = write_data(tmp_path / "data"), {}, {}
-    tables = {"model": {"layers": 1, "dropout": 0.0}, "sample": {"prompts": []}}
-    assert train(recipe_record(**tables, train={"steps": 3}), tmp_path / "eager", folder) == 0
-    for name in ("first", "second"):
-        argv = command(recipe_record(**tables, train={"steps": 3, "compile": True}), folder, tmp_path / name)
-        own = {**environment(), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"{name}-inductor")}
-        own["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        script = [argv[0], "-c", COUNTING, *argv[argv.index("--recipe") :]]
-        done = subprocess.run(script, cwd=ROOT, env=own, capture_output=True, text=True, timeout=300, check=True)
-        lines[name] = done.stdout.splitlines()[-1]
-        made = [e["name"] for e in manifest(tmp_path / name)["files"] if e["kind"] == "compile_cache"]
-        assert len(made) == (name == "first")
-        for file in made:
-            assert re.fullmatch(r"compile-cache/[0-9a-f]{16}\.bin", file)
-            (folder / file).parent.mkdir()
-            shutil.copy(tmp_path / name / file, folder / file)
-    for name in ("eager", "first", "second"):
-        losses[name] = [event["loss"] for event in events(tmp_path / name, "step")]
-    assert [events(tmp_path / name, "start")[0]["compile_cache"] for name in losses] == [None, "miss", "hit"]
-    graphs = int(lines["first"].split()[1])
-    assert lines == {"first": f"0 {graphs}", "second": f"{graphs} 0"}
-    assert graphs > 0
-    assert losses["first"] == losses["second"] == pytest.approx(losses["eager"], rel=1e-5)
-    assert not any("_orig_mod" in name for name in read_checkpoint(tmp_path / "first", 3).model)
-
-
-def test_a_compile_cache_that_cannot_be_read_costs_nothing_but_time(tmp_path: Path) -> None:
-    config = ModelConfig(layers=1, heads=2, width=16, context=8, vocab_size=64)
-    cpu = Device(torch.device("cpu"), "fp32", None)
-    name = cache_name(config, cpu)
-    assert name != cache_name(dataclasses.replace(config, width=32), cpu)
-    assert name != cache_name(config, dataclasses.replace(cpu, cuda_name="NVIDIA A100"))
-    (tmp_path / name).parent.mkdir()
-    (tmp_path / name).write_bytes(b"not what torch wrote")
-    assert load_compile_cache(name, [tmp_path / "nowhere", tmp_path]) is False
 
 
 def test_a_run_starts_from_given_weights_and_only_at_its_beginning(tmp_path: Path, train: Train) -> None:

@@ -2,7 +2,8 @@
 
 A compile cache is code that the next machine runs. It is taken from runs of this home alone, whose signed receipt in
 the chain has the file's digest, and goes from a rented machine only to rented ones: never to this laptop, nor to a box
-of one's own. Whether it fits exactly (torch, CUDA, card, model) the trainer decides by its name; here it only may.
+of one's own. Whether it fits exactly (torch, CUDA, micro-batch and all) the trainer decides by its name; here it only
+may.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
         if run is None or not files or not _may_go(run, request):
             continue
         plan = run.plan()
-        if plan is None or not _is_on_such_a_card(run.told, request, resolved):
+        if plan is None or not _is_on_such_cards(run.told, request, resolved):
             continue
         is_same_model = plan.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
         if is_same_model and plan.resolved["train"]["precision"] == wanted["train"]["precision"]:
@@ -85,14 +86,14 @@ def _may_go(run: Vouched, request: Request) -> bool:
     return True
 
 
-def _is_on_such_a_card(told: dict[str, Any], request: Request, resolved: ResolvedRecipe) -> bool:
-    """Whether that run's trainer said that it had a card as is asked for now."""
+def _is_on_such_cards(told: dict[str, Any], request: Request, resolved: ResolvedRecipe) -> bool:
+    """Whether that run's trainer said that it had such cards as are asked for now, and as many."""
     if request.dry_run or request.providers == ("local",):
         return True
     need, start = need_of(request, resolved), told["training"]["start"]["event"] or {}
     if not need.count:
         return start.get("device") == "cpu"
-    return _letters(need.name) in _letters(str(start.get("cuda_name")))
+    return _letters(need.name) in _letters(str(start.get("cuda_name"))) and start.get("world_size") == need.count
 
 
 def _letters(name: str) -> str:
