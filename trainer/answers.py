@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
+
 from trainer.data import position_seed
+from trainer.distributed import COLLECTIVE_LIMIT_S
+from trainer.events import UNKNOWN_S
 from trainer.run import Run
 from trainer.sample import generate
 from trainer.shards import Prompt
 
 __all__ = ["write_samples"]
 
+LONGEST_S = COLLECTIVE_LIMIT_S / 4
+"""How long the others may wait while the first process alone answers."""
+
 
 def write_samples(run: Run) -> None:
-    """Answer each prompt, write and report it; only the first process does, unless a forward needs them all."""
+    """Answer each prompt, have it written and told; only the first process does, unless a forward needs them all."""
     together = run.parallel.is_collective
     if run.writer is None and not together:
         return
-    step = run.progress.step
+    others_wait = run.processes.several and not together
+    until_s = time.monotonic() + (LONGEST_S if others_wait else math.inf)
+
+    def over() -> bool:
+        return run.stop_asked.is_set() or time.monotonic() > until_s
+
+    samples: list[tuple[str, str]] = []
     run.model.eval()
     for number, prompt in enumerate(run.data.prompts):
-        if together and run.processes.any(run.stop_asked.is_set(), run.device.torch):
+        run.reporter.beat(UNKNOWN_S)
+        if run.processes.any(over(), run.device.torch) if together else over():
             break
         with run.device.autocast():
-            text = _answer(run, number, prompt)
-        if run.writer is not None:
-            run.reporter.sample(step, prompt.text, text, run.writer.store().write_sample(step, number, text))
+            # A forward that needs them all goes on until all have agreed to stop.
+            text = _answer(run, number, prompt, (lambda: False) if together else over)
+        samples.append((prompt.text, text))
     run.model.train()
+    if run.writer is not None and samples:
+        run.writer.write_samples(run.progress.step, samples)
+    if time.monotonic() > until_s:
+        told = f"{len(samples)} of {len(run.data.prompts)} prompts were answered, the last one perhaps in part"
+        message = f"samples took longer than {LONGEST_S:.0f} s, for which the other processes wait: {told}"
+        run.reporter.warning(run.progress.step, "sample.time", message)
 
 
-def _answer(run: Run, number: int, prompt: Prompt) -> str:
+def _answer(run: Run, number: int, prompt: Prompt, stopping: Callable[[], bool]) -> str:
     """Return the prompt with what follows it, or its translation."""
     tokenizer, sample = run.data.tokenizer, run.recipe.sample
-
-    def stopping() -> bool:
-        return not run.parallel.is_collective and run.stop_asked.is_set()
-
     if run.translation is not None:
         found = run.translation.translate(
             run.model, [prompt.ids], beams=sample.beams, alpha=sample.length_penalty, most=sample.tokens,

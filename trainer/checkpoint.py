@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -175,16 +175,19 @@ class CheckpointStore:
         self._clear_leftovers()
         return found, damaged
 
-    def write_sample(self, step: int, number: int, text: str) -> str:
-        """Write one sample and return its name; the next checkpoint's manifest announces it."""
-        name = f"samples/{step:06d}-{number}.txt"
-        with self._saving(step):
-            self._put(name, "sample", step, lambda file: file.write(text.encode("utf-8", errors="replace")))
-        return name
+    def write_samples(self, step: int, texts: Sequence[str]) -> list[str]:
+        """Write the samples of a step, announce them in the manifest, and return their names."""
+        names = [f"samples/{step:06d}-{number}.txt" for number in range(len(texts))]
+        with self._saving(f"a sample of step {step}", clear=False):
+            for name, text in zip(names, texts, strict=True):
+                content = text.encode("utf-8", errors="replace")
+                self._put(name, "sample", step, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            self._write_manifest()
+        return names
 
     def write_compile_cache(self, step: int, name: str, content: bytes) -> None:
         """Write what torch.compile made, in place of any that is there; the next checkpoint's manifest announces it."""
-        with self._saving(step):
+        with self._saving(f"the compile cache of step {step}"):
             self._files = [e for e in self._files if e["kind"] != "compile_cache"]
             self._put(name, "compile_cache", step, lambda file: file.write(content))
 
@@ -200,10 +203,11 @@ class CheckpointStore:
             "optimizer": lambda file: write_tensors(file.write, checkpoint.optimizer),
             "state": lambda file: file.write(content),
         }
-        with self._saving(step):
+        what = f"the checkpoint of step {step}"
+        with self._saving(what):
             names = {kind: f"checkpoints/{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
             written = [self._put(names[kind], kind, step, fill) for kind, fill in fills.items()]
-        with self._saving(step, clear=False):
+        with self._saving(what, clear=False):
             if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
                 self.best = {"step": step, "val_loss": val_loss}
             self.latest = step
@@ -213,7 +217,7 @@ class CheckpointStore:
         return [e["name"] for e in written], sum(e["bytes"] for e in written)
 
     @contextlib.contextmanager
-    def _saving(self, step: int, *, clear: bool = True) -> Iterator[None]:
+    def _saving(self, what: str, *, clear: bool = True) -> Iterator[None]:
         """Turn a failure to write into SaveFailed, with this object as it was; give the disk back what was half done.
 
         Once a new manifest may be in place, `clear` must be off: the files it names are no leftovers.
@@ -225,11 +229,11 @@ class CheckpointStore:
             self._files, self.latest, self.best = before
             if clear:
                 self._clear_leftovers()
-            left = "there was none before" if self.latest is None else f"that of step {self.latest} is intact"
-            what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-            raise SaveFailed(
-                f"the checkpoint of step {step} could not be written to {self._out}: {what}; {left}"
-            ) from error
+            left = (
+                "no checkpoint is there" if self.latest is None else f"the checkpoint of step {self.latest} is intact"
+            )
+            why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+            raise SaveFailed(f"{what} could not be written to {self._out}: {why}; {left}") from error
 
     def _put(self, name: str, kind: str, step: int, fill: Callable[[_Digesting], None]) -> Entry:
         """Write one file under `out/` and enter it in the manifest that will be written next."""

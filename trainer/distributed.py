@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from trainer.errors import Refused
 
-__all__ = ["Processes", "joined", "leave"]
+__all__ = ["COLLECTIVE_LIMIT_S", "Processes", "joined", "leave"]
 
+COLLECTIVE_LIMIT_S = 600.0
+"""How long a process may let the others wait for it: then torch ends them all."""
 T = TypeVar("T")
 
 
@@ -106,7 +108,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
         on_cuda = device.type == "cuda"
         if not on_cuda and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.local_count))
-        timeout = timedelta(minutes=10)
+        timeout = timedelta(seconds=COLLECTIVE_LIMIT_S)
         dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timeout, device_id=device if on_cuda else None)
     yield
     if processes.several:

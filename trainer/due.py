@@ -55,8 +55,8 @@ class Due:
             if val_loss is None:
                 return _save_and_stop(run)
         if due:
-            write_samples(run)
             save(run, val_loss)
+            write_samples(run)
         return None
 
 

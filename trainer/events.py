@@ -136,10 +136,9 @@ class Reporter:
         self.say(line if values["hellaswag"] is None else f"{line} | hellaswag {values['hellaswag']:.4f}")
 
     def sample(self, step: int, prompt: str, text: str, name: str) -> None:
-        """Report a sample."""
+        """Report a sample whose file is there."""
         self.emit("sample", step, prompt=prompt, text=text, name=name)
-        self.say("--- sample ---")
-        self.say(_printable(text))
+        self.say(f"--- sample ---\n{_printable(text)}")
 
     def checkpoint(self, step: int, files: list[str], size: int, *, save_s: float, stall_s: float) -> None:
         """Report a checkpoint that is safely on disk; training stood still for `stall_s` of the `save_s`."""

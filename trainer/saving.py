@@ -6,7 +6,7 @@ import collections
 import itertools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,8 +86,26 @@ class CheckpointWriter:
             torch.cuda.current_stream().synchronize()
         stall_s, self._waited_s = self._waited_s + time.perf_counter() - began, 0.0
         copy = Checkpoint(live.step, model, optimizer, live.state)
-        arguments = (copy, val_loss, compile_cache, began, stall_s)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._then(lambda: self._write(copy, val_loss, compile_cache, began, stall_s))
+
+    def write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
+        """Write samples (a prompt, its text) once the save under way has ended, and report them then."""
+        self._then(lambda: self._write_samples(step, samples))
+
+    def _then(self, write: Callable[[], None]) -> None:
+        """Write something in a thread, after what is being written; nothing more once something went wrong."""
+        before = self._thread
+
+        def work() -> None:
+            if before is not None:
+                before.join()
+            try:
+                if self._error is None:
+                    write()
+            except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
         self._thread.start()
 
     def _copied(self, prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -105,11 +123,14 @@ class CheckpointWriter:
         self, checkpoint: Checkpoint, val_loss: float | None, cache: NamedBytes | None, began: float, stall_s: float
     ) -> None:
         """Bring one checkpoint to the disk and report it."""
-        try:
-            if cache is not None:
-                self._store.write_compile_cache(checkpoint.step, *cache)
-            files, size = self._store.save(checkpoint, val_loss)
-            save_s = time.perf_counter() - began
-            self._reporter.checkpoint(checkpoint.step, files, size, save_s=save_s, stall_s=stall_s)
-        except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
-            self._error = error
+        if cache is not None:
+            self._store.write_compile_cache(checkpoint.step, *cache)
+        files, size = self._store.save(checkpoint, val_loss)
+        save_s = time.perf_counter() - began
+        self._reporter.checkpoint(checkpoint.step, files, size, save_s=save_s, stall_s=stall_s)
+
+    def _write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
+        """Bring samples to the disk and report them."""
+        names = self._store.write_samples(step, [text for _, text in samples])
+        for (prompt, text), name in zip(samples, names, strict=True):
+            self._reporter.sample(step, prompt, text, name)

@@ -108,7 +108,8 @@ def test_a_full_disk_is_said_and_leaves_the_old_checkpoints(tmp_path: Path, monk
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(SaveFailed, match=r"step 30 could not be .* the disk is full; that of step 20 is intact"):
+        told = r"the checkpoint of step 30 could not be .* the disk is full; the checkpoint of step 20 is intact"
+        with pytest.raises(SaveFailed, match=told):
             store.save(checkpoint(30), 0.1)
         assert not any(name.endswith(".tmp") for name in files(tmp_path))
         if failing < 8:
@@ -121,8 +122,8 @@ def test_a_full_disk_is_said_and_leaves_the_old_checkpoints(tmp_path: Path, monk
 def test_the_latest_two_and_the_best_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     for step, val_loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 1.5), (5, None)):
-        name = store.write_sample(step, 0, f"text {step}")
         store.save(checkpoint(step), val_loss)
+        (name,) = store.write_samples(step, [f"text {step}"])
         assert (tmp_path / name).read_text() == f"text {step}"
     record = manifest(tmp_path)
     assert (record["v"], record["latest"], record["best"]) == (1, 5, {"step": 2, "val_loss": 1.0})

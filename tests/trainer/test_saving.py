@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Train, events, manifest, patience_s, recipe_record
 
+from trainer import answers
 from trainer.checkpoint import CheckpointStore, read_checkpoint
 from trainer.errors import SaveFailed, Spiked
 from trainer.events import UNKNOWN_S, Reporter
@@ -86,7 +87,33 @@ def test_the_steps_go_on_while_a_checkpoint_is_written(
     assert train(recipe_record(), tmp_path) == 0
     told = [(event["kind"], event["step"]) for event in events(tmp_path)]
     assert told.index(("checkpoint", 10)) > told.index(("step", 15))
-    assert told[-2:] == [("checkpoint", 20), ("stop", 20)], "the end waits for the last one"
+    assert told[-3:] == [("checkpoint", 20), ("sample", 20), ("stop", 20)], "the end waits for the last one"
+
+
+def test_samples_come_after_the_checkpoint_so_that_what_goes_wrong_in_them_costs_none(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = answers.generate, 0
+
+    def broken(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        assert calls < 2, "a bug in the second sample"
+        return real(*given, **named)
+
+    monkeypatch.setattr(answers, "generate", broken)
+    assert train(recipe_record(), tmp_path) == 1
+    assert "a bug in the second sample" in events(tmp_path)[-1]["message"]
+    listed = manifest(tmp_path)
+    assert listed["latest"] == 20
+    assert [file["name"] for file in listed["files"] if file["kind"] == "sample"] == ["samples/000010-0.txt"]
+
+
+def test_the_last_samples_are_announced_too(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(), tmp_path) == 0
+    names = [file["name"] for file in manifest(tmp_path)["files"] if file["kind"] == "sample"]
+    assert names == ["samples/000010-0.txt", "samples/000020-0.txt"]
+    assert names == [event["name"] for event in events(tmp_path, "sample")]
 
 
 def test_a_failure_of_the_thread_ends_the_run_with_its_sentence(
@@ -103,7 +130,7 @@ def test_a_failure_of_the_thread_ends_the_run_with_its_sentence(
     assert train(recipe_record(), tmp_path) == 1
     stop = events(tmp_path)[-1]
     assert "the checkpoint of step 10 could not be written" in stop["message"]
-    assert "the disk is full; there was none before" in stop["message"]
+    assert "the disk is full; no checkpoint is there" in stop["message"]
     assert 10 <= stop["step"] <= 20
 
 

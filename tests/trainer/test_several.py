@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -74,6 +76,18 @@ DTensor.full_tensor = counted
 code = train.main()
 print("MOST", *most, flush=True)
 train.leave(code)
+"""
+
+# Draws a token in half a second, and lets the other process wait for two at most.
+SLOW_TO_SAY = """
+import time
+from trainer import answers, sample, train
+pick, answers.LONGEST_S = sample.pick, 1.0
+def slow(*given):
+    time.sleep(0.5)
+    return pick(*given)
+sample.pick = slow
+train.leave(train.main())
 """
 
 
@@ -166,6 +180,24 @@ def test_a_checkpoint_of_a_model_in_parts_never_has_two_whole_tensors_on_a_card(
     largest = str(64 * 16 * 4)  # the embedding, in fp32
     assert told == [["1", largest, largest]] * 2
     assert [event["step"] for event in events(tmp_path / "out", "checkpoint")] == [2, 4]
+
+
+@pytest.mark.slow
+def test_the_others_wait_for_the_first_ones_samples_only_so_long_and_it_says_what_is_missing(
+    tmp_path: Path, data: Path
+) -> None:
+    """They wait in the next step's collective, whose limit would end the run."""
+    folder = shutil.copytree(data, tmp_path / "data")
+    (prompt,) = json.loads((folder / "prompts.json").read_text())
+    (folder / "prompts.json").write_text(json.dumps([prompt] * 3))
+    recipe = recipe_record(train={"steps": 4, "checkpoint_every": 2}, sample={"prompts": [prompt["text"]] * 3})
+    done = torchrun(SLOW_TO_SAY, command(recipe, folder, tmp_path / "out"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    warnings = [(event["step"], event["code"]) for event in events(tmp_path / "out", "warning")]
+    assert warnings == [(2, "sample.time"), (4, "sample.time")]
+    assert "1 of 3 prompts were answered" in events(tmp_path / "out", "warning")[0]["message"]
+    for event in events(tmp_path / "out", "sample"):
+        assert len(prompt["text"]) < len(event["text"]) < len(prompt["text"]) + 8
 
 
 def free_port() -> int:

@@ -51,7 +51,7 @@ def test_the_events_and_the_lines_for_people_are_those_of_the_formats_page(
 ) -> None:
     assert train(recipe_record(train={"steps": 4, "checkpoint_every": 4}), tmp_path) == 0
     found = events(tmp_path)
-    assert [event["kind"] for event in found] == ["start", *["step"] * 4, "eval", "sample", "checkpoint", "stop"]
+    assert [event["kind"] for event in found] == ["start", *["step"] * 4, "eval", "checkpoint", "sample", "stop"]
     keys = {
         event["kind"]: " ".join(key for key in event if key not in ("kind", "wall", "elapsed_s", "step"))
         for event in found
@@ -181,7 +181,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
 
     monkeypatch.setattr(os, "replace", full)
     assert train(recipe_record(), tmp_path) == 1
-    assert "the disk is full; that of step 10 is intact" in events(tmp_path)[-1]["message"]
+    assert "the disk is full; the checkpoint of step 10 is intact" in events(tmp_path)[-1]["message"]
     monkeypatch.undo()
     names = {path.name[:6] for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"000010"}
