@@ -115,7 +115,7 @@ def _over_plan(run: str, wanted: Sequence[ManifestFile], allowance: Allowance) -
         "collect.over_plan",
         f"Each byte that leaves this machine is charged. The plan of {run} pays for {allowance.limit_bytes:,} before "
         f"training ends: {allowance.spent_bytes:,} have left, and this is {asked_bytes:,}.",
-        hint=f"It comes home when training ends, which is paid for. gpurun stop {run} ends it now, with a checkpoint.",
+        hint=f"The latest and the best come home when training ends, as planned. gpurun stop {run} saves and ends it.",
     )
 
 
