@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.model import digest_of
 from gpurun.core.plan import Lease
 from gpurun.core.progress import Event, RunState
@@ -108,8 +108,9 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
         rating.hear(poll.chunks["events.jsonl"].data)
         if poll.status.state == "exited":
             ended_mono = min(ended_mono, context.clock.monotonic())
-        # The end is not believed before all of the log is here, but no flood is paid for without an end.
-        if is_behind(poll) and context.clock.monotonic() - ended_mono < MOST_DRAIN_S:
+        # The end is not believed before all is here, but no flood of log is paid for without an end.
+        is_draining = context.clock.monotonic() - ended_mono < MOST_DRAIN_S
+        if is_behind(poll, "events.jsonl") or (is_behind(poll, "trainer.log") and is_draining):
             continue
         yield from rating.notes(state)
         if poll.status.state == "exited":
@@ -120,7 +121,16 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             return
         context.clock.sleep(POLL_S)
     if context.seconds_left(state) > 0:
-        yield Event.TRAIN_OBSERVED, _UNHEARD
+        yield Event.TRAIN_OBSERVED, _last_word(tail, context)
+
+
+def _last_word(tail: Tail, context: Context) -> dict[str, object]:
+    """What became of the training, as far as one more look tells, once only the time to collect is left."""
+    try:
+        status = tail.bring().status
+    except GpurunError:
+        return _UNHEARD
+    return _outcome(status, context) if status.state == "exited" else _UNHEARD
 
 
 def _reserve_s(lease: Lease) -> float:

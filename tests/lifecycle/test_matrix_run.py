@@ -127,6 +127,29 @@ def test_whatever_an_agent_says_of_the_end_there_is_time_to_bring_home_what_it_h
     assert kept(world)
 
 
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_lid_that_opens_when_only_the_time_to_collect_is_left_finds_out_how_it_ended(
+    world: World, is_reached: bool
+) -> None:
+    """Training had ended long before: a run that was done is not told as stopped by its lease."""
+    poll = world.far.poll
+
+    def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        left_s = world.context.seconds_left(world.state)
+        if world.far.polls == 5:
+            world.clock.sleep(left_s - LEASE.collect_s / 2)
+        if world.far.polls == 5 or (world.far.polls == 6 and not is_reached):
+            raise MachineLost("the line is dead after the sleep")
+        return told
+
+    world.far.poll = dozing  # type: ignore[method-assign]
+    assert world.drive() is (ExitCode.DONE if is_reached else ExitCode.BUDGET_STOP)
+    assert world.state.outcome == ("done" if is_reached else "stopped")
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
 def test_one_line_of_events_that_is_a_tree_of_millions_takes_no_memory(tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     events.write_bytes(b"[" + b"{}," * 1_000_000 + b'{}]\n{"kind": "stop", "reason": "done"}\n')

@@ -32,6 +32,7 @@ class Tail:
         return poll
 
 
-def is_behind(poll: Poll) -> bool:
-    """Whether more than has come is to be had at once."""
-    return any(chunk.data and chunk.offset + len(chunk.data) < chunk.size for chunk in poll.chunks.values())
+def is_behind(poll: Poll, name: str) -> bool:
+    """Whether more of a file than has come is to be had at once."""
+    chunk = poll.chunks[name]
+    return bool(chunk.data) and chunk.offset + len(chunk.data) < chunk.size
