@@ -226,6 +226,13 @@ def test_what_a_person_asks_for_counts_too_and_is_refused_where_the_plan_does_no
     assert refused.value.code == "collect.over_plan"
 
 
+def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance, folder: RunFolder) -> None:
+    instance.save(10)
+    (folder.path / "left.json").write_bytes(b"\0\0")
+    Early(instance.far, folder, Allowance(folder, 900_000, 20)).bring(instance.far)
+    assert at_home(folder) == set()
+
+
 def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

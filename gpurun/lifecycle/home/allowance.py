@@ -52,10 +52,13 @@ class Allowance:
             return True
 
     def _left(self) -> dict[str, int]:
+        """By digest what was asked for; a list that cannot be understood counts as all of it."""
         try:
             return {str(sha256): int(size) for sha256, size in json.loads(self._path.read_bytes()).items()}
         except FileNotFoundError:
             return {}
+        except (ValueError, AttributeError, TypeError):
+            return {"": self.limit_bytes or 0}
 
     @property
     def _path(self) -> Path:
