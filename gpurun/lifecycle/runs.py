@@ -12,7 +12,7 @@ from gpurun.core.plan import Candidate, Plan, Request
 from gpurun.core.progress import Event, Phase, Record, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import holder_of
-from gpurun.lifecycle.state import replay
+from gpurun.lifecycle.state import place_of, replay
 
 # How a run is closed while something of it may be billed; no gpurun does that any more.
 _CLOSED_RED = b'"exit_code":9'
@@ -59,7 +59,7 @@ def look(home: Home, name: str) -> Sight:
     state = replay(name, reading.records)
     return Sight(
         folder=folder,
-        plan=plan.on(plan.approved[min(state.passed_over, len(plan.approved) - 1)]),
+        plan=plan.on(plan.approved[place_of(state, plan)]),
         records=tuple(reading.records),
         state=state,
         owner=holder_of(folder.lock),
