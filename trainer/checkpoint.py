@@ -175,6 +175,10 @@ class CheckpointStore:
         self._clear_leftovers()
         return found, damaged
 
+    def has_samples(self, step: int) -> bool:
+        """Tell whether the manifest announces samples of a step."""
+        return any(e["kind"] == "sample" and e["step"] == step for e in self._files)
+
     def write_samples(self, step: int, texts: Sequence[str]) -> list[str]:
         """Write the samples of a step, announce them in the manifest, and return their names."""
         names = [f"samples/{step:06d}-{number}.txt" for number in range(len(texts))]

@@ -17,7 +17,7 @@ from trainer.resume import snapshot
 from trainer.run import Run
 from trainer.step import StepResult
 
-__all__ = ["Due", "finish_saving", "save"]
+__all__ = ["Due", "finish_saving", "make_owed_samples", "save"]
 
 LEAST_PATIENCE_S = 120.0
 """How long a step may take, at least, before the trainer is taken for stuck."""
@@ -122,6 +122,19 @@ def save(run: Run, val_loss: float | None) -> None:
         snapshot(run).drop()
     run.saved_step = run.progress.step
     gc.collect()
+
+
+def make_owed_samples(run: Run) -> None:
+    """Make the samples of the checkpoint gone on from, where whoever saved it died before they were written."""
+    step, train = run.progress.step, run.recipe.train
+
+    def are_owed() -> bool:
+        store = run.writer.store() if run.writer is not None else None
+        return store is not None and store.latest == step and not store.has_samples(step)
+
+    was_due = step == train.steps or step % train.checkpoint_every == 0
+    if step and was_due and run.processes.from_first(are_owed):
+        write_samples(run)
 
 
 def finish_saving(run: Run) -> None:

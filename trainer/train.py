@@ -26,7 +26,7 @@ from trainer.assemble import assemble
 from trainer.config import load_recipe
 from trainer.device import choose_device, prepare_allocator
 from trainer.distributed import Processes, joined, leave
-from trainer.due import Due, finish_saving, save
+from trainer.due import Due, finish_saving, make_owed_samples, save
 from trainer.errors import NonFinite, OutOfMemory, Refused, Spiked, TrainerError
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.run import Progress, Run
@@ -43,6 +43,7 @@ def train(run: Run) -> str:
     run.progress.began_monotonic_s = time.monotonic()
     run.reporter.beat(UNKNOWN_S)  # the first step compiles
     try:
+        make_owed_samples(run)
         reason = loop(run)
     except Spiked:
         save(run, None)

@@ -15,20 +15,22 @@ from typing import Any
 import pytest
 from conftest import ROOT, command, environment, events, manifest, recipe_record, run_command
 
-# Kills the process, as a lost machine would, right after step 13 was reported.
 KILLED_AT_13 = """
-import os, signal, sys, time
-from trainer import events, train
+import os, signal, sys, threading, time
+from trainer import checkpoint, events, train
 report = events.Reporter.step
 def step(self, number, values):
     report(self, number, values)
-    while number == 13 and not (self._path.parent / "MANIFEST.json").exists():
-        time.sleep(0.01)  # a thread writes the checkpoint of step 10
+    while number == 13 and '"kind":"AWAITED"' not in self._path.read_text():
+        time.sleep(0.01)  # a thread writes what step 10 leaves
     if number == 13:
         os.kill(os.getpid(), signal.SIGKILL)
 events.Reporter.step = step
+if "AWAITED" == "checkpoint":
+    checkpoint.CheckpointStore.write_samples = lambda *_: threading.Event().wait()
 sys.exit(train.main())
 """
+"""A process that dies as a lost machine does, at step 13: once step 10's checkpoint is told, or its sample too."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,14 @@ def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(out, "step")}
 
 
-def test_ten_steps_a_kill_and_ten_more_equal_twenty_to_the_last_bit(tmp_path: Path, data: Path, straight: Path) -> None:
+@pytest.mark.parametrize("awaited", ["checkpoint", "sample"])
+def test_ten_steps_a_kill_and_ten_more_equal_twenty_to_the_last_bit(
+    tmp_path: Path, data: Path, straight: Path, awaited: str
+) -> None:
     out = tmp_path / "out"
     argv = command(recipe_record(), data, out)
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_13, *argv[argv.index("--recipe") :]],
+        [sys.executable, "-c", KILLED_AT_13.replace("AWAITED", awaited), *argv[argv.index("--recipe") :]],
         cwd=ROOT, env=environment(), capture_output=True, timeout=120,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
