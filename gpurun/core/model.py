@@ -123,8 +123,9 @@ class RunKeys(Frozen):
 class Order(Frozen):
     """What a provider is asked to make. The token is its name, its tag and its idempotency key.
 
-    `image` overrides the provider's own choice; `lease_s` is the deadline again, as seconds after create was sent, for
-    a machine whose clock is wrong. The same order sent twice is the same request byte for byte.
+    `image` overrides the provider's own choice; `deadline_wall` is by the provider's clock, and `lease_s` is it again,
+    as seconds after create was sent, for a machine whose clock is wrong. The same order sent twice is the same request
+    byte for byte.
     """
 
     run: str

@@ -134,4 +134,9 @@ def instance_of(state: RunState) -> Instance:
     """The instance that the journal knows of; steps that need one are only reached when there is one."""
     if state.instance is None:
         raise RuntimeError(f"run {state.run} is {state.phase} without an instance")
-    return state.instance
+    return by_our_clock(state.instance, state)
+
+
+def by_our_clock(instance: Instance, state: RunState) -> Instance:
+    """The run's instance with the deadline that the journal has: it tells its own by the provider's clock."""
+    return instance.model_copy(update={"deadline_wall": state.deadline_wall})

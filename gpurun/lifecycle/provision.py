@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from gpurun.core.model import Instance, InstanceState, Order
 from gpurun.core.money import format_usd
 from gpurun.core.plan import Mode, Plan
 from gpurun.core.progress import PASSES_OVER, Event, RunState
-from gpurun.lifecycle.context import PASSING, Context, Note, instance_of
+from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.account import account_asked, vouched
 from gpurun.lifecycle.instance.bargain import check_made, check_price, is_told_otherwise
 from gpurun.lifecycle.instance.boot import is_worth_waiting, patience_s
@@ -25,7 +26,7 @@ from gpurun.machine.far import FarSide
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.budget import beside_rate, disk_gb_on
 from gpurun.planning.software import least_torch_of
-from gpurun.providers.base import HandsOver, NoCapacity, Rejected, Unknown
+from gpurun.providers.base import HandsOver, NoCapacity, Rejected, TellsTime, Unknown, their_wall
 
 ATTEMPTS = 3
 # How much longer than its settling time a provider that answers now and then is asked.
@@ -49,9 +50,11 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
             hint="Try again later, or another provider with --provider.",
         )
     check_price(context.plan, context.provider, context.clock)
-    order = _order(state, context)
-    yield Event.CREATE_INTENDED, {**_intent(order, context), "account": account_asked(context.provider)}
-    if context.clock.wall() > order.deadline_wall - order.lease_s + LATE_S:
+    account = account_asked(context.provider)
+    order, asked_wall = _order(state, context), context.clock.wall()
+    deadline = {"deadline_wall": asked_wall + order.lease_s}
+    yield Event.CREATE_INTENDED, {**_intent(order, context), **deadline, "account": account}
+    if context.clock.wall() > asked_wall + LATE_S:
         message = "it was not sent: this machine slept, and the deadline in it is too near"
         yield Event.CREATE_REFUSED, {"token": order.token, "reason": "absent", "message": message}
         return
@@ -94,7 +97,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 return
             if _is_up(instance, state.token) and not extras:
                 up_mono = up_mono or context.clock.monotonic()
-                far = context.reach(instance)
+                far = context.reach(by_our_clock(instance, state))
                 far.install_agent()
                 armed = _arm(far, instance, context)
                 _set_up(far, state, context)
@@ -190,12 +193,20 @@ def _order(state: RunState, context: Context) -> Order:
         token=f"gr-{plan.run}-{secrets.token_hex(4)}",
         attempt=state.attempt + 1,
         offer=plan.offer,
-        deadline_wall=context.clock.wall() + plan.lease.total_s,
+        deadline_wall=_their_wall(context) + plan.lease.total_s,
         lease_s=plan.lease.total_s,
         keys=keys,
         disk_gb=disk_gb_of(plan),
         image=plan.choices.image,
     )
+
+
+def _their_wall(context: Context) -> float:
+    """The time by the clock that the machine will obey, asked for anew: this one may have been set a moment ago."""
+    if isinstance(context.provider, TellsTime):
+        with contextlib.suppress(Unknown):  # Whoever does not answer now is met by the create that follows.
+            context.provider.ask_time()
+    return their_wall(context.provider, context.clock)
 
 
 def disk_gb_of(plan: Plan) -> int:
@@ -217,7 +228,6 @@ def _intent(order: Order, context: Context) -> dict[str, object]:
         "billing_unit_s": plan.offer.billing_unit_s,
         "worst_micros": plan.worst_micros,
         "lease": plan.lease.model_dump(mode="json"),
-        "deadline_wall": order.deadline_wall,
     }
 
 

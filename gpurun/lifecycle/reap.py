@@ -17,7 +17,7 @@ from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.runs import asked_for, look
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown, clock_wrong_s
+from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown, their_wall
 
 Fate = Literal["owned", "within lease", "overdue", "destroyed", "not proven gone"]
 
@@ -52,7 +52,7 @@ def sweep(
         found, unseen = _all_of(provider)
         silent += unseen
         for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
-            orphan = _judge(instance, home, _now(provider, clock))
+            orphan = _judge(instance, home, their_wall(provider, clock))
             doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
             if doomed and _is_older(orphan, older_than_s) and not look_only:
                 yield _end(orphan, provider, home, clock)
@@ -70,11 +70,6 @@ def _all_of(provider: Provider) -> tuple[Sequence[Instance], list[str]]:
         return error.found, [f"{provider.name} ({error})"]
     except SetupError as error:
         return [], [f"{provider.name} ({error})"]
-
-
-def _now(provider: Provider, clock: Clock) -> float:
-    """The time, by the provider's clock where this one is wrong: no deadline may pass by a laptop that is ahead."""
-    return clock.wall() - clock_wrong_s(provider)
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
@@ -203,7 +198,7 @@ def sweep_leftovers(
             silent.append(f"{provider.name} ({error})")
             continue
         for left in found:
-            overdue = left.deadline_wall is not None and _now(provider, clock) > left.deadline_wall
+            overdue = left.deadline_wall is not None and their_wall(provider, clock) > left.deadline_wall
             if _is_driven_here(left.run, left.token, home):
                 yield Stray(left, "owned")
             elif left.token in needed or look_only or not (overdue or remove_all):

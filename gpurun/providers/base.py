@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from gpurun.core.clock import Clock
 from gpurun.core.model import Account, Charge, GpuNeed, Instance, Leftover, Offer, Order, Teardown
 from gpurun.core.secrets import Secret
 
@@ -171,7 +172,11 @@ class TellsTime(Protocol):
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """How far this machine's clock is ahead of the provider's; None before its first answer."""
+        """How far this machine's clock is ahead of the provider's, by its last answer; None before the first."""
+        ...
+
+    def ask_time(self) -> None:
+        """Ask for something small, so that there is an answer of this moment. May raise `Unknown` or SetupError."""
         ...
 
 
@@ -182,6 +187,12 @@ class HasRegions(Protocol):
     def regions(self) -> tuple[str, ...]:
         """The names that this account may ask for, with capacity or without. May raise `Unknown`."""
         ...
+
+
+def their_wall(provider: Provider, clock: Clock) -> float:
+    """The time by the provider's clock, as far as its answers have told it; else by this machine's."""
+    ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
+    return clock.wall() - (ahead_s or 0.0)
 
 
 CLOCK_SLACK_S = 60.0

@@ -73,7 +73,10 @@ def reap_later(user: User, elsewhere: Path) -> None:
     """`gpurun reap` after the deadline in a home that knows of no run; once more, as cron would, for what lagged."""
     home, clock = Home(elsewhere).prepare(), LaterClock()
     # By the emulated cloud's own clock it is not later: what is skipped here would be an hour for both.
-    with patch.dict(os.environ, user.cloud.environment), patch.object(reap, "clock_wrong_s", lambda _: 0.0):
+    with (
+        patch.dict(os.environ, user.cloud.environment),
+        patch.object(reap, "their_wall", lambda _, clock: clock.wall()),
+    ):
         for _ in range(2):
             providers = [open_provider(user.cloud.name, home, clock, Choices())]
             swept = sweep(providers, home, clock, destroy_all=False, older_than_s=0, look_only=False)

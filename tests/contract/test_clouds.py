@@ -38,11 +38,11 @@ def test_a_mark_shows_nothing_of_the_key(customers: Customers) -> None:
         assert secret not in mark(customers.mine)
 
 
-def test_the_clouds_time_is_told_once_it_has_answered(customers: Customers) -> None:
+def test_the_clouds_time_is_told_once_it_is_asked(customers: Customers) -> None:
     cloud = customers.mine
     assert isinstance(cloud, TellsTime)
     assert cloud.clock_ahead_s is None
-    cloud.find(None)
+    cloud.ask_time()
     assert cloud.clock_ahead_s == pytest.approx(0, abs=2)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.control import read_wish, wish
+from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reap import sweep
 from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.far import FarSide
 from gpurun.providers.base import Unknown
 from tests.lifecycle.scripted_cloud import LEASE, World
 
@@ -275,6 +279,24 @@ def test_a_wall_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World,
     assert world.drive() is ExitCode.BUDGET_STOP
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
     assert ended(world)
+
+
+@pytest.mark.parametrize("wrong_s", [3600.0, -3600.0])
+def test_a_laptop_whose_clock_is_wrong_rents_for_the_same_time(world: World, wrong_s: float) -> None:
+    true_wall, told_wall = world.clock.wall(), set()
+
+    def reach(instance: Instance) -> FarSide:
+        told_wall.add(instance.deadline_wall)
+        return world.far
+
+    world.clock.jump_wall(wrong_s)
+    context = replace(world.context, reach=reach)
+    assert Driver(context, Journal.open(world.folder.journal, world.clock)).drive() is ExitCode.DONE
+    (box,) = world.cloud.boxes
+    assert box.order.deadline_wall == pytest.approx(true_wall + LEASE.total_s, abs=1), "the machine's clock is right"
+    assert told_wall == {world.state.deadline_wall}, "whoever is called waits until then by this machine's clock"
+    assert world.state.deadline_wall == pytest.approx(true_wall + wrong_s + LEASE.total_s, abs=1)
+    assert kept(world)
 
 
 @pytest.mark.parametrize("place", ["far.unpack", "far.poll", "far.manifest"])

@@ -120,7 +120,9 @@ class Stage:
         self._off_s = 0.0
         self._fars: dict[str, SimulatedFar] = {}
         silent = [(one.start_s, one.end_s) for one in scenario.weather if one.kind == "silent"]
-        made = partial(FakeCloud, nemesis=self.nemesis.fault, passing=self.nemesis.passing, outages=silent)
+        made = partial(
+            FakeCloud, nemesis=self.nemesis.fault, passing=self.nemesis.passing, outages=silent, laptop=self.laptop
+        )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
         plan = make_plan(home, [PROFILES[name] for name in scenario.profiles])

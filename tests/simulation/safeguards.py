@@ -50,6 +50,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("round(clock.monotonic() - started, 3)", "elapsed"),
     ),
     "gpurun/lifecycle/provision.py": (
+        ("deadline_wall=_their_wall(context)", "deadline_wall=context.clock.wall()"),
+        ("context.reach(by_our_clock(instance, state))", "context.reach(instance)"),
         ("if instance.token != order.token:", "if False:"),
         ("elapsed - steady_since >= traits.settle_s and looked_late:", "False:"),
         ("if elapsed - steady_since >= traits.settle_s:", "if True:"),
@@ -61,7 +63,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("check_made(born, context.plan)", "pass"),
         ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
         ("check_price(context.plan, context.provider, context.clock)", "pass"),
-        ("if context.clock.wall() > order.deadline_wall - order.lease_s + LATE_S:", "if False:"),
+        ("if context.clock.wall() > asked_wall + LATE_S:", "if False:"),
         ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch)", "()"),
         (" and instance.token == token", ""),
     ),

@@ -44,6 +44,9 @@ FOUND = {
     "two machines of one order that are found at its end are both on the receipt": Scenario(
         0, ("lambda-guarded",), strikes=(Strike("create", 1, Fault.TWICE),), deeds=(Deed(7, "kill", 1800.0),)
     ),
+    "a laptop that is ahead and dies has not bought its machine the minutes by which it was ahead": Scenario(
+        0, ("hostile",), train_s=1e6, deeds=(Deed(4, "jump", 90.0), Deed(45, "kill", 1800.0))
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
-from gpurun.providers.aws.account import account_of, mark_of, may_launch
+from gpurun.providers.aws.account import account_of, mark_of, may_launch, whoami
 from gpurun.providers.aws.errors import NOT_ALLOWED, preparing, trouble
 from gpurun.providers.aws.image import Image, choose_image
 from gpurun.providers.aws.launch import launch, network_of
@@ -160,6 +160,10 @@ class AwsProvider:
     def regions(self) -> tuple[str, ...]:
         """The regions that the account has switched on."""
         return tuple(self._regions)
+
+    def ask_time(self) -> None:
+        """Ask whose the credentials are, whose answer bears a date as every one does."""
+        whoami(self._wire)
 
     def account_mark(self) -> str:
         """The mark of the account that the credentials are of; SetupError when AWS does not take them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpurun.core.errors import SetupError
 from gpurun.core.model import Leftover, Order
 from gpurun.core.money import Micros
 
@@ -70,3 +71,8 @@ def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
         deadline_wall=order.deadline_wall,
     )
     return Thing(told, made_s)
+
+
+def revoked() -> SetupError:
+    """What whoever uses a key that was withdrawn is told."""
+    return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import SetupError
 from gpurun.core.model import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
 from gpurun.core.money import Micros, cost_of, times, total
 from gpurun.core.secrets import Secret
 from gpurun.providers.base import Hand, NoCapacity, Rejected, Unknown
-from gpurun.providers.fake.boxes import Box, Fault, Thing, thing_of
+from gpurun.providers.fake.boxes import Box, Fault, Thing, revoked, thing_of
 from gpurun.providers.fake.profile import Profile
 
 CALL_S = 0.2
@@ -27,7 +26,7 @@ class FakeCloud:
 
     `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
     called around each verb, and may raise to kill whoever called. In `outages` (true seconds) nobody gets an answer.
-    `account` is the mark of whoever's key is used.
+    `account` is the mark of whoever's key is used, `laptop` the clock of whoever asks where it may be set apart.
     """
 
     profile: Profile
@@ -38,6 +37,7 @@ class FakeCloud:
     outages: list[tuple[float, float]] = field(default_factory=list)
     stock: Sequence[Offer] = ()
     account: str = "account:simulated"
+    laptop: Clock | None = None
     boxes: list[Box] = field(default_factory=list)
     things: list[Thing] = field(default_factory=list)
     history: list[tuple[float, str, str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class FakeCloud:
     _epoch: float = 0.0
 
     def __post_init__(self) -> None:
-        """Take the true time from the clock as it stands now; what a laptop does to its own clock later is its own."""
+        """Take the true time from the clock as it stands now; what becomes of it later is a laptop's own."""
         self.name, self.traits = self.profile.name, self.profile.traits
         self._epoch = self.clock.wall() - self.clock.monotonic()
 
@@ -130,7 +130,10 @@ class FakeCloud:
     @property
     def clock_ahead_s(self) -> float:
         """How far the laptop's clock is ahead of true time."""
-        return self.clock.wall() - self.clock.monotonic() - self._epoch
+        return (self.laptop or self.clock).wall() - self.clock.monotonic() - self._epoch
+
+    def ask_time(self) -> None:
+        """Nothing has to be asked."""
 
     def account_mark(self) -> str:
         """Whose key it is."""
@@ -183,7 +186,7 @@ class FakeCloud:
             self.clock.sleep(self.profile.timeout_s)
             raise Unknown("429 Too Many Requests")
         if fault is Fault.REVOKED:
-            raise _revoked()
+            raise revoked()
         return fault
 
     def _ends(self, verb: str, fault: Fault) -> None:
@@ -194,7 +197,7 @@ class FakeCloud:
         if fault is Fault.BROKEN:
             raise KeyError("id")
         if fault is Fault.REVOKED_AFTER:
-            raise _revoked()
+            raise revoked()
 
     def _time_out(self, verb: str) -> None:
         self.clock.sleep(self.profile.timeout_s)
@@ -291,7 +294,3 @@ class FakeCloud:
             left = thing_of(self.name, kind, order, self.now)
             if all(thing.leftover.id != left.leftover.id for thing in self.things):
                 self.things.append(left)
-
-
-def _revoked() -> SetupError:
-    return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

@@ -16,7 +16,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.secrets import Secret
 from gpurun.providers._http import Answer, Http
-from gpurun.providers.base import Hand, Rejected, Traits, Unknown
+from gpurun.providers.base import Hand, Rejected, Traits, Unknown, their_wall
 from gpurun.providers.lambdalabs import ssh_keys
 from gpurun.providers.lambdalabs.answers import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
 from gpurun.providers.lambdalabs.instances import AILING, body_of, checked_id, instance_of, is_id, launched
@@ -175,7 +175,7 @@ class LambdaProvider:
             base_url=self._base_url,
             instance_id=checked_id(instance.id),
             deadline_wall=instance.deadline_wall,
-            lease_s=max(1, int(instance.deadline_wall - self._clock.wall())),
+            lease_s=max(1, int(instance.deadline_wall - their_wall(self, self._clock))),
         )
         return Hand(script=script, secret=self._guard_key, words="a loop on the machine, with the guard key")
 
@@ -187,6 +187,10 @@ class LambdaProvider:
     def regions(self) -> tuple[str, ...]:
         """The names of all regions, with capacity or without."""
         return tuple(_regions(data_of(self._http.request("GET", "/regions"), list)))
+
+    def ask_time(self) -> None:
+        """Read the list of instances, whose answer bears a date as every one does."""
+        self._instances()
 
     def account_mark(self) -> str:
         """The mark of the key, for Lambda does not say whose it is; nothing is asked."""

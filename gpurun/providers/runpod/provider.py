@@ -18,7 +18,7 @@ from gpurun.core.model import Account, Charge, GpuNeed, Instance, InstanceState,
 from gpurun.core.money import Micros, total
 from gpurun.core.secrets import Secret
 from gpurun.providers._http import Answer, Http
-from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.base import Rejected, Traits, Unknown, their_wall
 from gpurun.providers.marks import mark_of_account, mark_of_key
 from gpurun.providers.runpod import graphql
 from gpurun.providers.runpod.answers import money, refusal, trouble, words_of
@@ -37,6 +37,8 @@ _TRAITS = Traits(
     teardown=Teardown.DESTROYED,
     console_url="https://console.runpod.io/pods",
 )
+
+_WHO = {"query": "query{myself{id}}"}
 
 
 class RunPodProvider:
@@ -145,7 +147,7 @@ class RunPodProvider:
         ]
         if not amounts:
             return None
-        settled = datetime.fromtimestamp(self._their_wall(), UTC) - end > _SETTLED_AFTER
+        settled = datetime.fromtimestamp(their_wall(self, self._clock), UTC) - end > _SETTLED_AFTER
         return Charge(provider=self.name, instance_id=instance_id, micros=total(*amounts), settled=settled)
 
     @property
@@ -157,6 +159,10 @@ class RunPodProvider:
         """The data centres, by the names that a pod's place is asked for with."""
         return data_centers(self._http)
 
+    def ask_time(self) -> None:
+        """Ask who the user is, whose answer bears a date as every one does."""
+        self._http.request("POST", "/graphql", body=_WHO)
+
     def account_mark(self) -> str:
         """The mark of the user that RunPod names; of the key where GraphQL, which alone names it, is closed to that.
 
@@ -166,7 +172,7 @@ class RunPodProvider:
 
     @cached_property
     def _mark(self) -> str:
-        answer = self._http.request("POST", "/graphql", body={"query": "query{myself{id}}"})
+        answer = self._http.request("POST", "/graphql", body=_WHO)
         if answer.status >= 500:
             raise trouble(answer)
         user = _user_of(answer.json) if answer.status == 200 else ""
@@ -209,10 +215,6 @@ class RunPodProvider:
             except (Unknown, SetupError, graphql.Refused, KeyError, AttributeError):
                 return "RunPod account", None
         return "RunPod account", None
-
-    def _their_wall(self) -> float:
-        """The time by RunPod's clock."""
-        return self._clock.wall() - (self._http.clock_ahead_s or 0.0)
 
 
 def _oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
