@@ -20,7 +20,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.model import Address
-from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost
+from gpurun.machine.base import MOST_REPLY_BYTES, MachineLost, Take
 from gpurun.machine.remote.host_key import ExpectedKey, HostKeyMismatch
 from gpurun.machine.remote.transport import Transport, Wire
 from gpurun.machine.remote.words import words_of
@@ -65,13 +65,14 @@ class Connection:
 
     @property
     def heard_mono(self) -> float:
-        """When the last byte came, by the monotonic clock."""
-        return self._wire.heard_mono
+        """When the last byte came, by the monotonic clock; as long as somebody here is taking it in, that is now."""
+        return self._wire.clock.monotonic() if self._transport.is_taking else self._wire.heard_mono
 
-    def channel(self, window_bytes: int = WINDOW_BYTES) -> paramiko.Channel | None:
+    def channel(self, window_bytes: int = WINDOW_BYTES, take: Take | None = None) -> paramiko.Channel | None:
         """A new channel, for one program; None where there is no room for one beside those that are open.
 
-        What it raises is the library's.
+        What comes on it is kept until it is asked for, or goes to `take` at once, by the connection's own thread. What
+        it raises is the library's.
         """
         clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
         while True:
@@ -90,6 +91,8 @@ class Connection:
         self.round_trip_s = min(self.round_trip_s, clock.monotonic() - asked_mono)
         with self._counting:
             self._channels.add(channel)
+        if take is not None:
+            self._transport.takers[channel.get_id()] = take
         return channel
 
     def _has_open(self) -> bool:

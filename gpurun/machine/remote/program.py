@@ -26,8 +26,6 @@ _PIECE_BYTES = 32 << 10
 # What is streamed is taken as it comes: this carries 80 MB/s over 100 ms, and there are several lanes.
 STREAM_WINDOW_BYTES = 8 << 20
 _BLOCK_BYTES = 256 << 10
-# What is streamed is let gather: were it taken packet by packet, two threads would do little but wake each other.
-_GATHER_S = 0.002
 # What a login may say before the program does.
 _MOST_NOISE_BYTES = 1 << 20
 _NOISE_BLOCK_BYTES = 16 << 10
@@ -118,7 +116,9 @@ class Program:
             self._feed(channel, chunks)
 
     def _opened(self) -> Channel | None:
-        return self._connection.channel() if self._sink is None else self._connection.channel(STREAM_WINDOW_BYTES)
+        if self._sink is None:
+            return self._connection.channel()
+        return self._connection.channel(STREAM_WINDOW_BYTES, self._take)
 
     def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
         """Send the input and its end.
@@ -147,13 +147,20 @@ class Program:
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
         """Find the mark, drain what follows, and tell when both outputs are at their end and the exit code has come."""
         while self.group is None and self._error is None and (block := self._heard(channel.recv, _NOISE_BLOCK_BYTES)):
-            self._keep(self._noise, block, _MOST_NOISE_BYTES)
-            self._look_for_mark()
+            self._take(block)
         self._drain(channel.recv, self._stdout)
         stderr.join()
         channel.status_event.wait()
         self._begun.set()
         self._ended.set()
+
+    def _take(self, block: bytes) -> None:
+        """Take what has come next, up to an error: what is streamed is handed over by the connection's own thread."""
+        if self._error is None and self.group is None:
+            self._keep(self._noise, block, _MOST_NOISE_BYTES)
+            self._look_for_mark()
+        elif self._error is None:
+            self._keep(self._stdout, block, MOST_REPLY_BYTES)
 
     def _look_for_mark(self) -> None:
         if found := self._mark.search(self._noise):
@@ -164,8 +171,6 @@ class Program:
     def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
         while self._error is None and (block := self._heard(receive, _BLOCK_BYTES)):
             self._keep(into, block, MOST_REPLY_BYTES)
-            if self._sink is not None and len(block) < _BLOCK_BYTES:
-                self._ended.wait(_GATHER_S)
 
     def _heard(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
         """What has come, none at the end.

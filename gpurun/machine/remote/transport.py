@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import paramiko
 from paramiko.common import (
@@ -14,10 +14,12 @@ from paramiko.common import (
     MSG_CHANNEL_EXTENDED_DATA,
     MSG_CHANNEL_REQUEST,
     MSG_CHANNEL_WINDOW_ADJUST,
+    cMSG_CHANNEL_WINDOW_ADJUST,
 )
 from paramiko.packet import Packetizer
 
 from gpurun.core.clock import Clock
+from gpurun.machine.base import Take
 
 MOST_GREETING_BYTES = 1 << 20
 MOST_PACKET_BYTES = 256 << 10
@@ -72,6 +74,32 @@ def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Call
     return bounded
 
 
+_keep = _bounded(paramiko.Channel._feed)  # type: ignore[attr-defined]  # It has no public name.
+
+
+def _taken(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    """Hand data to whoever takes it as it comes, and make room for as much; else keep it for whoever asks."""
+    transport = cast(Transport, channel.get_transport())
+    take = transport.takers.get(channel.get_id())
+    if take is None:
+        _keep(channel, message)
+        return
+    block = message.get_binary()
+    transport.is_taking = True
+    try:
+        take(block)
+    finally:
+        transport.wire.heard_mono = transport.wire.clock.monotonic()  # Meanwhile nobody listened.
+        transport.is_taking = False
+    wider_bytes = channel._check_add_window(len(block))  # type: ignore[attr-defined]  # As above.
+    if wider_bytes:
+        wider = paramiko.Message()
+        wider.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+        wider.add_int(channel.remote_chanid)
+        wider.add_int(wider_bytes)
+        transport._send_user_message(wider)
+
+
 class Transport(paramiko.Transport):
     """A connection on which programs may end at any moment, also while its keys are changed.
 
@@ -81,15 +109,21 @@ class Transport(paramiko.Transport):
 
     What another thread has to say of a program may come after that answer, which closes its channel. A server ends the
     whole connection over a channel that is none; here nothing follows a close.
+
+    `takers` are called, by this thread, with what comes on the channel of a number: to keep it for another thread costs
+    as much again as the whole of its way here. `is_taking` while one of them is.
     """
 
     _channel_handler_table: ClassVar = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # It has no public name.
-        MSG_CHANNEL_DATA: _bounded(paramiko.Channel._feed),  # type: ignore[attr-defined]  # As above.
+        MSG_CHANNEL_DATA: _taken,
         MSG_CHANNEL_EXTENDED_DATA: _bounded(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # As above.
     }
 
     def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.takers: dict[int, Take] = {}
+        self.is_taking = False
         self._held_back: list[paramiko.Message] = []
         self._closed: set[bytes] = set()
         super().__init__(wire, packetizer_class=Packets)
@@ -111,6 +145,10 @@ class Transport(paramiko.Transport):
         elif kind == MSG_CHANNEL_CLOSE:
             self._closed.add(channel)
         super()._send_message(data)  # type: ignore[misc]  # As above.
+
+    def _unlink_channel(self, number: int) -> None:
+        self.takers.pop(number, None)
+        super()._unlink_channel(number)  # type: ignore[misc]  # As above.
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]  # As above.

@@ -653,6 +653,25 @@ def test_a_program_that_is_silent_for_long_is_not_taken_for_dead(place: Place, m
     assert reply.stdout == b"done\n"
 
 
+def test_a_disk_here_that_stalls_is_not_taken_for_a_dead_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "STALL_S", 0.5)
+    far, came, others = place.machine(), bytearray(), []
+
+    def take(block: bytes) -> None:
+        if not came:
+            others.append(in_background(lambda: far.call(["echo", "beside it"], timeout_s=20)))
+            time.sleep(1.5)
+        came.extend(block)
+
+    far.call(["head", "-c", "3000000", "/dev/zero"], sink=take, timeout_s=20)
+    assert bytes(came) == bytes(3_000_000)
+    (thread, raised) = others[0]
+    thread.join(15)
+    assert raised == []
+
+
 def test_many_connections_leave_no_thread_and_no_descriptor_behind(place: Place) -> None:
     far = place.machine()
     strange = other_key(place.home / "other")
