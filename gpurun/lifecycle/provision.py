@@ -216,7 +216,7 @@ def disk_gb_of(plan: Plan) -> int:
 
 def _intent(order: Order, context: Context) -> dict[str, object]:
     plan = context.plan
-    hourly, once_only = beside_rate(plan.offer.provider, plan.parameters, order.disk_gb)
+    hourly, once_only = beside_rate(plan.offer, plan.parameters, order.disk_gb)
     return {
         "attempt": order.attempt,
         "token": order.token,

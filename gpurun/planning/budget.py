@@ -54,10 +54,10 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
     return max(wanted_gb, terms_of(provider).least_disk_gb)
 
 
-def beside_rate(provider: str, parameters: int, disk_gb: int) -> tuple[Micros, Micros]:
+def beside_rate(offer: Offer, parameters: int, disk_gb: int) -> tuple[Micros, Micros]:
     """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
     load = load_home(parameters, disk_gb)
-    return _beside_hourly(provider, load), _egress(provider, load)
+    return _beside_hourly(offer, load), _egress(offer, load)
 
 
 def rental_cost(offer: Offer, seconds: float, parameters: int, disk_gb: int) -> Micros:
@@ -90,7 +90,7 @@ def lease_for(
     if cap is None or worst_case(offer, lease, load) <= cap:
         return lease
     others_s = lease.total_s + lease.kill_allowance_s - wanted
-    paid_s = seconds_within(left_of(cap, _egress(offer.provider, load)), _hourly(offer, load), offer.billing_unit_s)
+    paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
     train_s = int(min(wanted, paid_s - others_s))
     # Each part of a price is rounded up on its own, which can be a micro-dollar more than the sum rounded up.
     while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
@@ -239,19 +239,19 @@ def expected_end_s(collect_s: int) -> int:
 def _cost(offer: Offer, seconds: float, load: Load) -> Micros:
     """What so many seconds cost: compute, disk and what else goes by the hour, and the checkpoints' way home."""
     compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
-    beside = cost_of(_beside_hourly(offer.provider, load), seconds, offer.billing_unit_s)
-    return total(compute, beside, _egress(offer.provider, load))
+    beside = cost_of(_beside_hourly(offer, load), seconds, offer.billing_unit_s)
+    return total(compute, beside, _egress(offer, load))
 
 
 def _hourly(offer: Offer, load: Load) -> Micros:
-    return total(offer.rate_micros_per_hour, _beside_hourly(offer.provider, load))
+    return total(offer.rate_micros_per_hour, _beside_hourly(offer, load))
 
 
-def _beside_hourly(provider: str, load: Load) -> Micros:
+def _beside_hourly(offer: Offer, load: Load) -> Micros:
     """Disk and address, by the hour."""
-    terms = terms_of(provider)
-    return total(times(terms.disk_per_gb_hour, disk_gb_on(provider, load.disk_gb)), terms.other_per_hour)
+    terms = terms_of(offer.provider, offer.region)
+    return total(times(terms.disk_per_gb_hour, disk_gb_on(offer.provider, load.disk_gb)), terms.other_per_hour)
 
 
-def _egress(provider: str, load: Load) -> Micros:
-    return times(terms_of(provider).egress_per_gb, ceil(load.leaving_bytes / 1e9))
+def _egress(offer: Offer, load: Load) -> Micros:
+    return times(terms_of(offer.provider, offer.region).egress_per_gb, ceil(load.leaving_bytes / 1e9))

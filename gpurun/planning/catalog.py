@@ -104,11 +104,17 @@ def card_of(gpu: str) -> Card | None:
 
 
 @cache
-def terms_of(provider: str) -> Terms:
-    """A provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate."""
+def terms_of(provider: str, region: str = "") -> Terms:
+    """A provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate.
+
+    Disk and egress are as in the usual regions where none is named; in the others they may be dearer.
+    """
     facts = _catalog()["providers"].get(provider)
     if facts is None:
         return FREE
+    elsewhere = facts.get("elsewhere")
+    if region and elsewhere and not region.startswith(tuple(elsewhere["but_in"])):
+        facts = facts | elsewhere
     return Terms(
         billing_unit_s=facts["billing_unit_s"],
         dies_by_itself=facts["dies_by_itself"],

@@ -13,7 +13,7 @@ from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.model import Offer
 from gpurun.core.money import Micros, parse_usd, usd
 from gpurun.core.plan import Candidate, Estimate
-from gpurun.planning.budget import candidates, choose, expected_train_s, lease_for, worst_case
+from gpurun.planning.budget import beside_rate, candidates, choose, expected_train_s, lease_for, worst_case
 from gpurun.planning.catalog import all_offers, offers_for, parse_gpu, terms_of
 from gpurun.planning.load import Load, load_of, save_s
 from gpurun.planning.recipe import load_recipe, resolve
@@ -49,7 +49,7 @@ guesses = st.tuples(st.floats(1, 1e6), st.floats(1, 20)).map(
 
 def test_how_long_a_machine_is_waited_for_is_in_no_lease_and_no_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan("25"), plan(None), plan("25", hours=2)
-    monkeypatch.setattr("gpurun.planning.budget.terms_of", lambda name: replace(terms_of(name), patience={1: 86_400}))
+    monkeypatch.setattr("gpurun.planning.budget.terms_of", lambda *at: replace(terms_of(*at), patience={1: 86_400}))
     assert (plan("25"), plan(None), plan("25", hours=2)) == before
     assert {(one.offer.provider, one.lease.boot_s) for one in before[1] if one.lease} == {
         ("runpod", 300), ("lambda", 900), ("aws", 600)
@@ -145,12 +145,29 @@ def test_aws_adds_disk_address_and_egress_and_lambda_rounds_to_the_minute() -> N
     compute = -(-aws.rate_micros_per_hour * seconds // 3600)
     extras = worst_case(aws, lease, LOAD) - compute
     once = 12 * 90_000  # Eight checkpoints of 124M parameters, rounded up to a gigabyte.
-    assert once < extras < once + seconds / 3600 * (100 * 110 + 5_000) + 3
+    assert once < extras < once + seconds / 3600 * (100 * 137 + 5_000) + 3
     slow = next(o for o in EIGHT if o.provider == "lambda")
     minute = lease.model_copy(update={"train_s": lease.train_s - (seconds % 60)})
     more = minute.model_copy(update={"train_s": minute.train_s + 1})
     step = worst_case(slow, more, LOAD) - worst_case(slow, minute, LOAD)
     assert step == pytest.approx(slow.rate_micros_per_hour / 60, abs=1)  # the whole sum is rounded up, not the step
+
+
+def test_in_a_region_of_aws_where_disk_and_egress_are_dearer_they_are_planned_so() -> None:
+    aws = next(o for o in EIGHT if o.provider == "aws")
+    lease = lease_for(aws, plan(None)[0].estimate, LOAD, cap=None)
+    assert lease is not None
+    there = {
+        name: aws.model_copy(update={"region": name}) for name in ("us-west-2", "eu-central-1", "sa-east-1", "any")
+    }
+    worst = {name: worst_case(offer, lease, LOAD) for name, offer in there.items()}
+    assert worst["us-west-2"] == worst["eu-central-1"] == worst_case(aws, lease, LOAD)
+    assert worst["sa-east-1"] == worst["any"] > worst["us-west-2"] + 12 * 60_000, (
+        "twelve gigabytes at 15.4 cents, not 9"
+    )
+    hourly, once_only = beside_rate(there["sa-east-1"], 124_000_000, 100)
+    assert hourly == 100 * 209 + 5_000
+    assert once_only > beside_rate(aws, 124_000_000, 100)[1], "what the journal has to count with is the same"
 
 
 @pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])
