@@ -1,4 +1,4 @@
-"""What a run ships, and under which names: the trainer, the recipe as resolved, the shards."""
+"""What a run ships, and under which names: the trainer, the recipe as resolved, the shards, weights to start from."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 from gpurun.core.plan import Plan
+from gpurun.lifecycle.corpus.weights import weights_of
 
 
 def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
     """What a run ships, by the place it gets on the far side."""
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
     modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
-    return {**modules, "bundle/recipe.json": recipe, **_data(Path(plan.data.folder), plan.data.beside)}
+    return {**modules, "bundle/recipe.json": recipe, **_data(plan)}
 
 
 def modules_of(trainer: Path) -> dict[str, Path]:
@@ -21,10 +22,14 @@ def modules_of(trainer: Path) -> dict[str, Path]:
     return {name: path for name, path in found.items() if not name.startswith("prepare/")}
 
 
-def _data(folder: Path, beside: str) -> dict[str, Path | bytes]:
-    """A run's own data folder whole; of a person's, only the shards that its manifest names."""
-    if not beside:
+def _data(plan: Plan) -> dict[str, Path | bytes]:
+    """A run's own data folder whole; of a person's, the shards that its manifest names and the weights it wants."""
+    folder, name = Path(plan.data.folder), plan.resolved["train"].get("init_from")
+    if not plan.data.beside:
         return {"data": folder}
     manifest = json.loads((folder / "data.json").read_bytes())
     shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
-    return {**{f"data/{name}": folder / name for name in shards}, "data": Path(beside)}
+    files = {one: folder / one for one in shards}
+    if name and plan.continues is None:
+        files |= weights_of(folder, name)
+    return {**{f"data/{one}": path for one, path in files.items()}, "data": Path(plan.data.beside)}

@@ -11,6 +11,7 @@ from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.corpus.shards import BUILT_IN, missing_shards, prepared
+from gpurun.lifecycle.corpus.weights import started
 from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers, ready_providers
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import Quote, elsewhere, need_of, paid_plan, quote
@@ -84,12 +85,12 @@ def rented_plan(
 def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
-    """The shards of a run, prepared or checked here, with the checkpoint it goes on from and what --warm finds."""
+    """The shards of a run, prepared or checked here, with weights to start or go on from and what --warm finds."""
     from gpurun.lifecycle.earlier.continuing import carried
     from gpurun.lifecycle.earlier.warm import warmed
 
     places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
-    data = prepared(resolved.record, request.data, **places, say=say)
+    data = started(prepared(resolved.record, request.data, **places, say=say), resolved)
     data = carried(data, resolved, home, places["into"])
     return warmed(data, request, resolved, home, places["into"])
 

@@ -1,0 +1,118 @@
+"""The weights that a run starts from (`train.init_from`): found beside the shards as the trainer finds them.
+
+They are shipped from where they lie. What the trainer would refuse them for on paid time is refused here, as far as a
+file says it without being loaded; docs/FORMATS.md has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.plan import DataSummary
+from gpurun.planning.recipe import ResolvedRecipe, padded_vocab
+
+_CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
+_HEADER_LIMIT = 100_000_000
+_FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
+
+
+def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
+    """The data with the weights that the recipe starts from counted as shipped; UsageError where they do not do.
+
+    A run that goes on from a checkpoint does not look at them.
+    """
+    name = resolved.tables.train.init_from
+    if not name or resolved.earlier is not None:
+        return data
+    if not data.beside:
+        raise UsageError(
+            "weights.no_folder",
+            f'train.init_from is "{name}": weights lie beside the shards, and this run makes its own shards of text.',
+            hint="Make those once: gpurun data prepare RECIPE --source TEXT --out DIR; put the weights into DIR; add "
+            "--data DIR.",
+        )
+    files = weights_of(Path(data.folder), name)
+    weights = next(iter(files.values()))
+    if not weights.is_file():
+        raise UsageError(
+            "weights.missing",
+            f'train.init_from is "{name}", and there is no {weights}.',
+            hint="Put there a folder with GPT-2's model.safetensors and config.json, or a run's checkpoint.",
+        )
+    for fault in _faults(weights, resolved, data):
+        raise UsageError("weights.unfit", f"{weights} {fault}.", hint=_FITS)
+    return data.model_copy(update={"bytes": data.bytes + sum(file.stat().st_size for file in files.values())})
+
+
+def weights_of(folder: Path, name: str) -> dict[str, Path]:
+    """The file of weights that a name in the data folder means, there or not, and the JSON beside it: by their places.
+
+    It is the file, a folder's model.safetensors or its newest checkpoint, as `trainer/pretrained.py` has it.
+    """
+    weights = folder / name
+    if weights.is_dir():
+        below = weights / "checkpoints" if (weights / "checkpoints").is_dir() else weights
+        found = sorted(file for file in below.iterdir() if _CHECKPOINT.fullmatch(file.name))
+        whole = weights / "model.safetensors"
+        weights = whole if whole.is_file() or not found else found[-1]
+    beside = _beside(weights)
+    return {file.relative_to(folder).as_posix(): file for file in (weights, *([beside] if beside.is_file() else []))}
+
+
+def _beside(weights: Path) -> Path:
+    """The JSON file that says what no tensor does."""
+    checkpoint = _CHECKPOINT.fullmatch(weights.name)
+    return weights.with_name(f"{checkpoint[1]}.state.json" if checkpoint else "config.json")
+
+
+def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Iterator[str]:
+    """What is wrong with a file of weights for this recipe."""
+    shapes, model = _shapes(weights), resolved.tables.model
+    if shapes is None:
+        yield "is no whole safetensors file, and nothing else is read"
+        return
+    embedding, positions = shapes.get("wte.weight", []), shapes.get("wpe.weight", [])
+    if len(embedding) != 2:
+        yield "holds no wte.weight: it is not a GPT's file"
+        return
+    layers = len({name.split(".")[1] for name in shapes if name.startswith("h.")})
+    if (layers, embedding[1]) != (model.layers, model.width):
+        yield f"has {layers} layers of width {embedding[1]}, and the recipe {model.layers} of {model.width}"
+    if embedding[0] > padded_vocab(model, data.vocab_size):
+        yield f"has {embedding[0]} tokens, and the model {padded_vocab(model, data.vocab_size)}"
+    if model.preset == "faithful" and (positions or [0])[0] < model.context:
+        yield f"has {(positions or [0])[0]} positions, and model.context is {model.context}"
+    try:
+        told = json.loads(_beside(weights).read_bytes())
+        is_ours = _CHECKPOINT.fullmatch(weights.name) is not None
+        heads = int(told["recipe"]["model"]["heads"] if is_ours else told["n_head"])
+        tokenizer = str(told["data"]["tokenizer"]) if is_ours else data.tokenizer_sha256
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"has a {_beside(weights).name} beside it that does not say what it should: {error!r}"
+        return
+    if heads != model.heads:
+        yield f"was trained with {heads} heads, and model.heads is {model.heads}"
+    if tokenizer != data.tokenizer_sha256:
+        yield "was trained with another tokeniser than that of the shards"
+
+
+def _shapes(weights: Path) -> Mapping[str, list[int]] | None:
+    """The shape of each tensor by its name in our files; None for what is no safetensors file, or not a whole one."""
+    size = weights.stat().st_size
+    try:
+        with weights.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(length, size, _HEADER_LIMIT)))
+        header.pop("__metadata__", None)
+        end_bytes = 8 + length + max(int(entry["data_offsets"][1]) for entry in header.values())
+        shapes = {name.removeprefix("transformer."): [*map(int, entry["shape"])] for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+    return shapes if end_bytes == size else None

@@ -1,0 +1,136 @@
+"""Weights to start from lie beside the shards: they are shipped, counted, and refused at home where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpurun.core.errors import UsageError
+from gpurun.core.plan import DataSummary, Earlier
+from gpurun.lifecycle.corpus.shards import prepared
+from gpurun.lifecycle.corpus.weights import started, weights_of
+from gpurun.lifecycle.shipment import sources_of
+from gpurun.machine.pack import survey
+from gpurun.planning.bundle import bundle_root
+from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from tests.unit.report_samples import plan_of
+from trainer.config import ModelConfig
+from trainer.model import GPT
+from trainer.prepare.build import Request, prepare
+from trainer.pretrained import find_weights
+from trainer.tensors import write_tensors
+
+SHAPE = {"layers": 2, "heads": 2, "width": 64, "context": 64}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Shards of characters, beside them what transformers would write of a GPT of mini-gpt's shape."""
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog.\n" * 200)
+    prepare(Request(str(text), "char", 0.1, (), tmp_path / "shards"), lambda _: None)
+    gpt2 = tmp_path / "shards" / "gpt2"
+    gpt2.mkdir()
+    write(gpt2 / "model.safetensors")
+    (gpt2 / "config.json").write_text(json.dumps({"n_head": 2}))
+    return tmp_path / "shards"
+
+
+def write(path: Path, **keys: Any) -> None:
+    with path.open("wb") as file:
+        write_tensors(file.write, GPT(ModelConfig(**SHAPE | {"vocab_size": 30} | keys)).state_dict())
+
+
+def recipe(name: str = "gpt2", *wishes: str) -> ResolvedRecipe:
+    return resolve(load_recipe("mini-gpt"), "full", (f'train.init_from="{name}"', *wishes))
+
+
+def data_of(source: Path, resolved: ResolvedRecipe) -> DataSummary:
+    into = source.parent / "into"
+    return prepared(
+        resolved.record, str(source), into=into, cache=source.parent / "cache", root=bundle_root(), say=lambda _: None
+    )
+
+
+def shipped(data: DataSummary, resolved: ResolvedRecipe, **told: Any) -> set[str]:
+    plan = plan_of("fox-41").model_copy(update={"data": data, "resolved": resolved.record, **told})
+    return {file.name for file in survey(sources_of(plan, bundle_root() / "trainer")).files if "data/" in file.name}
+
+
+def test_weights_beside_the_shards_are_shipped_and_counted(shards: Path) -> None:
+    data = data_of(shards, recipe())
+    found = started(data, recipe())
+    assert shipped(found, recipe()) - shipped(found, recipe("")) == {
+        "data/gpt2/model.safetensors", "data/gpt2/config.json",
+    }  # fmt: skip
+    assert found.bytes - data.bytes == sum(file.stat().st_size for file in (shards / "gpt2").iterdir())
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_takes_no_weights_along(shards: Path) -> None:
+    earlier = Earlier(run="elk-40", step=3, bytes=1, receipt_sha256="0" * 64, spent_micros=None)
+    data, going_on = data_of(shards, recipe()), recipe().model_copy(update={"earlier": earlier})
+    shutil.rmtree(shards / "gpt2")
+    assert started(data, going_on) == data
+    assert shipped(data, going_on, continues=earlier) == shipped(data, recipe(""))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2/model.safetensors", "out", "out/checkpoints", "run"])
+def test_a_name_means_the_file_that_the_trainer_finds(shards: Path, name: str) -> None:
+    for folder, steps in {"out/checkpoints": (2, 10), "run": (7,)}.items():
+        (shards / folder).mkdir(parents=True)
+        for step in steps:
+            write(shards / folder / f"{step:06d}.model.safetensors")
+            (shards / folder / f"{step:06d}.state.json").write_text("{}")
+    weights, beside = weights_of(shards, name)
+    assert shards / weights == find_weights(shards / name)
+    assert beside == weights.replace("model.safetensors", "config.json" if "gpt2" in name else "state.json")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "code", "words"),
+    [
+        (recipe("none"), "weights.missing", "there is no .*none"),
+        (recipe("gpt2", "model.layers=3"), "weights.unfit", "2 layers of width 64, and the recipe 3 of 64"),
+        (recipe("gpt2", "model.width=32"), "weights.unfit", "2 layers of width 64, and the recipe 2 of 32"),
+        (recipe("gpt2", "model.context=65", "train.batch_tokens=4160"), "weights.unfit", "64 positions"),
+        (recipe("gpt2", "model.heads=4"), "weights.unfit", "trained with 2 heads, and model.heads is 4"),
+    ],
+)
+def test_weights_that_the_trainer_would_refuse_are_refused_at_home(
+    shards: Path, resolved: ResolvedRecipe, code: str, words: str
+) -> None:
+    data = data_of(shards, recipe())
+    with pytest.raises(UsageError, match=words) as refused:
+        started(data, resolved)
+    assert refused.value.code == code
+
+
+def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_home(shards: Path) -> None:
+    data, path = data_of(shards, recipe()), shards / "000004.model.safetensors"
+    write(path)
+    state = {"recipe": {"model": {"heads": 2}}, "data": {"tokenizer": data.tokenizer_sha256}}
+    path.with_name("000004.state.json").write_text(json.dumps(state))
+    assert started(data, recipe(path.name)).bytes > data.bytes
+    path.with_name("000004.state.json").write_text(json.dumps(state | {"data": {"tokenizer": "0" * 64}}))
+    with pytest.raises(UsageError, match="another tokeniser"):
+        started(data, recipe(path.name))
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match="no whole safetensors file"):
+            started(data, recipe(path.name))
+    torch.save({"wte.weight": torch.zeros(2, 2)}, path)
+    with pytest.raises(UsageError, match="no whole safetensors file"):
+        started(data, recipe(path.name))
+
+
+def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:
+    data = data_of(shards.parent / "text.txt", recipe())
+    with pytest.raises(UsageError, match="makes its own shards of text") as refused:
+        started(data, recipe())
+    assert "gpurun data prepare" in refused.value.hint
