@@ -26,6 +26,13 @@ LINEAR_NAMES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "
 """How the names of a GPT-2's linear weights end."""
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
+AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+}
+"""What a config.json must say where it says it: with other values the same tensors are another network."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +120,18 @@ def _told(path: Path) -> tuple[int | None, str | None]:
         record: Any = json.loads(beside.read_text(encoding="utf-8"))
         if checkpoint:
             return int(record["recipe"]["model"]["heads"]), str(record["data"]["tokenizer"])
-        return int(record["n_head"]), None
+        heads = int(record["n_head"])
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(f"{beside} does not say how many heads {path.name} has: {error!r}") from error
+    for key, known in AS_PUBLISHED.items():
+        if record.get(key, known[0]) not in known:
+            said = f"{key} {json.dumps(record[key])}"
+            raise Refused(
+                f"{beside} says {said}, GPT-2 has {json.dumps(known[0])}: with it {path.name} is another model"
+            )
+    return heads, None
 
 
 def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:

@@ -127,6 +127,25 @@ def test_another_shape_is_refused_by_name_and_changes_nothing(
     assert all(torch.equal(a, b) for a, b in zip(before, ours.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("scale_attn_weights", False),
+        ("activation_function", "relu"),
+        ("layer_norm_epsilon", 1e-6),
+    ],
+)
+def test_a_network_that_only_has_gpt2s_tensors_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    _, tensors = published()
+    path, config = written(tmp_path / "model.safetensors", tensors), {"n_head": 2, "activation_function": "gelu_new"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_weights(model(), path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(Refused, match=f"says {key} .* another model"):
+        load_weights(model(), path)
+
+
 def test_a_head_of_its_own_does_not_fit_a_tied_model(tmp_path: Path) -> None:
     _, tensors = published(tied=False)
     path = written(tmp_path / "model.safetensors", tensors)

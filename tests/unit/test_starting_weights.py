@@ -12,6 +12,7 @@ import torch
 
 from gpurun.core.errors import UsageError
 from gpurun.core.plan import DataSummary, Earlier
+from gpurun.lifecycle.corpus import weights
 from gpurun.lifecycle.corpus.shards import prepared
 from gpurun.lifecycle.corpus.weights import started, weights_of
 from gpurun.lifecycle.shipment import sources_of
@@ -19,6 +20,7 @@ from gpurun.machine.pack import survey
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 from tests.unit.report_samples import plan_of
+from trainer import pretrained
 from trainer.config import ModelConfig
 from trainer.model import GPT
 from trainer.prepare.build import Request, prepare
@@ -86,9 +88,9 @@ def test_a_name_means_the_file_that_the_trainer_finds(shards: Path, name: str) -
         for step in steps:
             write(shards / folder / f"{step:06d}.model.safetensors")
             (shards / folder / f"{step:06d}.state.json").write_text("{}")
-    weights, beside = weights_of(shards, name)
-    assert shards / weights == find_weights(shards / name)
-    assert beside == weights.replace("model.safetensors", "config.json" if "gpt2" in name else "state.json")
+    found, beside = weights_of(shards, name)
+    assert shards / found == find_weights(shards / name)
+    assert beside == found.replace("model.safetensors", "config.json" if "gpt2" in name else "state.json")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,14 @@ def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_hom
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
     with pytest.raises(UsageError, match="no whole safetensors file"):
         started(data, recipe(path.name))
+
+
+def test_a_network_that_only_has_gpt2s_tensors_is_refused_by_the_trainers_own_rule(shards: Path) -> None:
+    config = {"n_head": 2, "scale_attn_by_inverse_layer_idx": True}
+    (shards / "gpt2" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="scale_attn_by_inverse_layer_idx true"):
+        started(data_of(shards, recipe()), recipe())
+    assert weights.AS_PUBLISHED == pretrained.AS_PUBLISHED
 
 
 def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:

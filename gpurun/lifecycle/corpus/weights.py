@@ -17,6 +17,13 @@ from gpurun.core.plan import DataSummary
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab
 
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
+AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+}
+"""What the trainer wants a config.json to say, where it says it."""
 _HEADER_LIMIT = 100_000_000
 _FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
 
@@ -101,6 +108,9 @@ def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Itera
         yield f"was trained with {heads} heads, and model.heads is {model.heads}"
     if tokenizer != data.tokenizer_sha256:
         yield "was trained with another tokeniser than that of the shards"
+    for key, known in AS_PUBLISHED.items():
+        if told.get(key, known[0]) not in known:
+            yield f"is no GPT-2 as published: its config.json says {key} {json.dumps(told[key])}"
 
 
 def _shapes(weights: Path) -> Mapping[str, list[int]] | None:
