@@ -90,6 +90,7 @@ def load_recipe(path: Path) -> Recipe:
 
 _MAY_CHANGE = {
     *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
+    *("train.spike", "train.spike_z"),
     *("eval.every", "eval.hellaswag_items"),
 }
 
@@ -97,7 +98,8 @@ _MAY_CHANGE = {
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys in which two recipe records would train differently, sorted.
 
-    How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ.
+    How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
+    so may what follows at a spike, or a run that stopped at one would stop there whenever it goes on.
     """
     different = []
     for table in ("model", "data", "optim", "schedule", "train", "eval"):

@@ -256,6 +256,18 @@ def test_a_spike_that_stops_leaves_what_was_before(
     assert weights(tmp_path, 8)
 
 
+def test_a_run_that_stopped_at_a_spike_goes_on_once_it_is_told_to_skip_it(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spiking(monkeypatch, 9)
+    assert train(recipe_record(train={"spike": "stop"}), tmp_path) == 5
+    spiking(monkeypatch, 1)
+    assert train(recipe_record(train={"spike": "stop"}), tmp_path) == 5, "the same step, the same tokens, the same jump"
+    spiking(monkeypatch, 1)
+    assert train(recipe_record(train={"spike": "skip", "spike_z": 6.0}), tmp_path) == 0
+    assert events(tmp_path, "step")[-1]["skipped_steps"] == 1
+
+
 def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
     guard = SpikeGuard(7.0)
     for step in range(spike.WINDOW):

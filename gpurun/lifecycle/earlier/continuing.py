@@ -28,6 +28,7 @@ FOLDER = "continue"
 _KINDS = ("weights", "optimizer", "state")
 _MAY_CHANGE = {
     *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
+    *("train.spike", "train.spike_z"),
     *("eval.every", "eval.hellaswag_items"),
 }
 """What the trainer lets differ between a checkpoint and the run that goes on from it."""
