@@ -15,8 +15,13 @@ from gpurun.planning.recipe import load_recipe, resolve
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import parse_recipe
 from trainer.errors import Refused
+from trainer.prepare.pairs import tokenizers
+from trainer.prepare.tokenizers import REPLACEMENT
 from trainer.translation.__main__ import main
 from trainer.translation.bleu import corpus_bleu
+from trainer.translation.decode import Hypothesis
+from trainer.translation.interpret import UNKNOWN
+from trainer.translation.task import TranslationTask
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +100,35 @@ def test_without_sacrebleu_there_is_no_bleu_but_a_word_on_how_to_get_it(monkeypa
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(Refused, match="pip install"):
         corpus_bleu(["a"], ["a"])
+
+
+@pytest.mark.parametrize("tokenizer", ["word-pairs", "char-pairs"])
+def test_a_translation_that_says_unknown_has_not_found_the_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
+) -> None:
+    # In every line is a letter of its own: training has seen none of those that are held out.
+    letters = [chr(0x4E00 + number) for number in range(60)]
+    lines = [f"the dog sees {letter} now\tder Hund sieht {letter} da" for letter in letters]
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    task = open_lab(
+        written(tmp_path / "data", str(file), tokenizer, val_fraction=0.3, context=64),
+        lab_recipe("pairs", tokenizer, model={"context": 64}, train={"batch_tokens": 4 * 64, "micro_batch": 4}),
+    ).task
+    count = len(task.val)
+    perfect = [Hypothesis(tuple(task.val.target(task.val_samples.pair(i)).tolist()), 0.0) for i in range(count)]
+    monkeypatch.setattr(TranslationTask, "translate", lambda *_, **__: perfect)
+    translations, references = task.translate_held_out(None, count, beams=1, alpha=0.6)
+    unknown = UNKNOWN[tokenizer].decode()
+    assert all(unknown in one for one in translations)
+    assert not any(unknown in one for one in references)
+    assert not set(translations) & set(references)
+    assert references[0] == "der Hund sieht \u2047 da"
+    assert corpus_bleu(translations, references).score < 60
+
+
+def test_the_signs_for_what_is_unknown_are_those_that_texts_are_prepared_with() -> None:
+    assert {"word-pairs": tokenizers.UNKNOWN, "char-pairs": REPLACEMENT.encode()} == UNKNOWN
 
 
 def saved(trained: Lab, out: Path) -> Path:

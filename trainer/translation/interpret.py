@@ -13,7 +13,12 @@ from trainer.translation.batch import SpecialTokens
 from trainer.translation.decode import Hypothesis, beam_search
 from trainer.translation.model import Translator
 
-__all__ = ["Interpreter"]
+__all__ = ["UNKNOWN", "Interpreter"]
+
+UNKNOWN = {"word-pairs": b"<unk>", "char-pairs": "\ufffd".encode()}
+"""The token of each tokeniser that stands for all that its vocabulary has not."""
+_UNSAID = {"word-pairs": " \u2047".encode(), "char-pairs": "\u2047".encode()}
+"""What stands for it in a reference, as one word or sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,17 @@ class Interpreter:
         """Return the text of a translation's ids."""
         silent = (self.special.pad_id, self.special.start_id, self.special.end_id)
         return self.tokenizer.decode([i for i in ids if i not in silent]).strip()
+
+    def reference(self, ids: Sequence[int]) -> str:
+        """Return the text of a reference's ids, to hold translations against.
+
+        What the vocabulary has not is lost from it, and is a sign there that no translation says: or one that says
+        "unknown" in its place would pass for right.
+        """
+        name, tokens = self.tokenizer.name, self.tokenizer.tokens
+        silent, unknown = (self.special.pad_id, self.special.start_id, self.special.end_id), UNKNOWN.get(name)
+        said = [_UNSAID[name] if tokens[i] == unknown else tokens[i] for i in ids if i not in silent]
+        return b"".join(said).decode("utf-8", errors="replace").strip()
 
     def translate(
         self,

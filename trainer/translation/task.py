@@ -75,4 +75,4 @@ class TranslationTask(Interpreter):
             sources = [self.val.source(pair)[1:-1].tolist() for pair in chosen[start : start + at_once]]
             found = self.translate(model, sources, beams=beams, alpha=alpha)
             translations += [self.text(one.ids) for one in found]
-        return translations, [self.text(self.val.target(pair).tolist()) for pair in chosen]
+        return translations, [self.reference(self.val.target(pair).tolist()) for pair in chosen]
