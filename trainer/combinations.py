@@ -52,8 +52,9 @@ def check_schedule(schedule: Any) -> None:
         check(fraction == 0, only)
     if kind == "noam":
         check(schedule.warmup_steps >= 1, 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1')
+    if kind in ("noam", "constant"):
         low = schedule.min_lr
-        check(low == 0, f'schedule.min_lr is {low}, but schedule.kind "noam" has no lowest rate')
+        check(low == 0, f'schedule.min_lr is {low}, but schedule.kind "{kind}" has no lowest rate')
 
 
 def check_recipe(recipe: Any) -> None:

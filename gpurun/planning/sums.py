@@ -70,8 +70,8 @@ def _schedule(schedule: ScheduleTable) -> Iterator[str]:
         yield f'schedule.cooldown_fraction is {fraction}, but schedule.kind is "{kind}"; only "trapezoid" has one'
     if kind == "noam" and not schedule.warmup_steps:
         yield 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'
-    if kind == "noam" and schedule.min_lr:
-        yield f'schedule.min_lr is {schedule.min_lr}, but schedule.kind "noam" has no lowest rate'
+    if kind in ("noam", "constant") and schedule.min_lr:
+        yield f'schedule.min_lr is {schedule.min_lr}, but schedule.kind "{kind}" has no lowest rate'
 
 
 HUGGINGFACE: dict[str, dict[str, str | bool]] = {

@@ -43,7 +43,7 @@ def test_cosine_warms_up_to_lr_and_falls_to_min_lr() -> None:
 
 
 def test_constant_warms_up_and_stays() -> None:
-    recipe = parse_recipe(recipe_record(schedule={"kind": "constant", "warmup_steps": 4}))
+    recipe = parse_recipe(recipe_record(schedule={"kind": "constant", "warmup_steps": 4, "min_lr": 0.0}))
     assert [learning_rate(recipe, s) for s in (0, 3, 4, 19)] == pytest.approx([2.5e-3, 1e-2, 1e-2, 1e-2])
     assert learning_rate(parse_recipe(recipe_record(schedule={"warmup_steps": 20})), 20) == 1e-3
 

@@ -31,7 +31,8 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
         ({"model": MODERN | {"tied": True}}, 'model.tied is true, but the preset "modern" has a head of its own'),
         ({"model": MODERN | {"heads": 64}}, "model.width 64 by model.heads 64 is 1; a rotation needs an even number"),
         ({"optim": {"muon_lr": 0.02}}, 'optim.muon_lr is 0.02, but optim.kind is "adamw"'),
-        ({"schedule": {"min_lr": 1.0}}, "schedule.min_lr 1.0 is above optim.lr 0.0003"),
+        ({"schedule": {"min_lr": 1e-5}}, 'schedule.min_lr is 1e-05, but schedule.kind "constant" has no lowest rate'),
+        ({"schedule": {"kind": "cosine", "min_lr": 1.0}}, "schedule.min_lr 1.0 is above optim.lr 0.0003"),
         ({"schedule": {"warmup_steps": 501}}, "schedule.warmup_steps 501 is more than train.steps 500"),
         ({"schedule": {"kind": "trapezoid"}}, 'schedule.kind "trapezoid" needs a schedule.cooldown_fraction above 0'),
         (
