@@ -129,6 +129,8 @@ def _do(given: argparse.Namespace) -> dict[str, Any]:
 
 def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     """Return the prompt's translation, and its words that the vocabulary does not know."""
+    if not given.prompt.strip():
+        raise Refused("the prompt is empty; there is nothing to translate")
     ids, context, sample = encode(given.prompt.strip(), trained.tokenizer), trained.model.config.context, trained.sample
     if len(ids) + 2 > context:
         raise Refused(f"the prompt takes {len(ids) + 2} positions with its start and end, the model has {context}")

@@ -119,6 +119,7 @@ def test_a_checkpoint_translates_a_sentence_of_the_users(
     assert ask("abc", "--temperature=0")[1].startswith("refused: --temperature is not for this model: it translates")
     assert ask("a" * 23)[1] == "refused: the prompt takes 25 positions with its start and end, the model has 24"
     assert ask("abc", "--beams=0")[0] == 2
+    assert ask(" ")[1] == "refused: the prompt is empty; there is nothing to translate"
 
 
 def test_words_that_the_vocabulary_does_not_know_are_named(
