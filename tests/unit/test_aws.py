@@ -210,6 +210,7 @@ def test_a_quota_of_nothing_is_named_with_where_to_raise_it(
         aws.create(order_of(clock))
     told = refused.value.error
     assert (told.code, told.exit_code) == ("account.no_quota", ExitCode.NO_OFFER)
+    assert refused.value.of_offer, "another family, region or provider may have what was approved next"
     words = told.hint
     assert "Running On-Demand P instances" in words
     assert "us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B" in words

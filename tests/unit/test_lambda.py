@@ -291,6 +291,7 @@ def test_a_refusal_says_what_to_do(
     assert advice in str(raised.value)
     error = getattr(raised.value, "error", None)
     assert told == (f"{error.code} {error.exit_code}" if error else "")
+    assert raised.value.of_offer == (code == "global/quota-exceeded"), "what another provider's offer may still do"
 
 
 def test_capacity_that_went_since_the_plan_is_no_capacity(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:

@@ -50,7 +50,8 @@ def refusal(error: Refused, type_id: str, region: str, *, spot: bool) -> NoCapac
         return NoCapacity(str(error))
     if error.code in NO_QUOTA:
         what = f"The quota of this AWS account does not allow a {type_id} in {region} ({error})."
-        return RejectedFor(no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}"))
+        mendable = no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}")
+        return RejectedFor(mendable, of_offer=True)  # A quota is one region's and one family's.
     told = _about_the_account(error)
     if told is not None:
         return RejectedFor(told)

@@ -78,7 +78,8 @@ def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
     if 400 <= answer.status < 500 and code in _WRONG:
         return Rejected(words)
     told = _about_the_account(answer, code, words)
-    return RejectedFor(told) if told else Unknown(f"Lambda answered {words}")
+    # An instance quota says nothing about another provider's offer, which may come next.
+    return RejectedFor(told, of_offer=code == _NO_QUOTA) if told else Unknown(f"Lambda answered {words}")
 
 
 def trouble(answer: Answer) -> SetupError | Unknown:
