@@ -131,6 +131,14 @@ class Screen:
         eta = self.eta_s()
         return None if eta is None else min(self.spent(now + eta), self.plan.worst_micros)
 
+    def _take(self, asked: Mapping[str, Any]) -> None:
+        """The approved offer that is asked for now: those before it were not to be had."""
+        told = asked.get("offer")
+        taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == told), None)
+        if taken is not None:
+            self.plan = self.plan.on(taken)
+            self._rate = taken.offer.rate_micros_per_hour
+
     def _record(self, name: str, wall: float, data: Mapping[str, Any]) -> None:
         if name in BEGINS:
             self.phase = BEGINS[name]
@@ -142,6 +150,7 @@ class Screen:
             case "run.opened":
                 self.opened_wall = self.opened_wall or wall
             case "create.intended":
+                self._take(data)
                 self._rentals.append((wall, None))
                 self.deadline_wall = number(data, "deadline_wall")
                 self._beside = Micros(whole(data, "beside_micros_per_hour") or 0)

@@ -63,6 +63,27 @@ def test_a_refused_create_costs_nothing_and_a_dearer_machine_costs_what_it_says(
     assert screen.spent(3600.0) == usd("4.98")
 
 
+def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had() -> None:
+    first = samples.candidate(samples.offer(), "7.97", "11.23")
+    second = samples.candidate(
+        samples.offer("lambda", region="us-west-3", rate_micros_per_hour=usd("3.29"), billing_unit_s=60), "9", "11.90"
+    )
+    screen = Screen(samples.plan(candidates=(first, second)))
+    told = [
+        (Event.CREATE_INTENDED, {"offer": first.offer.model_dump(mode="json"), "provider": "runpod"}),
+        (Event.CREATE_REFUSED, {"reason": "no_capacity"}),
+        (Event.CREATE_INTENDED, {"offer": second.offer.model_dump(mode="json"), "provider": "lambda"}),
+        (Event.CREATE_OBSERVED, {"instance": {"id": "i-1", "rate_micros_per_hour": None}}),
+    ]
+    screen.update([samples.record(i, event, 0.0, data) for i, (event, data) in enumerate(told, 1)], [], [])
+    seen = drawn(screen, 3600.0)
+    assert "lambda 1×H100 80G us-west-3" in seen
+    assert "runpod" not in seen
+    assert "$3.29 now" in seen
+    assert "worst $11.90" in seen
+    assert screen.spent(3601.0) == screen.spent(3660.0), "it is billed by the minute there"
+
+
 def test_what_it_says_in_words() -> None:
     screen, now = samples.rented_screen()
     assert "RUNNING" in drawn(screen, now)
