@@ -87,6 +87,8 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
 
 
 def _state(screen: Screen) -> Span:
+    if screen.exit_code == 0 and screen.outcome == "stopped":
+        return Span("STOPPED", "warn")  # As was asked, but not done: there are steps left.
     if screen.exit_code is not None:
         return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
     if screen.stopping and screen.phase in _BEFORE_COLLECTING:
@@ -233,17 +235,26 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
         when = f"until {local_time(screen.deadline_wall, now=now)}, "
         remaining = Span(f"{format_duration(left)} left" if left >= 0 else "OVER", "" if left >= 300 else "warn")
         lines += flow([line(when, remaining)], style, indent=_LABEL, first=line(Span(" lease", "dim")))
-    step = whole(screen.checkpoint, "step")
-    if step is not None:
-        written = screen.checkpoint_wall()
-        where = f"on the machine since {local_time(written, now=now)}" if written else "on the machine"
-        saved = line(f"step {format_whole(step)}, ", *_home(screen.collected_wall is not None, where))
-        lines += flow([saved], style, indent=_LABEL, first=line(Span(" saved", "dim")))
-    return lines
+    return [*lines, *_saved(screen, style, now)]
 
 
-def _home(here: bool, where: str) -> Line:
-    return line("here ", Span("✔", "good"), " digests match") if here else line(where)
+def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
+    """Where the newest checkpoint is, and which one is here where that is another."""
+    newest, home = whole(screen.checkpoint, "step"), screen.home_step
+    parts: list[Line] = []
+    if newest is not None and (home is None or newest > home):
+        parts.append(line(f"step {format_whole(newest)}, ", _away(screen, now)))
+    if home is not None:
+        parts.append(line(f"step {format_whole(home)}, here ", Span("✔", "good"), " digests match"))
+    return flow(parts, style, gap=" · ", indent=_LABEL, first=line(Span(" saved", "dim"))) if parts else []
+
+
+def _away(screen: Screen, now: float) -> Span:
+    """What became of a checkpoint that is not at home."""
+    if screen.phases["destroy"].ended is not None:
+        return Span("did not come home", "bad")
+    written = screen.checkpoint_wall()
+    return Span(f"on the machine since {local_time(written, now=now)}" if written else "on the machine")
 
 
 def _alarm(screen: Screen, style: Style) -> list[Line]:

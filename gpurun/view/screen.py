@@ -14,7 +14,7 @@ from gpurun.core.money import Micros, cost_of, total, usd
 from gpurun.view.charts import Point
 from gpurun.view.events import TrainerEvent, number, wall_of, whole, words
 from gpurun.view.safe import safe_line
-from gpurun.view.story import BEGINS, ENDS, PHASES, is_alarming, tell_event, tell_rate, tell_record
+from gpurun.view.story import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
 
 if TYPE_CHECKING:
     from gpurun.core.moving import Moving
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
+_CHECKPOINT = {"weights", "optimizer", "state"}
 
 
 @dataclass
@@ -76,7 +77,8 @@ class Screen:
         self.step: TrainerEvent = {}
         self.evaluation: TrainerEvent = {}
         self.checkpoint: TrainerEvent = {}
-        self.collected_wall: float | None = None
+        self.outcome = ""
+        self.home_step: int | None = None
         self.losses, self.validation = Series(), Series()
         self.speeds: deque[float] = deque(maxlen=64)
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
@@ -164,8 +166,11 @@ class Screen:
             case "rate.observed":
                 self.pace = f"at step {whole(data, 'step')}: {tell_rate(data)}"
                 self.is_too_slow = data.get("finishes") is not True
-            case "collect.observed":
-                self.collected_wall = wall
+            case "train.observed":
+                self.outcome = str(data.get("outcome", ""))
+                self.phases["run"].failed = self.outcome in FELL
+            case "collect.observed" | "salvage.observed":
+                self.home_step = _newest_whole(data)
             case "stop.requested":
                 self.stopping = True
             case "step.failed":
@@ -206,3 +211,11 @@ class Screen:
     def checkpoint_wall(self) -> float:
         """When the last checkpoint was written; 0.0 when the far side does not say."""
         return wall_of(self.checkpoint, 0.0)
+
+
+def _newest_whole(collected: Mapping[str, Any]) -> int | None:
+    """The newest step of which every file of a checkpoint is at home, verified."""
+    kinds: dict[int, set[str]] = {}
+    for file in collected.get("files", ()):
+        kinds.setdefault(int(file["step"]), set()).add(str(file["kind"]))
+    return max((step for step, found in kinds.items() if found >= _CHECKPOINT), default=None)

@@ -57,6 +57,8 @@ ENDS = {
     "death.proven": "destroy",
     "run.closed": "receipt",
 }
+FELL = ("failed", "lost")
+"""The outcomes of a training that are no end of it."""
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
@@ -69,6 +71,8 @@ def is_alarming(record: Record) -> bool:
     """Whether a person should look up."""
     if str(record.event) == "rate.observed":
         return record.data.get("finishes") is False
+    if str(record.event) == "train.observed":
+        return record.data.get("outcome") in FELL
     return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown")
 
 
@@ -100,6 +104,13 @@ def _step(data: Mapping[str, Any]) -> str:
     """A step of the driver in words; one that is not known by its own name."""
     name = _text(data, "step", "a step")
     return {"create": "getting a machine", "await_ready": "getting the machine ready"}.get(name, name)
+
+
+def _ended(data: Mapping[str, Any]) -> str:
+    """How training ended; of one that fell, in whose words there are."""
+    why = _text(data, "message") if data.get("outcome") in FELL else ""
+    ended = f"training ended: {_text(data, 'outcome', 'ended')} ({_text(data, 'reason', 'no reason')})"
+    return f"{ended}: {why}" if why else ended
 
 
 def _shipped(data: Mapping[str, Any]) -> str:
@@ -157,7 +168,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "train.intended": lambda d: "starting the trainer",
     "train.started": lambda d: "training",
     "rate.observed": lambda d: tell_rate(d),
-    "train.observed": lambda d: f"training ended: {_text(d, 'outcome', 'ended')} ({_text(d, 'reason', 'no reason')})",
+    "train.observed": lambda d: _ended(d),
     "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
     "collect.intended": lambda d: "bringing the checkpoints home",
     "collect.observed": _collected,

@@ -146,12 +146,17 @@ def story(begun: float, rate: Micros) -> list[Record]:
     return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 1)]
 
 
+def checkpoint_files(*steps: int) -> list[dict[str, Any]]:
+    """The files of whole checkpoints, as they stand on record when they came home."""
+    return [{"kind": kind, "step": step} for step in steps for kind in ("weights", "optimizer", "state")]
+
+
 def ending(begun: float) -> list[Record]:
     """What follows when training is done."""
     told: list[tuple[Event, float, dict[str, Any]]] = [
         (Event.TRAIN_OBSERVED, 11_000, {"outcome": "done", "reason": "done"}),
         (Event.COLLECT_INTENDED, 11_001, {}),
-        (Event.COLLECT_OBSERVED, 11_100, {"files": ["a", "b", "c", "d"], "missing": []}),
+        (Event.COLLECT_OBSERVED, 11_100, {"files": checkpoint_files(4500, 4750), "missing": []}),
         (Event.DESTROY_INTENDED, 11_101, {}),
         (Event.DESTROY_ASKED, 11_102, {"attempt": 1}),
         (Event.DEATH_READ, 11_120, {"state": "GONE"}),

@@ -96,6 +96,34 @@ def test_what_it_says_in_words() -> None:
     assert "the trainer ended with nonfinite" in drawn(screen, now)
 
 
+def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
+    """The last picture of a run whose trainer had saved step 2250, with what came home of it."""
+    screen, now = samples.rented_screen()
+    told = [
+        (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": outcome, "message": "the instance is gone"}),
+        (Event.COLLECT_OBSERVED, {"files": files, "missing": []}),
+        (Event.DEATH_PROVEN, {"teardown": "destroyed", "reads": 3}),
+        (Event.RUN_CLOSED, {"exit_code": exit_code}),
+    ]
+    screen.update([samples.record(10 + i, event, now, data) for i, (event, data) in enumerate(told)], [], [])
+    return drawn(screen, now, width=100, height=40)
+
+
+def test_a_training_that_was_lost_has_no_tick_and_what_is_not_here_is_not_called_here() -> None:
+    seen = closed("lost", 6, samples.checkpoint_files(2000))
+    assert "run ✘" in seen
+    assert "step 2 250, did not come home · step 2 000, here ✔ digests match" in seen
+    assert "training ended: lost (lost): the instance is gone" in seen
+    assert "step 2 250, did not come home\n" in closed("lost", 6, samples.checkpoint_files(2250)[:2])
+
+
+def test_a_training_that_was_stopped_before_its_last_step_is_not_called_done() -> None:
+    seen = closed("stopped", 0, samples.checkpoint_files(2250))
+    assert "DONE" not in seen
+    assert "STOPPED" in seen
+    assert "saved  step 2 250, here ✔ digests match" in seen
+
+
 def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
     screen = Screen(samples.plan())
     screen.update([samples.record(1, Event.RUN_CLOSED, samples.NOW, {"exit_code": 9})], [], [])
