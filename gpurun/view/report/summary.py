@@ -21,7 +21,7 @@ _COLUMNS = (
     Column("TOKENS", right=True, leaves=3),
     Column("LOSS", right=True),
     Column("BEST VAL", right=True),
-    Column("VERDICT", leaves=1),
+    Column("VERDICT", least=13),
 )
 
 
@@ -42,7 +42,6 @@ def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
 
 def _cells(run: RunMaterial) -> list[Cell]:
     last, best = run.last, run.told.best
-    verdict = run.receipt.verdict if run.receipt else run.no_receipt
     return [
         Span(run.run, "title"),
         run.recipe,
@@ -52,5 +51,14 @@ def _cells(run: RunMaterial) -> list[Cell]:
         UNKNOWN if last is None or last.tokens is None else format_count(last.tokens),
         format_loss(last.loss if last else None),
         format_loss(best.loss if best else None),
-        Span(verdict, "good" if verdict == "gpu" else "warn"),
+        _verdict(run),
     ]
+
+
+def _verdict(run: RunMaterial) -> Span:
+    """The receipt's, where its signature is not a bad one: then nothing on it can be trusted, its cost neither."""
+    if run.receipt is None:
+        return Span(run.no_receipt, "warn")
+    if run.receipt.signature == "bad":
+        return Span("BAD SIGNATURE", "bad")
+    return Span(run.receipt.verdict, "good" if run.receipt.verdict == "gpu" else "warn")
