@@ -173,15 +173,22 @@ def test_the_dollars_of_a_run_that_went_on_begin_with_what_the_earlier_one_cost(
     folder.plan.write_text(
         plan_of("fox-41").model_copy(update={"continues": earlier.model_copy(update={"spent_micros": None})}).to_json()
     )
-    assert report(session, "fox-41")[2]["runs"][0]["loss"][0][-1] is None, "what is not known is not drawn for less"
+    page, _, data = report(session, "fox-41")
+    assert data["runs"][0]["loss"][0][-1] is None, "what is not known is not drawn for less"
+    assert "No dollars: what it cost to come to these losses is not known." in page.words
+    assert "none of these runs cost anything" not in page.words
 
 
-def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session) -> None:
+def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = finished_run(session.home, "fox-41")
     envelope = json.loads(folder.receipt.read_bytes())
     envelope["signatures"][0]["sig"] = "A" * 86 + "=="
     folder.receipt.write_text(json.dumps(envelope))
     assert "bad signature" in report(session, "fox-41")[0].words
+    for width in ("60", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        row = report_runs(Session(home=session.home, quiet=True), ["fox-41"], html="").text.splitlines()[1]
+        assert row.endswith("BAD SIGNATURE")
     folder.receipt.write_text("{}")
     page, _, data = report(session, "fox-41")
     assert "is not a receipt" in data["runs"][0]["no_receipt"]

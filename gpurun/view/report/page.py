@@ -84,12 +84,19 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
     words = "Line: training loss, its running mean over the thin raw line. Marks: validation loss."
     high = above(curves)
     words += f" {high} losses lie above the axis and are not drawn." if high else ""
-    words += "" if len(axes) == 4 or axes[-1].name == "dollars" else " No dollars: none of these runs cost anything."
+    words += "" if axes[-1].name == "dollars" else _no_dollars(runs)
     return (
         f'<div class="charts">{inputs}<nav aria-label="measure training in">{labels}</nav>'
         f'<ul class="legend">{legend}</ul>'
         f"{figures}{tag('p', escaped(words), class_='note')}</div>"
     )
+
+
+def _no_dollars(runs: Sequence[RunMaterial]) -> str:
+    """Why no loss can be held against what it cost."""
+    if all(run.mode != "paid" or run.cost_micros == 0 for run in runs):
+        return " No dollars: none of these runs cost anything."
+    return " No dollars: what it cost to come to these losses is not known."
 
 
 def _figures(runs: Sequence[RunMaterial]) -> str:
