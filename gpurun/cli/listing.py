@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpurun.cli.output import put, put_bytes
 from gpurun.cli.result import Result
@@ -21,6 +22,7 @@ from gpurun.view.safe import safe_line
 from gpurun.view.screen import Screen
 
 _TAIL_BYTES = 1 << 16
+_PART_BYTES = 1 << 20
 # The live view's words for what goes on; the other phases are called so already.
 _WORDS = {
     Phase.OPENED: "starting",
@@ -143,31 +145,53 @@ def print_log(session: Session, sight: Sight, *, follow: bool, raw: bool) -> Res
     if raw and session.json:
         hint = "--json alone streams each line as JSON."
         raise UsageError("logs.two_outputs", "--raw and --json both want standard output.", hint=hint)
+    is_empty = True
     for block in _blocks(session, sight, follow=follow):
+        is_empty = False
         if raw:
             put_bytes(block)
         elif session.json:
             put("\n".join(log_json(line) for line in block.splitlines()))
         else:
             put("\n".join(safe_line(line) for line in block.splitlines()))
-    return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)})
+    after = _why_empty(sight) if is_empty else ""
+    return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)}, after=after)
+
+
+def _why_empty(sight: Sight) -> str:
+    """What there is to look at instead of a log of which nothing is here."""
+    name = sight.folder.name
+    if sight.unfinished:
+        return f"The trainer of {name} has said nothing yet. How far the run is: gpurun attach {name}"
+    return f"No line of a trainer came home from {name}. What became of it: gpurun receipt {name}"
 
 
 def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
-    """The log from its beginning, in whole lines; with `follow` until nobody drives the run any more."""
-    offset, rest = 0, b""
+    """The log from its beginning, in whole lines; with `follow` until nobody drives the run any more.
+
+    Read part by part: it may be a gigabyte, and whoever pipes it into `head` wants its first lines.
+    """
+    offset, rest = 0, list[bytes]()
     while True:
         owned = holder_of(sight.folder.lock) is not None
-        if sight.folder.log.exists():
-            with sight.folder.log.open("rb") as log:
-                log.seek(offset)
-                content = log.read()
-            offset += len(content)
-            whole_lines, newline, rest = (rest + content).rpartition(b"\n")
+        for part in _parts(sight.folder.log, offset):
+            offset += len(part)
+            whole_lines, newline, begun = part.rpartition(b"\n")
             if newline:
-                yield whole_lines + newline
+                yield b"".join((*rest, whole_lines, newline))
+                rest.clear()
+            rest.append(begun)
         if not follow or not owned:
             break
         session.clock.sleep(0.3)
-    if rest:
-        yield rest
+    if any(rest):
+        yield b"".join(rest)
+
+
+def _parts(path: Path, offset: int) -> Iterator[bytes]:
+    """What a file has from an offset on, part by part; nothing of one that is not there."""
+    if path.exists():
+        with path.open("rb") as content:
+            content.seek(offset)
+            while part := content.read(_PART_BYTES):
+                yield part

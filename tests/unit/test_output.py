@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,43 @@ def test_logs_json_is_json_line_by_line_and_the_envelope_last(
     own_words = ["step 1 loss 2.0", "\x1b]0;own\x07step 2\N{REPLACEMENT CHARACTER}"]
     assert [line["data"]["text"] for line in lines[:2]] == own_words
     assert (len(lines), envelope["command"], envelope["ok"]) == (10_000, "logs", True)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--raw"]], ids=" ".join)
+def test_a_log_is_never_held_whole(
+    form: list[str], folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (b"x" * 999 + b"\n") * 12_000
+    Home(own_home).run("fox-41").log.write_bytes(lines)
+    with open(os.devnull, "w") as nowhere:
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        tracemalloc.start()
+        try:
+            assert in_process(["logs", "fox-41", *form], monkeypatch) == 0
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < len(lines)
+
+
+def test_a_log_comes_out_as_it_went_in_wherever_its_lines_end(
+    folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log = b"a\n" + b"x" * 3_000_000 + b"\n\n" + b"line\n" * 30_000 + b"half"
+    Home(own_home).run("fox-41").log.write_bytes(log)
+    assert in_process(["logs", "fox-41", "--raw"], monkeypatch) == 0
+    assert capfdbinary.readouterr().out == log
+    assert in_process(["logs", "fox-41", "--json"], monkeypatch) == 0
+    *lines, _ = capfdbinary.readouterr().out.splitlines()
+    assert "\n".join(json.loads(line)["data"]["text"] for line in lines).encode() == log
+
+
+def test_where_there_is_no_log_the_way_on_is_told(
+    folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Home(own_home).run("fox-41").log.unlink()
+    assert in_process(["logs", "fox-41"], monkeypatch) == 0
+    assert "gpurun attach fox-41" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
