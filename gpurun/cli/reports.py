@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from gpurun import __version__
@@ -43,7 +45,7 @@ def report_runs(session: Session, runs: list[str], *, html: str) -> Result:
     data = {
         "runs": [run.as_record() for run in material],
         "differences": [{"key": key, "values": values} for key, values in differences(material)],
-        "html": str(Path(html).absolute()) if html else None,
+        "html": str(Path(html).expanduser().absolute()) if html else None,
     }
     if not html:
         after = f"The page with curves and samples: gpurun report {' '.join(names)} --html report.html"
@@ -57,12 +59,15 @@ def report_runs(session: Session, runs: list[str], *, html: str) -> Result:
 
 def _write(path: Path, page: str) -> int:
     """Put the page where it was asked for, whole or not at all; its size in bytes."""
-    content, part = page.encode("utf-8"), path.with_name(f"{path.name}.part")
+    content, part = page.encode("utf-8"), path.parent / f"{path.name}.part"
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         part.write_bytes(content)
         part.rename(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # Where it could not be made, it cannot be taken away either.
+            part.unlink(missing_ok=True)
         raise SetupError("report.cannot_write", f"{path} cannot be written: {error.strerror}.",
                          hint="Choose another place with --html, or make room.") from None  # fmt: skip
     return len(content)

@@ -284,6 +284,30 @@ def test_wrong_wishes_are_told(session: Session, tmp_path: Path) -> None:
     assert report_runs(session, ["fox-41", "fox"], html="-").text.count('<th scope="row"><svg') == 1, "named twice"
 
 
+@pytest.mark.parametrize("place", [".", "/", "a-folder", "a-file/x.html", "no-folder/x.html", "x" * 300])
+def test_a_place_that_cannot_be_written_is_told_and_keeps_what_is_there(
+    place: str, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_run(session.home, "fox-41")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "a-file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SetupError, match="cannot be written"):
+        report_runs(session, ["fox-41"], html=place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_page_in_the_users_own_folder_is_told_where_it_is(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_run(session.home, "fox-41")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = str(report_runs(session, ["fox-41"], html="~/fox.html").data["html"])
+    assert told == str(tmp_path / "fox.html")
+    assert Path(told).is_file()
+
+
 def test_a_dollar_axis_shows_every_decimal() -> None:
     shown = [format_exact_usd(Micros(micros)) for micros in (0, 5_000, 12_500_000, -250_000, 1_000_000_001)]
     assert shown == ["$0.00", "$0.005", "$12.50", "-$0.25", "$1,000.000001"]
