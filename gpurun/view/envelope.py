@@ -1,7 +1,7 @@
 """What programs read: the versioned JSON envelope of a verb, and the JSON Lines of a run. Additive only; `v` is 1.
 
 Everything is ASCII on the way out, so that no string of the far side can reach a terminal raw, and a figure that is
-not finite becomes null, because JSON has no name for it.
+not finite becomes null, because JSON has no name for it; so does what is nested too deep for anybody to read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ENVELOPE_KEYS = ("v", "command", "ok", "data", "errors", "exit_code")
 ERROR_KEYS = ("code", "message", "hint")
+_DEEPEST = 64
 _OK = (0, 8)  # Done, and detached while the run goes on: the command did what was asked.
 
 
@@ -49,12 +50,14 @@ def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, default=str)
 
 
-def _finite(value: Any) -> Any:
-    """The same data with null for every figure that JSON cannot carry."""
+def _finite(value: Any, depth: int = 0) -> Any:
+    """The same data with null for every figure that JSON cannot carry, and for brackets that would exhaust a reader."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, (Mapping, list, tuple)) and depth == _DEEPEST:
+        return None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _finite(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_finite(item, depth + 1) for item in value]
     return value

@@ -186,6 +186,15 @@ def test_lines_that_are_no_event_are_no_event() -> None:
     assert parse_event(b'{"kind": "step", "loss": NaN}') is not None
 
 
+@pytest.mark.parametrize("depth", [10, 100, 400, 900])
+def test_an_event_of_nested_brackets_ends_no_stream_of_json(depth: int) -> None:
+    event = parse_event(b'{"kind": "x", "step": 7, "a": ' + b"[" * depth + b"1" + b"]" * depth + b"}")
+    assert event is not None
+    shown = event_json(event)
+    assert json.loads(shown)["data"]["step"] == 7
+    assert ("1" in shown.partition('"a"')[2]) == (depth == 10), "what no reader could take is null"
+
+
 def test_the_receipt_quotes_log_and_sample_harmlessly_in_both_forms() -> None:
     for raw in HOSTILE.values():
         text = raw.decode("utf-8", "replace")
