@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from typing import Annotated
@@ -83,6 +84,8 @@ def main() -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(20_000, 20, 20)  # Starting makes many objects and hardly any garbage.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes longer than judging offers.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # A terminal that is not UTF-8, or half a character in a file's name.
     sys.exit(run_app(build_app(*sys.argv[1:2])))
 
 

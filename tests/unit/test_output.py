@@ -41,12 +41,12 @@ def folder(own_home: Path, tmp_path: Path) -> Path:
     return shards
 
 
-def gpurun(words: list[str], folder: Path, out: int) -> tuple[int, str]:
+def gpurun(words: list[str], folder: Path, out: int, **environment: str) -> tuple[int, str]:
     """Exit code and standard error of a command line whose standard output is a file descriptor of ours."""
     done = subprocess.run(
         [sys.executable, "-m", "gpurun", *words],
         cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
     )  # fmt: skip
     return done.returncode, done.stderr
 
@@ -65,6 +65,14 @@ def test_a_full_device_is_told_in_a_sentence(words: list[str], folder: Path) -> 
     with open("/dev/full", "w") as full:
         code, said = gpurun(words, folder, full.fileno())
     assert (code, "[output.lost]" in said, "Traceback" in said) == (4, True, False)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_encoding_lacks_is_a_question_mark(encoding: str, folder: Path, own_home: Path) -> None:
+    Home(own_home).run("fox-41").log.write_text("caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{GRINNING FACE}\n")
+    with (folder / "said").open("wb") as said:
+        assert gpurun(["logs", "fox-41"], folder, said.fileno(), PYTHONIOENCODING=encoding) == (0, "")
+    assert (folder / "said").read_bytes() == (b"caf? ?\n" if encoding == "ascii" else b"caf\xe9 ?\n")
 
 
 def test_the_code_of_what_was_found_outranks_a_reader_that_has_left(folder: Path) -> None:
