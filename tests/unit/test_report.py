@@ -232,6 +232,17 @@ def test_however_much_comes_a_bounded_even_part_is_kept_and_the_last() -> None:
     assert told.losses.items[-1].step == 3 * MOST_MARKS - 1
 
 
+def test_the_best_loss_is_the_best_of_all_also_where_not_all_are_kept() -> None:
+    def heard(*more: dict[str, Any]) -> tuple[int, float] | None:
+        losses = [2.0 if step == 7_002 else 3.0 + step / 1e6 for step in range(1, 2 * MOST_MARKS)]
+        told = [{"kind": "eval", "step": step, "val_loss": loss} for step, loss in enumerate(losses, 1)]
+        best = hear(json.dumps(event).encode() for event in [*told, *more]).best
+        return best and (best.step, best.loss)
+
+    assert heard() == (7_002, 2.0)
+    assert heard({"kind": "start", "step": 7_001, "resumed_from": 7_001}) == (1, 3.000001), "7 002 is done anew"
+
+
 def test_samples_stand_by_step_where_the_steps_are_shared_else_in_order() -> None:
     columns = [[Sample(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
     assert [name for name, _ in aligned(columns[:2])] == ["step 60", "step 120", "step 180"]

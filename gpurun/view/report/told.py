@@ -94,11 +94,8 @@ class Told:
     stop_reason: str = ""
     unreadable: int = 0
     not_finite: int = 0
-
-    @property
-    def best(self) -> Mark | None:
-        """The lowest validation loss that is kept."""
-        return min(self.validation.items, key=lambda mark: mark.loss, default=None)
+    best: Mark | None = None
+    """The lowest validation loss of all, also of those that are not kept."""
 
     def epoch(self, mark_tokens: int | None) -> float | None:
         """How often the training text had been seen by then."""
@@ -132,7 +129,9 @@ def hear(lines: Iterable[bytes], spent_at: Callable[[float], Micros | None] = la
             case "step":
                 _mark(told, told.losses, event, "loss", spent_at)
             case "eval":
-                _mark(told, told.validation, event, "val_loss", spent_at)
+                mark = _mark(told, told.validation, event, "val_loss", spent_at)
+                if mark is not None and (told.best is None or mark.loss < told.best.loss):
+                    told.best = mark
             case "sample":
                 _sample(told, event)
             case "warning" if len(told.warnings) < _MOST_WARNINGS:
@@ -151,6 +150,8 @@ def _start(told: Told, event: TrainerEvent) -> None:
     came_to = whole(event, "resumed_from") or 0
     for marks in (told.losses, told.validation):
         marks.forget(lambda mark: mark.step > came_to)
+    if told.best is not None and told.best.step > came_to:
+        told.best = min(told.validation.items, key=lambda mark: mark.loss, default=None)
     for samples in told.samples.values():
         samples.forget(lambda sample: sample.step > came_to)
 
@@ -161,16 +162,19 @@ def _elapsed_s(event: TrainerEvent) -> float:
 
 def _mark(
     told: Told, kept: Kept[Mark], event: TrainerEvent, key: str, spent_at: Callable[[float], Micros | None]
-) -> None:
+) -> Mark | None:
+    """Keep a loss, where it is one."""
     step, loss = whole(event, "step"), number(event, key)
     if step is None or loss is None:
         told.not_finite += 1
-        return
+        return None
     tokens = whole(event, "tokens")
     if tokens is None:
         tokens = told.tokens_at(step)
     beside = {name: number(event, name) for name in ("bits_per_byte", "hellaswag")}
-    kept.add(Mark(step, loss, tokens, told.seconds, spent_at(told.seconds), **beside))
+    mark = Mark(step, loss, tokens, told.seconds, spent_at(told.seconds), **beside)
+    kept.add(mark)
+    return mark
 
 
 def _sample(told: Told, event: TrainerEvent) -> None:
