@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpurun.core.money import Micros, cost_of, total, usd
+from gpurun.core.money import Micros, cost_of, times, total, usd
 from gpurun.view.charts import Point
 from gpurun.view.events import TrainerEvent, number, wall_of, whole, words
 from gpurun.view.safe import safe_line
@@ -84,6 +84,7 @@ class Screen:
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
         self._rentals: list[tuple[float, float | None]] = []
         self._beside, self._once = Micros(0), Micros(0)
+        self._machines = 1
         self._rate = plan.offer.rate_micros_per_hour
 
     def update(
@@ -126,7 +127,7 @@ class Screen:
         rates = (self._rate, self._beside)
         spans = [(end or now) - begin for begin, end in self._rentals]
         hourly = (cost_of(rate, seconds, unit) for seconds in spans for rate in rates)
-        return total(usd(0), *hourly, *(self._once for seconds in spans if seconds > 0))
+        return times(total(usd(0), *hourly, *(self._once for seconds in spans if seconds > 0)), self._machines)
 
     def at_end(self, now: float) -> Micros | None:
         """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
@@ -154,6 +155,7 @@ class Screen:
             case "create.intended":
                 self._take(data)
                 self._rentals.append((wall, None))
+                self._machines = 1
                 self.deadline_wall = number(data, "deadline_wall")
                 self._beside = Micros(whole(data, "beside_micros_per_hour") or 0)
                 self._once = Micros(whole(data, "egress_micros") or 0)
@@ -161,6 +163,8 @@ class Screen:
                 self._observe(data.get("instance"))
             case "create.refused" if self._rentals:
                 self._rentals.pop()
+            case "incident" if data.get("code") == "create.duplicate":
+                self._machines += 1  # Paid for like the one that is kept, as the receipt counts it.
             case "death.proven" if self._rentals:
                 self._rentals[-1] = (self._rentals[-1][0], wall)
             case "rate.observed":

@@ -63,6 +63,14 @@ def test_a_refused_create_costs_nothing_and_a_dearer_machine_costs_what_it_says(
     assert screen.spent(3600.0) == usd("4.98")
 
 
+def test_a_duplicate_is_paid_for_like_the_machine_that_was_kept() -> None:
+    begun = samples.NOW - 20_000
+    screen = Screen(samples.plan())
+    twice = samples.record(4, Event.INCIDENT, begun + 5, {"code": "create.duplicate", "message": "a second one"})
+    screen.update([*samples.story(begun, usd("2.49"))[:3], twice], [], [])
+    assert screen.spent(begun + 1 + 3600) == usd("4.98")
+
+
 def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had() -> None:
     first = samples.candidate(samples.offer(), "7.97", "11.23")
     second = samples.candidate(
