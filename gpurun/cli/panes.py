@@ -36,7 +36,7 @@ class LivePane:
 
     def show(self, news: News, now: float) -> None:
         """Redraw with what is new."""
-        self._screen.update(news.records, news.events, news.log_lines, news.moving)
+        self._screen.update(news.records, news.events, news.log_lines, news.moving, news.heard_wall)
         self._window.show(self._screen, now=now)
 
     def close(self) -> None:

@@ -18,12 +18,13 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class News:
-    """What came since the last reading."""
+    """What came since the last reading; `heard_wall` is when the machine's last word was written down here."""
 
     records: list[Record]
     events: list[dict[str, Any]]
     log_lines: list[bytes]
     moving: Moving | None = None
+    heard_wall: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -45,7 +46,9 @@ class RunReader:
         self._records_seen += len(records)
         events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
         log_lines = self._lines(self._folder.log)
-        return News(list(records), events, log_lines, read_moving(self._folder, SystemClock().wall()))
+        heard_wall = max((path.stat().st_mtime for path in self._offsets if path.exists()), default=None)
+        moving = read_moving(self._folder, SystemClock().wall())
+        return News(list(records), events, log_lines, moving, heard_wall)
 
     def _lines(self, path: Path) -> list[bytes]:
         try:

@@ -27,6 +27,8 @@ _MOST_ALARM_LINES = 2
 _SIDE = 34
 _WIDE = 96
 _RINGS = 12
+# Longer than a step, an evaluation or a lost connection usually takes.
+_QUIET_S = 120.0
 _DOING = {
     "plan": "STARTING",
     "provision": "PROVISIONING",
@@ -60,7 +62,7 @@ def live_screen(screen: Screen, style: Style, *, now: float) -> list[Line]:
     """
     room = max(4, style.height - 1)
     head = [_header(screen, style, now), *_phases(screen, style, now)]
-    training = _training(screen, style)
+    training = _training(screen, style, now)
     foot = [*_money(screen, style, now), *_lease(screen, style, now), *_alarm(screen, style)]
     left = room - len(head) - len(training) - len(foot) - 3
     chart = _chart(screen, style, min(9, left - 6)) if left >= 10 else []
@@ -116,12 +118,16 @@ def _phase(name: str, phase: PhaseTime, current: bool, now: float) -> Line:
     return line(Span(f"{name} ·", "dim"))
 
 
-def _training(screen: Screen, style: Style) -> list[Line]:
+def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     """Progress and figures once there are steps; besides or instead, what is going on."""
     lines: list[Line] = []
     step, steps = whole(screen.step, "step"), screen.steps
     if step is not None:
         lines += [_progress(screen, step, steps, style), *_figures(screen, style)]
+    silent_s = screen.silent_s(now)
+    if silent_s is not None and silent_s >= _QUIET_S:
+        told = Span(f"nothing was heard of the machine for {format_duration(silent_s)}: these figures are old", "warn")
+        lines += flow([line(told)], style, indent=_LABEL, first=line(Span(" quiet", "dim")))
     if (step is None or screen.phase != "run") and screen.story and screen.closed_wall is None:
         lines += flow([line(screen.story)], style, indent=_LABEL, first=line(Span(" now", "dim")))
     if screen.moving is not None and screen.closed_wall is None:

@@ -71,6 +71,7 @@ class Screen:
         self.story = ""
         self.alarm = ""
         self.moving: Moving | None = None
+        self.heard_wall: float | None = None
         self.deadline_wall: float | None = None
         self.pace, self.is_too_slow = "", False
         self.start: TrainerEvent = {}
@@ -93,9 +94,10 @@ class Screen:
         events: Iterable[TrainerEvent],
         log_lines: Iterable[bytes | str],
         moving: Moving | None = None,
+        heard_wall: float | None = None,
     ) -> None:
-        """Take in what is new since last time, and the transfer of now."""
-        self.moving = moving
+        """Take in what is new since last time, the transfer of now, and when the machine's last word came."""
+        self.moving, self.heard_wall = moving, heard_wall
         for record in records:
             self._record(str(record.event), record.wall, record.data)
             self.story = tell_record(record)
@@ -111,6 +113,12 @@ class Screen:
         train: dict[str, Any] = self.plan.resolved.get("train", {})
         planned = train.get("steps")
         return whole(self.start, "steps") or (planned if isinstance(planned, int) else None)
+
+    def silent_s(self, now: float) -> float | None:
+        """For how long nothing was heard of a trainer that is thought to run; None where no word is waited for."""
+        if self.phase != "run" or self.phases["run"].ended or self.heard_wall is None:
+            return None
+        return max(0.0, now - self.heard_wall)
 
     def eta_s(self) -> float | None:
         """Seconds of training left at the pace of the last line."""

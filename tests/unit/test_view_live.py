@@ -14,7 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
+from gpurun.cli.reader import RunReader
 from gpurun.core.money import usd
+from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Event
 from gpurun.view.paint import cells, render
 from gpurun.view.panels import live_screen
@@ -130,6 +132,23 @@ def test_a_training_that_was_stopped_before_its_last_step_is_not_called_done() -
     assert "DONE" not in seen
     assert "STOPPED" in seen
     assert "saved  step 2 250, here ✔ digests match" in seen
+
+
+def test_figures_of_a_machine_that_is_not_heard_any_more_are_called_old() -> None:
+    screen, now = samples.rented_screen()
+    screen.update([], [], [], heard_wall=now - 10)
+    assert "these figures are old" not in drawn(screen, now)
+    assert "nothing was heard of the machine for 1 h 00 m: these figures are old" in drawn(screen, now + 3590)
+    screen.update([samples.record(10, Event.TRAIN_OBSERVED, now, {"outcome": "done"})], [], [], heard_wall=now - 10)
+    assert "these figures are old" not in drawn(screen, now + 3590), "of one that has ended nothing more is expected"
+
+
+def test_when_a_word_came_is_known_to_whoever_attaches_later(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert RunReader(folder).read().heard_wall is None
+    folder.events.write_bytes(b'{"kind": "step", "step": 1}\n')
+    os.utime(folder.events, (samples.NOW, samples.NOW))
+    assert RunReader(folder).read().heard_wall == samples.NOW
 
 
 def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
