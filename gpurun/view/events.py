@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from gpurun.view.safe import safe_line
 TrainerEvent = Mapping[str, Any]
 
 _LONGEST_LINE_BYTES = 1 << 20
+_LARGEST = 1e100  # No loss, rate or size comes near; sums and differences of larger ones may be infinite.
 _LATEST_WALL = 32_503_680_000.0  # The year 3000: what calendars can format.
 
 
@@ -27,7 +27,7 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
 
 
 def number(event: TrainerEvent, key: str) -> float | None:
-    """A finite figure, or None."""
+    """A figure that can be computed with, or None."""
     value = event.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -35,7 +35,7 @@ def number(event: TrainerEvent, key: str) -> float | None:
         figure = float(value)
     except OverflowError:
         return None
-    return figure if math.isfinite(figure) else None
+    return figure if abs(figure) < _LARGEST else None
 
 
 def whole(event: TrainerEvent, key: str) -> int | None:

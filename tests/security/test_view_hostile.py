@@ -27,6 +27,7 @@ from gpurun.view.paint import line, render
 from gpurun.view.panels import live_screen
 from gpurun.view.plain import PlainView
 from gpurun.view.receipt import ReceiptView, receipt_markdown, receipt_screen
+from gpurun.view.report.told import hear
 from gpurun.view.safe import MAX_LINE_BYTES, safe_line, safe_text
 from gpurun.view.screen import Screen
 from gpurun.view.style import Style
@@ -143,6 +144,21 @@ def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
             assert len(told) < 20_000
         assert json.loads(event_json(event))["stream"] == "trainer"
         assert event_json(event).isascii()
+
+
+def test_losses_at_the_ends_of_what_a_float_holds_break_no_chart() -> None:
+    losses = [4.0, -1e308, 1e308, 3.5, -1.7e308, 3.0]
+    told = [{"kind": "step", "step": step, "loss": loss, "step_s": 1e308} for step, loss in enumerate(losses)]
+    screen = Screen(samples.plan())
+    screen.update([], told, [])
+    assert drawn_somehow(screen)
+    heard = hear(json.dumps(event).encode() for event in told)
+    assert ([mark.loss for mark in heard.losses.items], heard.not_finite) == ([4.0, 3.5, 3.0], 3)
+
+
+def drawn_somehow(screen: Screen) -> str:
+    style = Style(width=100, height=40)
+    return render(live_screen(screen, style, now=samples.NOW), style)
 
 
 def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:

@@ -98,7 +98,7 @@ HOSTILE = [
     b'{"kind":"sample","step":60,"prompt":"The ","text":"' + b"A" * (10 << 20) + b'"}',
     b'{"kind":"step","step":70,"loss":NaN}',
     b'{"kind":"step","step":80,"loss":1e999}',
-    b'{"kind":"step","step":90,"loss":1e300,"elapsed_s":1e300}',
+    b'{"kind":"step","step":90,"loss":1e90,"elapsed_s":1e300}',
     b'{"kind":"eval","step":-5,"val_loss":"</style><script>"}',
     b'{"kind":"warning","message":"\\u202e<b>evil</b>\\u001b[2J"}',
     b"[" * 100_000,
