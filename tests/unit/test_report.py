@@ -22,6 +22,7 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import Earlier, Mode
 from gpurun.core.progress import Event
 from gpurun.lifecycle.runs import look
+from gpurun.view.paint import cells
 from gpurun.view.report.charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.report.grid import aligned
 from gpurun.view.report.told import MOST_MARKS, Kept, Mark, Sample, hear
@@ -241,6 +242,19 @@ def test_the_best_loss_is_the_best_of_all_also_where_not_all_are_kept() -> None:
 
     assert heard() == (7_002, 2.0)
     assert heard({"kind": "start", "step": 7_001, "resumed_from": 7_001}) == (1, 3.000001), "7 002 is done anew"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_table_and_its_notes_fit_the_terminal(
+    width: int, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = Earlier(run="owl-07", step=60, bytes=1, receipt_sha256="a" * 64, spent_micros=usd(4))
+    folder = finished_run(session.home, "fox-41")
+    folder.plan.write_text(plan_of("fox-41").model_copy(update={"continues": earlier}).to_json())
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = report_runs(Session(home=session.home, quiet=True), ["fox-41"], html="").text
+    assert "It went on from owl-07" in " ".join(text.split())
+    assert max(cells(line) for line in text.splitlines()) <= width
 
 
 def test_samples_stand_by_step_where_the_steps_are_shared_else_in_order() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpurun.core.money import format_usd
 from gpurun.view.charts import line_chart
-from gpurun.view.paint import Cell, Line, Span, line
+from gpurun.view.paint import Cell, Line, Span, line, wrap
 from gpurun.view.quantities import UNKNOWN, format_count, format_duration, format_loss
 from gpurun.view.report.material import RunMaterial
 from gpurun.view.style import Style
@@ -36,8 +36,8 @@ def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
             line(Span(f"  {row}"))
             for row in line_chart(points, marks=marks, width=style.width - 4, height=11, unicode=style.unicode)
         ]
-    notes = [f"  {run.run}: {note}" for run in runs for note in run.notes]
-    return [*lines, *([line()] if notes else []), *(line(Span(note, "dim")) for note in notes)]
+    notes = [wrap(f"{run.run}: {note}", style, indent=2, look="dim") for run in runs for note in run.notes]
+    return [*lines, *([line()] if notes else []), *(shown for note in notes for shown in note)]
 
 
 def _cells(run: RunMaterial) -> list[Cell]:
