@@ -42,6 +42,7 @@ _UNHEARD: dict[str, object] = {
 NOT_OURS = {
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
+    "signal": "somebody or something on the machine told the trainer to stop before its last step; it saved first",
 }
 
 
@@ -218,6 +219,8 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
         outcome = {"done": "done", "signal": "stopped"}.get(str(last.get("reason")), "failed")
     else:
         outcome = "stopped" if reason else "failed"
+    if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
+        return _failed(status, "signal", NOT_OURS["signal"])
     told = str(last.get("message") or "") or f"the trainer ended with exit code {exit_code}, signal {status.signal}"
     return {
         "outcome": outcome,

@@ -273,6 +273,20 @@ def test_a_trainer_that_the_agent_had_to_end_is_a_failure_and_what_it_saved_come
     assert kept(world)
 
 
+def test_a_training_that_was_stopped_and_nobody_here_asked_for_it_is_no_success(world: World) -> None:
+    told = world.far._events
+
+    def by_another() -> list[dict[str, Any]]:
+        return [{**event, "reason": "signal"} if event["kind"] == "stop" else event for event in told()]
+
+    world.far._events = by_another  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert (world.state.outcome, world.state.reason) == ("failed", "signal")
+    assert "on the machine" in receipt_of(world)["training"]["message"]
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
 @pytest.mark.parametrize("state", ["PENDING", "STOPPING", "UNKNOWN"])
 def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str) -> None:
     """Only STOPPED and GONE end a training: a cloud that has no clear word for it has not said that it is over."""
