@@ -57,12 +57,12 @@ def write_confirmation(
 
     Raises a SetupError when the disk refuses.
     """
-    signer = load_signer(home.keys)
+    signer, confirmed_at = load_signer(home.keys), utc(wall)
     predicate = {
         "v": 1,
         "run": folder.name,
         "box": box_of(receipt),
-        "confirmed_at": utc(wall),
+        "confirmed_at": confirmed_at,
         "verdict": STATED if words else CONFIRMED,
         "checked": {
             "is": "measured",
@@ -70,7 +70,7 @@ def write_confirmation(
             "tries": [{"at_s": round(one.at_s, 3), "seen": one.seen} for one in tries],
         },
         "words": plain_line(words) or None,
-        "cost": {"until_confirmed_micros": _cost(receipt, wall), "is": "measured"},
+        "cost": {"until_confirmed_micros": _cost(receipt, confirmed_at), "is": "measured"},
         "signing": {"keyid": signer.keyid if signer else None},
     }
     statement = {
@@ -93,13 +93,16 @@ def box_of(receipt: Receipt) -> str:
     return str((receipt.predicate["instance"] or {}).get("type") or "")
 
 
-def _cost(receipt: Receipt, wall: float) -> Micros | None:
-    """What the box cost from the asking until now, at the rate of the receipt; None when a time is unknown."""
+def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
+    """What the box cost from the asking to a stamp, at the rate of the receipt; None when a time is unknown.
+
+    Both times are the stated ones, to the millisecond: whoever checks it has no others.
+    """
     asked, rentals = receipt.predicate["timeline"]["asked"], receipt.predicate["cost"]["rentals"]
     if asked == "unknown" or not rentals:
         return None
     last = rentals[-1]
-    seconds = wall - datetime.fromisoformat(asked).timestamp()
+    seconds = (datetime.fromisoformat(confirmed_at) - datetime.fromisoformat(asked)).total_seconds()
     return cost_of(Micros(last["rate_micros_per_hour"]), seconds, last["billing_unit_s"])
 
 

@@ -115,6 +115,16 @@ def test_it_says_what_the_box_cost_until_then_and_not_only_while_it_trained(
     assert "it cost at most $5.03 until then" in told.text
 
 
+@pytest.mark.parametrize("past_s", [0.0004, 0.0006, 0.9999])
+def test_what_it_cost_follows_from_the_stated_times_however_near_a_billing_unit_it_ended(
+    session: Session, home: Home, folder: RunFolder, clock: VirtualClock, past_s: float
+) -> None:
+    """A stamp has milliseconds: what the clock said beyond them would be one more unit, that no stated time gives."""
+    clock.sleep(50 + past_s)  # 121 minutes after the asking, once the ten seconds of tries are over.
+    confirm(session, "fox-41", None, always("refused"))
+    assert row(home).problems == ()
+
+
 def test_a_box_that_still_answers_and_costs_money_is_exit_9(session: Session, folder: RunFolder) -> None:
     with pytest.raises(MayBeBilling, match=r"still answers SSH, at \$2.49/h"):
         confirm(session, "fox-41", None, always(ANSWERS))
