@@ -59,6 +59,9 @@ class Chain:
 def read_chain(path: Path) -> Chain:
     """Read a chain; one that is not there has no links."""
     *lines, rest = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    if not rest and lines and b"\0" in lines[-1]:
+        # Zeros that a power cut left, as in a journal: that link was never written, and its run takes the place anew.
+        rest = lines.pop() + b"\n"
     links = []
     for line in lines:
         try:

@@ -501,11 +501,12 @@ def test_damage_to_an_unfinished_run_may_hide_a_machine(home: Home) -> None:
     assert only_row(home).may_be_billing
 
 
-def test_a_torn_line_of_a_run_that_goes_on_is_a_warning(home: Home) -> None:
+@pytest.mark.parametrize("tail", [b'{"boot_id"', b'{"boot_id":' + bytes(40) + b"}\n"], ids=["cut", "zeros"])
+def test_a_torn_line_of_a_run_that_goes_on_is_a_warning(home: Home, tail: bytes) -> None:
     run = CloudRun(home)
     run.write(run.opened())
     with run.folder.journal.open("ab") as journal:
-        journal.write(b'{"boot_id"')
+        journal.write(tail)
     row = only_row(home)
     assert (row.problems, len(row.warnings)) == ((), 1)
 

@@ -229,12 +229,26 @@ def test_without_its_key_the_chain_goes_on_unsigned(home: Home) -> None:
     assert read.predicate["seq"] == 2
 
 
-def test_a_torn_last_line_of_the_chain_is_repaired_by_the_next_receipt(home: Home) -> None:
+@pytest.mark.parametrize("tail", [b'{"prev":"00', b'{"prev":"00' + bytes(150) + b"}\n"], ids=["cut", "zeros"])
+def test_a_torn_last_line_of_the_chain_is_repaired_by_the_next_receipt(home: Home, tail: bytes) -> None:
     finished_run(home)
     with home.ledger.open("ab") as ledger:
-        ledger.write(b'{"prev":"00')
+        ledger.write(tail)
+    assert "the next receipt that is written repairs it" in audit(home).problems[0]
     finished_run(home, "owl-07")
     assert [link.run for link in read_chain(home.ledger).links] == ["fox-41", "owl-07"]
+    assert audit(home).sound
+
+
+def test_a_run_whose_link_a_power_cut_left_as_zeros_takes_the_same_place_again(home: Home) -> None:
+    finished_run(home)
+    run = CloudRun(home, "owl-07").until_gone()
+    before = home.ledger.read_bytes()
+    write_receipt(home, run.folder)
+    after = home.ledger.read_bytes()
+    home.ledger.write_bytes(before + bytes(len(after) - len(before) - 10) + after[-10:])
+    run.settle()
+    assert home.ledger.read_bytes() == after
     assert audit(home).sound
 
 

@@ -69,7 +69,7 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
     """Every readable line of the chain of receipts, and what is wrong with the lines or their order."""
     raw, torn = _split(path)
     links: list[Json] = []
-    problems = ["the last line of the chain is torn"] if torn else []
+    problems = ["the last line of the chain is torn; the next receipt that is written repairs it"] if torn else []
     before = GENESIS
     for number, line in enumerate(raw, start=1):
         link = _canonical_object(line)
@@ -88,9 +88,10 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
 
 
 def _split(path: Path) -> tuple[list[bytes], bool]:
-    """The whole lines of a file, and whether something unfinished follows them."""
+    """The whole lines of a file, and whether something unfinished follows them: no line end, or a power cut's zeros."""
     *raw, rest = (path.read_bytes() if path.is_file() else b"").split(b"\n")
-    return raw, bool(rest)
+    zeroed = not rest and bool(raw) and b"\0" in raw[-1]
+    return raw[:-1] if zeroed else raw, zeroed or bool(rest)
 
 
 def _canonical_object(line: bytes) -> Json | None:

@@ -98,7 +98,8 @@ def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json
     else:
         found.chain = "ok"
     if lines.torn and link is not None:
-        found.problems.append("the journal's last line is torn although the run has its receipt")
+        repair = f"if power failed just then, gpurun resume {folder.name} repairs it"
+        found.problems.append(f"the journal's last line is torn although the run has its receipt; {repair}")
     elif lines.torn:
         found.warnings.append(f"the journal's last line is unfinished; gpurun resume {folder.name} repairs it")
     found.problems += order_problems(records)
