@@ -18,12 +18,18 @@ from gpurun.view.paint import render
 def run_audit(session: Session, runs: list[str], *, since: str, strict: bool, head: str | None, key: str) -> Result:
     """Audit runs: exit 0 when all holds, 10 when something does not, 9 when something may be billing."""
     names = [find_run(session.home, run) for run in runs] or None
+    # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
+    driven = {run for run in session.home.run_names() if _is_driven(session, run)}
     report = ledger.audit(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
     warnings = [warning for row in report.rows for warning in row.warnings]
     failed = bool(problems or (strict and warnings))
     code = ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE
-    lost = [row.run for row in report.rows if row.may_be_billing and not _is_driven(session, row.run)]
+    lost = [
+        row.run
+        for row in report.rows
+        if row.may_be_billing and row.run not in driven and not _is_driven(session, row.run)
+    ]
     code = ExitCode.MAY_BE_BILLING if lost else code
     summary = AuditSummary(
         receipts=report.receipts,

@@ -529,6 +529,30 @@ def test_some_runs_only_but_the_chain_whole(home: Home) -> None:
     assert audit(home, ["owl-07"]).problems
 
 
+@pytest.mark.parametrize("settled", [False, True], ids=["before its receipt", "while the chain was read"])
+def test_a_run_that_ends_while_others_are_read_is_no_accusation(
+    home: Home, monkeypatch: pytest.MonkeyPatch, settled: bool
+) -> None:
+    """Checkpoints of many runs take minutes to read, and a run may get its receipt and be closed in them."""
+    finished_run(home)
+    run = CloudRun(home, "owl-07").until_gone()
+    late = "chain_lines" if settled else "audit_run"
+    real, asked = getattr(audit_room, late), []
+
+    def ends_meanwhile(*read: Any) -> Any:
+        asked.append(read)
+        if len(asked) == 1:
+            found = real(*read)
+            run.settle()
+            return found
+        return real(*read)
+
+    monkeypatch.setattr(audit_room, late, ends_meanwhile)
+    report = audit(home)
+    assert [row.problems for row in report.rows] == [(), ()]
+    assert report.sound
+
+
 def test_it_changes_nothing(home: Home) -> None:
     finished_run(home)
     before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}

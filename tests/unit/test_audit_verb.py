@@ -12,7 +12,9 @@ import pytest
 from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
 from gpurun.core.paths import Home
-from tests.unit.ledger_samples import finished_run
+from gpurun.ledger import audit as audit_room
+from gpurun.ledger.lock import RunLock
+from tests.unit.ledger_samples import CloudRun, finished_run
 
 
 @pytest.fixture
@@ -66,3 +68,30 @@ def test_doctor_and_audit_agree_on_a_broken_ledger(home: Home, gpurun: Any) -> N
     code, said = gpurun("doctor", "--json")
     (finding,) = [one for one in json.loads(said)["data"]["findings"] if "chain" in one["text"]]
     assert (code, finding["level"], finding["hint"]) == (4, "bad", "gpurun audit")
+
+
+def test_a_run_that_was_driven_and_ended_well_while_others_were_read_is_not_lost(
+    home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = CloudRun(home, "owl-07")
+    run.write(run.opened(), run.intended(), run.created())
+    supervisor, real = RunLock(run.folder.lock), audit_room.audit
+
+    def ends_meanwhile(*asked: Any, **how: Any) -> Any:
+        report = real(*asked, **how)
+        run.play(run.through_training(), run.death()).settle()
+        supervisor.__exit__(None, None, None)
+        return report
+
+    monkeypatch.setattr(audit_room, "audit", ends_meanwhile)
+    with supervisor:
+        code, said = gpurun("audit")
+    assert (code, "MAY BE BILLING" in said) == (0, False)
+    assert gpurun("audit")[0] == 0
+
+
+def test_a_run_that_may_be_billing_and_that_nobody_drives_is_exit_9(home: Home, gpurun: Any) -> None:
+    run = CloudRun(home, "owl-07")
+    run.write(run.opened(), run.intended(), run.created())
+    code, said = gpurun("audit")
+    assert (code, "MAY BE BILLING" in said) == (9, True)

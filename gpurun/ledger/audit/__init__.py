@@ -40,13 +40,15 @@ def audit(
     else every `*.pub` in the home.
     """
     kept = None if expected_head is None else _whole_head(expected_head)
+    # Before the chain: who ends while all is read, which may take minutes, is judged as it was, not by half of it.
+    unchained = {name: journal_lines(home.run(name).journal) for name in _unchained(home, chain_lines(home.ledger)[0])}
     links, problems = chain_lines(home.ledger)
     keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
     place = {str(link["run"]): link for link in links}
     wanted = None if runs is None else set(runs)
     rows = [
-        audit_run(home.run(name), place, keys)
-        for name in [*_chained(links), *_unchained(home, place)]
+        audit_run(home.run(name), place, keys, None if name in place else unchained[name])
+        for name in dict.fromkeys([*_chained(links), *unchained])
         if (wanted is None or name in wanted) and (since is None or _opened_wall(home, name) >= since)
     ]
     found = list(problems)
@@ -92,12 +94,13 @@ def _chained(links: Iterable[Json]) -> list[str]:
     return [name for name in dict.fromkeys(str(link["run"]) for link in links) if RUN_NAME.fullmatch(name)]
 
 
-def _unchained(home: Home, place: dict[str, Json]) -> list[str]:
+def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
     """Runs that have a journal but no receipt in the chain, by name; with or without the rest of their folder."""
     if not home.runs.is_dir():
         return []
+    chained = {str(link["run"]) for link in links}
     names = sorted(path.name for path in home.runs.iterdir() if RUN_NAME.fullmatch(path.name))
-    return [name for name in names if name not in place and home.run(name).journal.exists()]
+    return [name for name in names if name not in chained and home.run(name).journal.exists()]
 
 
 def _opened_wall(home: Home, name: str) -> float:

@@ -49,10 +49,15 @@ class _Findings:
             self.problems.append(f"{what} cannot be followed: {type(error).__name__} {error}")
 
 
-def audit_run(folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, Ed25519PublicKey]) -> AuditRow:
-    """One run's row. `chain` has each run's place in the chain of receipts; a run without a receipt has none."""
+def audit_run(
+    folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, Ed25519PublicKey], read: Lines | None = None
+) -> AuditRow:
+    """One run's row. `chain` has each run's place in the chain of receipts; a run without a receipt has none.
+
+    `read` is its journal where it was read before the chain; it is read now where there is none.
+    """
     found = _Findings()
-    lines, link = journal_lines(folder.journal), chain.get(folder.name)
+    lines, link = read or journal_lines(folder.journal), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
