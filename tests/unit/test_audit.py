@@ -217,6 +217,36 @@ def test_a_chain_rewritten_whole_is_seen_by_whoever_kept_a_head(home: Home) -> N
     assert any("not in the chain" in problem for problem in audit(home, expected_head=kept).problems)
 
 
+def _without_owl(links: Records) -> Records:
+    """The chain as if there never had been its second receipt, under the same head."""
+    return [links[0], links[2] | {"seq": 2, "prev": links[0]["receipt_sha256"]}]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda home: rewrite_chain(home, _without_owl), "receipt #2 (elk-33) is not the one in the chain"),
+        (lambda home: home.run("owl-07").receipt.write_text("{}"), "receipt #2 (owl-07) is not the one in the chain"),
+        (lambda home: home.run("owl-07").receipt.unlink(), "receipt #2 (owl-07) is missing"),
+    ],
+    ids=["removed with its line", "changed", "removed"],
+)
+def test_a_kept_head_stands_for_every_receipt_whichever_runs_are_asked_for(
+    home: Home, change: Callable[[Home], Any], what: str
+) -> None:
+    for name in ("fox-41", "owl-07", "elk-33"):
+        finished_run(home, name)
+    kept = audit(home).head
+    assert audit(home, ["fox-41"], expected_head=kept).sound
+    change(home)
+    assert audit(home, ["fox-41"], expected_head=kept).problems == (what,)
+
+
+def rewrite_chain(home: Home, change: Callable[[Records], Records]) -> None:
+    links = change([json.loads(line) for line in home.ledger.read_bytes().splitlines()])
+    home.ledger.write_bytes(b"".join(canonical(link) + b"\n" for link in links))
+
+
 def _reopened(home: Home, folder: Any) -> CloudRun:
     run = object.__new__(CloudRun)
     run.home, run.folder, run.clock = home, folder, VirtualClock(start=1_900_000_000)

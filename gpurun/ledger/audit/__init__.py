@@ -6,8 +6,10 @@ receipt derived a second time, every digest taken again. It claims no more than 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -17,7 +19,7 @@ from gpurun.core.paths import RUN_NAME, Home
 from gpurun.ledger.audit.lines import GENESIS, Json, chain_lines, journal_lines
 from gpurun.ledger.audit.report import AuditReport, AuditRow
 from gpurun.ledger.audit.run import audit_run
-from gpurun.ledger.signing import parse_public_key, public_keys
+from gpurun.ledger.signing import parse_public_key, payload_of, public_keys
 from gpurun.ledger.untrusted import plain_line
 
 __all__ = ["AuditReport", "AuditRow", "audit"]
@@ -35,8 +37,9 @@ def audit(
 ) -> AuditReport:
     """Audit all runs of a home, or those named, or those opened at or after `since` (seconds since the epoch).
 
-    The chain of receipts is always checked whole. `expected_head` is a head that was kept from an earlier audit: it
-    must still be in the chain, and a part of one is a UsageError. With `public_key` (PEM) only that key is trusted,
+    The lines of the chain are always checked whole. `expected_head` is a head that was kept from an earlier audit: it
+    must still be in the chain, and so must be every receipt, also of runs that were not asked for; a part of a head is
+    a UsageError. With `public_key` (PEM) only that key is trusted,
     else every `*.pub` in the home.
     """
     kept = None if expected_head is None else _whole_head(expected_head)
@@ -57,6 +60,9 @@ def audit(
     ]
     if kept is not None and kept not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
         found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or written anew")
+    if kept is not None:  # A head stands for the receipts before it only as far as each names the one before.
+        seen = {row.run for row in rows}
+        found += [problem for name, link in place.items() if name not in seen for problem in _unlike(home, link)]
     return AuditReport(
         rows=tuple(rows),
         head=str(links[-1]["receipt_sha256"]) if links else GENESIS,
@@ -64,6 +70,24 @@ def audit(
         receipts=len(links),
         problems=tuple(plain_line(problem) for problem in found),
     )
+
+
+def _unlike(home: Home, link: Json) -> Iterator[str]:
+    """What is wrong with the receipt of a run that was not asked for: its digest, and the place that it names."""
+    name, place = str(link["run"]), ("run", "seq", "prev")
+    if not RUN_NAME.fullmatch(name):
+        return
+    try:
+        content = home.run(name).receipt.read_bytes()
+        told = json.loads(payload_of(json.loads(content)))["predicate"]
+        is_it = {key: told[key] for key in place} == {key: link[key] for key in place}
+    except FileNotFoundError:
+        yield f"receipt #{link['seq']} ({name}) is missing"
+        return
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
+        content, is_it = b"", False
+    if not is_it or hashlib.sha256(content).hexdigest() != link["receipt_sha256"]:
+        yield f"receipt #{link['seq']} ({name}) is not the one in the chain"
 
 
 def _whole_head(written: str) -> str:
