@@ -285,6 +285,17 @@ def test_an_unsigned_receipt_is_a_warning(home: Home) -> None:
     assert "unsigned" in second.warnings[0]
 
 
+def test_whoever_names_a_key_is_not_content_with_what_nobody_signed(home: Home, tmp_path: Path) -> None:
+    """Anybody can make up a run without a key, and say that there was none."""
+    finished_run(home)
+    known = (home.keys / PUBLIC_NAME).read_bytes()
+    (home.keys / PRIVATE_NAME).unlink()
+    finished_run(home, "owl-07")
+    signed, unsigned = audit(home, public_key=known).rows
+    assert (signed.problems, unsigned.warnings) == ((), ())
+    assert "the receipt is unsigned" in unsigned.problems[0]
+
+
 # Stories that cannot have happened -----------------------------------------------------------------------------------
 
 
@@ -569,13 +580,12 @@ def test_a_run_that_ends_while_others_are_read_is_no_accusation(
     late = "chain_lines" if settled else "audit_run"
     real, asked = getattr(audit_room, late), []
 
-    def ends_meanwhile(*read: Any) -> Any:
-        asked.append(read)
+    def ends_meanwhile(*what: Any, **how: Any) -> Any:
+        found = real(*what, **how)
+        asked.append(what)
         if len(asked) == 1:
-            found = real(*read)
             run.settle()
-            return found
-        return real(*read)
+        return found
 
     monkeypatch.setattr(audit_room, late, ends_meanwhile)
     report = audit(home)

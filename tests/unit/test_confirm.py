@@ -22,7 +22,7 @@ from gpurun.core.model import canonical
 from gpurun.core.paths import Home, RunFolder
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.receipt import read_receipt
-from gpurun.ledger.signing import PRIVATE_NAME, load_signer, make_envelope, payload_of
+from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, load_signer, make_envelope, payload_of
 from tests.unit.ledger_samples import RATE, CloudRun, Note, finished_run
 
 BOX = "root@connect.example.com:40123"
@@ -255,6 +255,8 @@ def test_without_a_key_it_is_unsigned_and_says_so(session: Session, home: Home, 
     found = row(home)
     assert (found.death, found.problems) == ("shutdown confirmed", ())
     assert "shutdown.json is unsigned" in found.warnings
+    (named,) = audit(home, public_key=(home.keys / PUBLIC_NAME).read_bytes()).rows
+    assert named.problems == ("shutdown.json is unsigned",)
 
 
 def test_a_confirmation_of_a_machine_that_gpurun_ended_is_nonsense(home: Home) -> None:

@@ -40,7 +40,7 @@ def audit(
     head: Annotated[
         str | None, typer.Option("--head", metavar="HASH", help="A head that you wrote down earlier, whole.")
     ] = None,
-    key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file instead.")] = "",
+    key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
 ) -> Result:
     """Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own."""
     from gpurun.cli.audits import run_audit

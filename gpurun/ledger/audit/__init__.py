@@ -39,8 +39,8 @@ def audit(
 
     The lines of the chain are always checked whole. `expected_head` is a head that was kept from an earlier audit: it
     must still be in the chain, and so must be every receipt, also of runs that were not asked for; a part of a head is
-    a UsageError. With `public_key` (PEM) only that key is trusted,
-    else every `*.pub` in the home.
+    a UsageError. With `public_key` (PEM) only that key is trusted, and what it has not signed is a problem; else every
+    `*.pub` in the home is, and what is unsigned is a warning.
     """
     kept = None if expected_head is None else _whole_head(expected_head)
     # Before the chain: who ends while all is read, which may take minutes, is judged as it was, not by half of it.
@@ -50,7 +50,13 @@ def audit(
     place = {str(link["run"]): link for link in links}
     wanted = None if runs is None else set(runs)
     rows = [
-        audit_run(home.run(name), place, keys, None if name in place else unchained[name])
+        audit_run(
+            home.run(name),
+            place,
+            keys,
+            read=None if name in place else unchained[name],
+            must_be_signed=public_key is not None,
+        )
         for name in dict.fromkeys([*_chained(links), *unchained])
         if (wanted is None or name in wanted) and (since is None or _opened_wall(home, name) >= since)
     ]

@@ -32,6 +32,7 @@ _MOST_NAMED = 8
 class _Findings:
     """What is gathered about a run on the way through it."""
 
+    must_be_signed: bool = False
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     chain: Mark = "none"
@@ -48,15 +49,24 @@ class _Findings:
         except _MALFORMED as error:
             self.problems.append(f"{what} cannot be followed: {type(error).__name__} {error}")
 
+    def unsigned(self, told: str) -> None:
+        """What nobody has signed could be anybody's: a problem where one key was named, else a warning."""
+        (self.problems if self.must_be_signed else self.warnings).append(told)
+
 
 def audit_run(
-    folder: RunFolder, chain: Mapping[str, Json], keys: Mapping[str, Ed25519PublicKey], read: Lines | None = None
+    folder: RunFolder,
+    chain: Mapping[str, Json],
+    keys: Mapping[str, Ed25519PublicKey],
+    *,
+    read: Lines | None = None,
+    must_be_signed: bool = False,
 ) -> AuditRow:
     """One run's row. `chain` has each run's place in the chain of receipts; a run without a receipt has none.
 
     `read` is its journal where it was read before the chain; it is read now where there is none.
     """
-    found = _Findings()
+    found = _Findings(must_be_signed)
     lines, link = read or journal_lines(folder.journal), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
@@ -191,7 +201,8 @@ def _check_shutdown(
     if shutdown is not None:
         found.death = shutdown.death
         found.problems += [shutdown.problem] if shutdown.problem else []
-        found.warnings += [shutdown.warning] if shutdown.warning else []
+        if shutdown.unsigned:
+            found.unsigned(shutdown.unsigned)
 
 
 def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping[str, Ed25519PublicKey]) -> None:
@@ -203,7 +214,7 @@ def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping
     elif answer is Signature.OK:
         found.signature = "ok"
     elif answer is Signature.UNSIGNED:
-        found.warnings.append("the receipt is unsigned: there was no readable key when it was made")
+        found.unsigned("the receipt is unsigned: there was no readable key when it was made")
     elif answer is Signature.UNKNOWN_KEY:
         found.signature = "bad"
         found.problems.append(f"the receipt is signed by the key {str(keyid)[:12]}…, which is not known here")

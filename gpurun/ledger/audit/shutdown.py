@@ -28,7 +28,7 @@ class Shutdown:
 
     death: str
     problem: str = ""
-    warning: str = ""
+    unsigned: str = ""
 
 
 def check_shutdown(
@@ -55,7 +55,7 @@ def check_shutdown(
     if unlike:
         return Shutdown("yours to end", problem=f"shutdown.json does not follow from the run: {', '.join(unlike)}")
     if signature is Signature.UNSIGNED:
-        return Shutdown(_WORDS[told["predicate"]["verdict"]], warning="shutdown.json is unsigned")
+        return Shutdown(_WORDS[told["predicate"]["verdict"]], unsigned="shutdown.json is unsigned")
     if signature is not Signature.OK:
         return Shutdown("yours to end", problem=f"the signature of shutdown.json does not hold ({signature})")
     return Shutdown(_WORDS[told["predicate"]["verdict"]])
