@@ -35,11 +35,22 @@ def show_receipt(session: Session, run: str, *, markdown: bool) -> Result:
     text = receipt_markdown(view) if markdown else receipt_text(view, session)
     data: dict[str, Any] = {"statement": receipt.statement, "sha256": receipt.sha256, "signature": receipt.signature}
     data["shutdown"] = shutdown or None
-    if receipt.signature is Signature.BAD:
-        error = VerificationFailed("receipt.signature", "The signature does not fit the receipt.",
-                                   hint=f"gpurun audit {folder.name}")  # fmt: skip
+    error = _error(session, folder.name, receipt.signature)
+    if error is not None:
         return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
     return Result(data=data, text=text)
+
+
+def _error(session: Session, run: str, found: Signature) -> VerificationFailed | None:
+    """What a script is told of a signature that does not hold here; a receipt may be unsigned."""
+    if found is Signature.BAD:
+        what, hint = "The signature does not fit the receipt.", f"gpurun audit {run}"
+        return VerificationFailed("receipt.signature", what, hint=hint)
+    if found is Signature.UNKNOWN_KEY:
+        what = "The receipt is signed by a key that this home does not know."
+        hint = f"If you know whose it is, put its public key there: {session.home.keys}/NAME.pub"
+        return VerificationFailed("receipt.unknown_key", what, hint=hint)
+    return None
 
 
 def receipt_view(home: Home, sight: Sight) -> ReceiptView:

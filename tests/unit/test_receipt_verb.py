@@ -1,0 +1,63 @@
+"""`gpurun receipt`: what a person and a script are told of a receipt that does not hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.receipts import show_receipt
+from gpurun.cli.session import Session
+from gpurun.core.paths import Home
+from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
+from tests.unit.ledger_samples import finished_run
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(home=Home(tmp_path / "home").prepare())
+
+
+def unsign(home: Home) -> None:
+    """Take the key away before anything is signed."""
+    finished_run(home, "owl-07")
+    (home.keys / PRIVATE_NAME).unlink()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "told"),
+    [
+        (None, None, 0, None),
+        (unsign, None, 0, None),
+        (None, lambda home: (home.keys / PUBLIC_NAME).rename(home.keys / "old.pub"), 0, None),
+        (None, lambda home: (home.keys / PUBLIC_NAME).unlink(), 10, "receipt.unknown_key"),
+    ],
+    ids=["signed", "unsigned", "the key was rotated", "a key that nobody knows"],
+)
+def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
+    session: Session,
+    before: Callable[[Home], None] | None,
+    after: Callable[[Home], Any] | None,
+    code: int,
+    told: str | None,
+) -> None:
+    if before is not None:
+        before(session.home)
+    finished_run(session.home)
+    if after is not None:
+        after(session.home)
+    shown = show_receipt(session, "fox-41", markdown=False)
+    assert ("BAD SIGNATURE" in shown.text) is bool(code)
+    assert (int(shown.exit_code), [error.code for error in shown.errors]) == (code, [told] if told else [])
+
+
+def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_knows(session: Session) -> None:
+    finished_run(session.home)
+    envelope = json.loads(session.home.run("fox-41").receipt.read_bytes())
+    envelope["signatures"][0]["sig"] = "AAAA" + envelope["signatures"][0]["sig"][4:]
+    session.home.run("fox-41").receipt.write_text(json.dumps(envelope))
+    shown = show_receipt(session, "fox-41", markdown=False)
+    assert (int(shown.exit_code), shown.errors[0].code) == (10, "receipt.signature")
