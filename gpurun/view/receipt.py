@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.core.clock import local_time, utc
-from gpurun.core.money import Micros, format_usd, percent_of
+from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.view.paint import Cell, Line, Span, fold, line, spread, wrap
 from gpurun.view.quantities import UNKNOWN, format_duration, short_hash
 from gpurun.view.safe import safe_line, safe_text
@@ -185,10 +185,13 @@ def _in_training(view: ReceiptView) -> list[Cell]:
 
 def _cost(view: ReceiptView) -> list[Cell]:
     cost: Cell = "unknown" if view.cost_micros is None else Span(format_usd(view.cost_micros), "money")
-    parts = [cost, view.cost_label]
+    parts: list[Cell] = [cost, view.cost_label]
     if view.billed_micros is not None:
         parts.append(f"provider bill {format_usd(view.billed_micros)}")
-    if view.cap_micros is not None:
+    if view.cap_micros is not None and view.cost_micros is not None and view.cost_micros > view.cap_micros:
+        over = format_usd(left_of(view.cost_micros, view.cap_micros))
+        parts.append(Span(f"cap {format_usd(view.cap_micros)} NOT KEPT, {over} over it", "bad"))
+    elif view.cap_micros is not None:
         used = "" if view.cost_micros is None else f", used {percent_of(view.cost_micros, view.cap_micros):.0f} %"
         parts.append(f"cap {format_usd(view.cap_micros)}{used}")
     return parts

@@ -1,4 +1,4 @@
-"""`gpurun receipt`: what a person and a script are told of a receipt that does not hold."""
+"""`gpurun receipt`: what a person and a script are told of a receipt that does not hold, or of a promise not kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from gpurun.cli.receipts import show_receipt
 from gpurun.cli.session import Session
 from gpurun.core.paths import Home
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
-from tests.unit.ledger_samples import finished_run
+from tests.unit.ledger_samples import CloudRun, finished_run
+
+COST = 57 * 60 * 2_490_000 // 3600
 
 
 @pytest.fixture
@@ -61,3 +63,17 @@ def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_k
     session.home.run("fox-41").receipt.write_text(json.dumps(envelope))
     shown = show_receipt(session, "fox-41", markdown=False)
     assert (int(shown.exit_code), shown.errors[0].code) == (10, "receipt.signature")
+
+
+@pytest.mark.parametrize(
+    ("cap", "says"),
+    [
+        (COST, "cap $2.37, used 100 %"),
+        (COST - 1, "cap $2.37 NOT KEPT, $0.01 over it"),
+        (2_000_000, "cap $2.00 NOT KEPT, $0.37 over it"),
+    ],
+)
+@pytest.mark.parametrize("markdown", [False, True])
+def test_a_cap_that_was_not_kept_is_not_called_used(session: Session, cap: int, says: str, markdown: bool) -> None:
+    CloudRun(session.home, cap=cap).until_gone().settle()
+    assert says in " ".join(show_receipt(session, "fox-41", markdown=markdown).text.split())
