@@ -26,7 +26,7 @@ from gpurun.ledger.audit.rentals import (
     split_rentals,
 )
 from gpurun.ledger.audit.seconds import phases_of, planned_of, training_of
-from gpurun.ledger.audit.words import Words, hear
+from gpurun.ledger.audit.words import Words, hear, told_in
 from gpurun.ledger.untrusted import plain_data, plain_line
 
 _SAYS = {
@@ -70,7 +70,7 @@ def expected_statement(folder: RunFolder, records: Sequence[Json], head: str, se
         "incidents": list(_incidents(records)),
         "sample": words.sample,
         "checkpoint": _checkpoint(collected, files),
-        **_machine_part(folder, records, words),
+        **_machine_part(folder, records),
         "training": _training(records, words),
     }
     subjects = [one for one in files if one["kind"] in ("weights", "optimizer", "state")]
@@ -82,7 +82,7 @@ def expected_statement(folder: RunFolder, records: Sequence[Json], head: str, se
     }
 
 
-def _machine_part(folder: RunFolder, records: Sequence[Json], words: Words) -> Json:
+def _machine_part(folder: RunFolder, records: Sequence[Json]) -> Json:
     """Everything that follows from the rentals: machine, times, money and its end."""
     opened, rentals = records[0]["data"], split_rentals(records)
     facts = [rental_facts(rental) for rental in rentals]
@@ -93,6 +93,7 @@ def _machine_part(folder: RunFolder, records: Sequence[Json], words: Words) -> J
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))
     phases = phases_of(rentals, facts)
+    training = training_of(told_in(folder), phases.get("training", 0.0))
     hidden = {"billable_s": None, "micros": None}
     stamps = {name: named(records, event) for name, event in MILESTONES.items()}
     times_seen = {
@@ -105,7 +106,7 @@ def _machine_part(folder: RunFolder, records: Sequence[Json], words: Words) -> J
             "is": "measured",
             "billable_s": None if live else float(billable),
             "phases_s": phases,
-            "training": {"is": "instance-reported", "seconds": training_of(words.told, phases.get("training", 0.0))},
+            "training": {"is": "instance-reported", "seconds": training},
             "planned": planned_of(folder, rentals, facts),
         },
         "cost": {

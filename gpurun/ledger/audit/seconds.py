@@ -1,11 +1,11 @@
-"""Derives once more where the paid seconds went, for the audit alone: in decimals, and from whole lists."""
+"""Derives once more where the paid seconds went, for the audit alone: in decimals."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
-from itertools import pairwise
 from typing import Any
 
 from gpurun.core.paths import RunFolder
@@ -24,6 +24,7 @@ _STARTS = {
 _UNDER_WAY = {event: phase for phase, events in _STARTS.items() for event in events}
 _TOLD_BY = {"connect": ("ready.observed", "boot", "connect_s"), "unpack": ("ship.observed", "upload", "unpack_s")}
 _LEASE = {"boot": "boot_s", "upload": "ship_s", "training": "train_s", "collect": "collect_s", "destroy": "destroy_s"}
+_STALLS = {"eval": "eval_s", "checkpoint": "stall_s"}
 # A hostile machine's figures are large, and there may be many.
 _DIGITS = 100
 _MILLI, _MICRO, _NOTHING = Decimal("0.001"), Decimal("0.000001"), Decimal(0)
@@ -56,20 +57,24 @@ def _of_one(rental: Sequence[Json]) -> dict[str, Decimal]:
     return found
 
 
-def training_of(told: Sequence[Json], training_s: float) -> Json | None:
+def training_of(told: Iterable[Json], training_s: float) -> Json | None:
     """How the machine divides the training phase; nothing where it claims more than there was."""
     with localcontext(prec=_DIGITS):
         return _divided(told, Decimal(str(training_s)))
 
 
-def _divided(told: Sequence[Json], total: Decimal) -> Json | None:
-    starts = [place for place, event in enumerate(told) if event.get("kind") == "start"]
-    sums = dict.fromkeys(("import", "compile", "steps"), _NOTHING)
-    for first, after in pairwise([*starts, len(told)]):
-        _one_process(told[first], told[first + 1 : after], sums)
-    for name, kind, key in (("eval", "eval", "eval_s"), ("checkpoint", "checkpoint", "stall_s")):
-        amounts = [_amount(event.get(key)) for event in told if event.get("kind") == kind]
-        sums[name] = sum((amount for amount in amounts if amount is not None), _NOTHING)
+def _divided(told: Iterable[Json], total: Decimal) -> Json | None:
+    sums = dict.fromkeys(("import", "compile", "steps", *_STALLS), _NOTHING)
+    process: _Process | None = None
+    for event in told:
+        if event.get("kind") == "start":
+            _add(process, sums)
+            process = _Process(_amount(event.get("elapsed_s")) or _NOTHING, _count(event.get("step")) or 0)
+        elif event.get("kind") == "step" and process is not None:
+            process.hear(event)
+        for name, key in _STALLS.items():
+            sums[name] += (_amount(event.get(key)) or _NOTHING) if event.get("kind") == name else _NOTHING
+    _add(process, sums)
     cut = {name: seconds.quantize(_MILLI, rounding=ROUND_FLOOR) for name, seconds in sums.items()}
     room = total - sum(seconds for name, seconds in cut.items() if name != "steps")
     if room < 0 or not sum(cut.values()):
@@ -78,24 +83,38 @@ def _divided(told: Sequence[Json], total: Decimal) -> Json | None:
     return {name: float(seconds) for name, seconds in {**cut, "other": total - sum(cut.values())}.items()}
 
 
-def _one_process(start: Json, rest: Sequence[Json], sums: dict[str, Decimal]) -> None:
-    """Add what one process of the trainer tells between its start and the next one's."""
-    began = _amount(start.get("elapsed_s")) or _NOTHING
-    sums["import"] += began
-    lines = []
-    for event in rest:
-        figures = (_count(event.get("step")), _amount(event.get("step_s")), _amount(event.get("elapsed_s")))
-        if event.get("kind") == "step" and None not in figures:
-            lines.append(figures)
-    if not lines:
+@dataclass
+class _Process:
+    """One process of the trainer, from its start to the next one's: never more than this is kept of its events."""
+
+    began: Decimal
+    step: int
+    first: tuple[Decimal, int] | None = None
+    quickest: Decimal = _NOTHING
+    later: Decimal = _NOTHING
+
+    def hear(self, event: Json) -> None:
+        """A line about steps; the first one also says how long all before it took."""
+        step, each, at = _count(event.get("step")), _amount(event.get("step_s")), _amount(event.get("elapsed_s"))
+        if step is None or each is None or at is None:
+            return
+        count, self.step = max(0, step - self.step), step
+        if self.first is None:
+            self.first, self.quickest = (max(_NOTHING, at - self.began), count), each
+        else:
+            self.quickest, self.later = min(self.quickest, each), self.later + each * count
+
+
+def _add(process: _Process | None, sums: dict[str, Decimal]) -> None:
+    """Add what a process told, now that it has told everything."""
+    if process is None:
         return
-    steps = [_count(start.get("step")) or 0, *(line[0] or 0 for line in lines)]
-    counts = [max(0, steps[place + 1] - steps[place]) for place in range(len(lines))]
-    took = max(_NOTHING, (lines[0][2] or _NOTHING) - began)
-    usual = min(took, counts[0] * min(line[1] or _NOTHING for line in lines))
-    later = sum(((line[1] or _NOTHING) * count for line, count in zip(lines[1:], counts[1:], strict=True)), _NOTHING)
-    sums["compile"] += took - usual
-    sums["steps"] += usual + later
+    sums["import"] += process.began
+    if process.first is not None:
+        took, count = process.first
+        usual = min(took, count * process.quickest)
+        sums["compile"] += took - usual
+        sums["steps"] += usual + process.later
 
 
 def planned_of(folder: RunFolder, rentals: Sequence[Sequence[Json]], facts: Sequence[Json]) -> Json | None:

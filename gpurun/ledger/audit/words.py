@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,60 +14,88 @@ from gpurun.ledger.untrusted import events_of, lines_of, plain_data, plain_line,
 _START = ("device", "cuda_name", "torch", "python", "world_size", "parameters", "tokens_per_step", "precision", "steps")
 
 
+_KNOWN = re.compile(
+    r"(?P<device>device: (?:cuda|cpu))|(?P<name>cuda_name: .+)|(?P<size>parameters: [\d,]+)"
+    r"|(?P<step>step \d+ \| loss \S+ \|.*)|(?P<saved>checkpoint: \S+)"
+)
+
+
 @dataclass(frozen=True)
 class Words:
-    """What log and events say; the fields are those of the receipt, and `told` has the events themselves."""
+    """What log and events say; the fields are those of the receipt."""
 
     lines: list[str]
     device: str
     start: Json | None
     figures: Json
     sample: Json | None
-    told: list[Json]
 
 
 def hear(folder: RunFolder) -> Words:
-    """Read what the trainer said in a run. Only lines of the five known forms are kept, so memory stays small."""
-    known = re.compile(
-        r"(?P<device>device: (?:cuda|cpu))|(?P<name>cuda_name: .+)|(?P<size>parameters: [\d,]+)"
-        r"|(?P<step>step \d+ \| loss \S+ \|.*)|(?P<saved>checkpoint: \S+)"
-    )
-    heard: dict[str, list[str]] = {"device": [], "name": [], "size": [], "step": [], "saved": []}
-    for line in lines_of(folder.log):
-        match = known.fullmatch(line)
-        if match is not None and match.lastgroup is not None:
-            heard[match.lastgroup].append(plain_line(line))
-    steps = heard["step"]
-    few = [steps[place] for place in sorted({0, (len(steps) - 1) // 2, len(steps) - 1})] if steps else []
-    lines = heard["device"][:1] + heard["name"][:1] + heard["size"][:1] + few + heard["saved"][-1:]
-    told = [event for event in events_of(folder.events) if isinstance(event.get("kind"), str)]
-    starts = [event for event in told if event["kind"] == "start"]
-    said = heard["device"][0].split(" ")[1] if heard["device"] else ""
-    agreed = bool(starts) and all(str(event.get("device")) == said for event in starts)
+    """Read what the trainer said in a run. A hostile machine may say a lot: only what stands here is kept of it."""
+    lines, said = _log(folder)
+    ends: dict[str, tuple[Json, Json]] = {}
+    agreed, best = True, None
+    for event in told_in(folder):
+        kind = event["kind"]
+        if kind in ("start", "step", "eval", "sample", "stop"):
+            ends[kind] = (ends[kind][0] if kind in ends else event, event)
+        agreed = agreed and (kind != "start" or str(event.get("device")) == said)
+        loss = _real(event.get("val_loss")) if kind == "eval" else None
+        best = loss if best is None or (loss is not None and loss < best) else best
+    start, sample = ends.get("start"), ends.get("sample")
     return Words(
         lines=lines,
-        device=said if agreed else "",
-        start={key: plain_data(starts[0].get(key)) for key in _START} if starts else None,
-        figures=_figures(told),
-        sample=_sample([event for event in told if event["kind"] == "sample"]),
-        told=told,
+        device=said if agreed and start else "",
+        start={key: plain_data(start[0].get(key)) for key in _START} if start else None,
+        figures=_figures(ends, best),
+        sample=_sample(sample[1]) if sample else None,
     )
 
 
-def _figures(told: list[Json]) -> Json:
-    steps = [event for event in told if event["kind"] == "step"] or [{}]
-    evals = [event for event in told if event["kind"] == "eval"] or [{}]
-    stops = [event for event in told if event["kind"] == "stop"] or [{}]
-    val_losses = [loss for loss in (_real(event.get("val_loss")) for event in evals) if loss is not None]
+def told_in(folder: RunFolder) -> Iterator[Json]:
+    """The trainer's events, one after the other."""
+    return (event for event in events_of(folder.events) if isinstance(event.get("kind"), str))
+
+
+def _log(folder: RunFolder) -> tuple[list[str], str]:
+    """The lines of the log that a receipt quotes, and the device that it names first."""
+    firsts: dict[str, str] = {}
+    saved: list[str] = []
+    steps = 0
+    for form, line in _forms(folder):
+        firsts.setdefault(form, line)
+        saved = [line] if form == "saved" else saved
+        steps += form == "step"
+    places = {0, (steps - 1) // 2, steps - 1}
+    few = [
+        line for place, line in enumerate(line for form, line in _forms(folder) if form == "step") if place in places
+    ]
+    lines = [firsts[form] for form in ("device", "name", "size") if form in firsts] + few + saved
+    return lines, firsts["device"].split(" ")[1] if "device" in firsts else ""
+
+
+def _forms(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """Every line of one of the five known forms, with the form's name."""
+    for line in lines_of(folder.log):
+        match = _KNOWN.fullmatch(line)
+        if match is not None and match.lastgroup is not None:
+            yield match.lastgroup, plain_line(line)
+
+
+def _figures(ends: Mapping[str, tuple[Json, Json]], best: float | None) -> Json:
+    """The figures of the first and the last event of each kind."""
+    nothing: tuple[Json, Json] = ({}, {})
+    first, last = ends.get("step", nothing)
     return {
-        "first_step": _whole(steps[0].get("step")),
-        "first_loss": _real(steps[0].get("loss")),
-        "last_step": _whole(steps[-1].get("step")),
-        "last_loss": _real(steps[-1].get("loss")),
-        "last_val_loss": _real(evals[-1].get("val_loss")),
-        "best_val_loss": min(val_losses, default=None),
-        "tokens": _whole(steps[-1].get("tokens")),
-        "train_s": _real(stops[-1].get("train_s")),
+        "first_step": _whole(first.get("step")),
+        "first_loss": _real(first.get("loss")),
+        "last_step": _whole(last.get("step")),
+        "last_loss": _real(last.get("loss")),
+        "last_val_loss": _real(ends.get("eval", nothing)[1].get("val_loss")),
+        "best_val_loss": best,
+        "tokens": _whole(last.get("tokens")),
+        "train_s": _real(ends.get("stop", nothing)[1].get("train_s")),
     }
 
 
@@ -80,9 +109,6 @@ def _whole(value: Any) -> int | None:
     return plain if type(plain) is int else None
 
 
-def _sample(samples: list[Json]) -> Json | None:
-    if not samples:
-        return None
-    last = samples[-1]
+def _sample(last: Json) -> Json:
     prompt, text = plain_line(str(last.get("prompt") or "")), plain_text(str(last.get("text") or ""))
     return {"step": _whole(last.get("step")), "prompt": prompt, "text": text}
