@@ -61,7 +61,7 @@ def _row(row: ledger.AuditRow, lost: list[str]) -> AuditRow:
         verdict=f"MAY BE BILLING → gpurun resume {row.run}" if row.run in lost else running,
         level=level,  # type: ignore[arg-type]
         measured_micros=row.measured_micros,
-        measured_is_floor=row.may_be_billing,
+        measured_is_floor=row.is_floor,
     )
 
 
@@ -80,6 +80,7 @@ def _as_data(report: ledger.AuditReport) -> dict[str, object]:
             "files": row.files,
             "death": row.death,
             "measured_micros": row.measured_micros,
+            "measured_is_floor": row.is_floor,
             "verdict": row.verdict,
             "may_be_billing": row.may_be_billing,
             "problems": list(row.problems),

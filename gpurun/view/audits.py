@@ -17,7 +17,7 @@ Mark = Literal["ok", "bad", "none"]
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One run audited. `measured_is_floor`: the run may still cost, so the figure is a lower bound."""
+    """One run audited. `measured_is_floor`: it cost at least that, and may have cost more."""
 
     run: str
     chain: Mark

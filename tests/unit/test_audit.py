@@ -487,6 +487,7 @@ def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: 
     row = only_row(home)
     assert row.problems
     assert (row.may_be_billing, row.death, row.chain) == (False, "proven", "bad")
+    assert row.is_floor, "what follows the damage cost something too"
 
 
 def late(event: str = "create.late") -> tuple[Event, dict[str, Any]]:

@@ -12,6 +12,7 @@ import pytest
 from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
 from gpurun.core.paths import Home
+from gpurun.core.progress import Event
 from gpurun.ledger import audit as audit_room
 from gpurun.ledger.lock import RunLock
 from tests.unit.ledger_samples import CloudRun, finished_run
@@ -95,3 +96,25 @@ def test_a_run_that_may_be_billing_and_that_nobody_drives_is_exit_9(home: Home, 
     run.write(run.opened(), run.intended(), run.created())
     code, said = gpurun("audit")
     assert (code, "MAY BE BILLING" in said) == (9, True)
+
+
+@pytest.mark.parametrize(
+    ("left", "gone"),
+    [
+        ({"code": "create.late", "id": "pod-2"}, {"code": "create.late_gone", "id": "pod-2"}),
+        ({"code": "leftover", "billed": True}, {"code": "leftover_gone"}),
+    ],
+    ids=["a machine that came late", "a disk beside it"],
+)
+def test_what_the_receipt_calls_unknown_is_no_whole_figure_in_the_table(
+    home: Home, gpurun: Any, left: dict[str, Any], gone: dict[str, Any]
+) -> None:
+    run = CloudRun(home, "owl-07").until_gone()
+    run.write(*((Event.INCIDENT, {**told, "message": "x", "token": run.token}) for told in (left, gone))).settle()
+    code, said = gpurun("audit")
+    assert code == 0
+    lines = [line.split() for line in said.splitlines() if "✔" in line]
+    assert [(cells[0], cells[5]) for cells in lines] == [("fox-41", "$2.37"), ("owl-07", "≥$2.37")]
+    assert "total ≥ $4.74" in said
+    rows = json.loads(gpurun("audit", "--json")[1])["data"]["rows"]
+    assert [row["measured_is_floor"] for row in rows] == [False, True]

@@ -19,6 +19,7 @@ from gpurun.ledger.audit.lines import Json
 from gpurun.ledger.audit.rentals import (
     MILESTONES,
     instance_of,
+    is_more,
     named,
     proof_of,
     rental_facts,
@@ -86,9 +87,7 @@ def _machine_part(folder: RunFolder, records: Sequence[Json]) -> Json:
     """Everything that follows from the rentals: machine, times, money and its end."""
     opened, rentals = records[0]["data"], split_rentals(records)
     facts = [rental_facts(rental) for rental in rentals]
-    told = [(record["data"]["code"], record["data"].get("billed") is True) for record in named(records, "incident")]
-    besides = any(code == "create.late" or (code == "leftover" and billed) for code, billed in told)
-    live = besides or any(one["end"] == "not_proven" for one in facts)
+    live = is_more(records) or any(one["end"] == "not_proven" for one in facts)
     spent, cap = None if live else total(*(one["micros"] for one in facts)), opened["cap_micros"]
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))

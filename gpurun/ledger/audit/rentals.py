@@ -85,6 +85,12 @@ def measured_micros(records: Sequence[Json]) -> Micros:
     return total(*(rental_facts(rental)["micros"] for rental in split_rentals(records)))
 
 
+def is_more(records: Sequence[Json]) -> bool:
+    """Whether more was paid than the journal can tell: for a machine that came late, or something beside one."""
+    told = [(record["data"]["code"], record["data"].get("billed") is True) for record in named(records, "incident")]
+    return any(code == "create.late" or (code == "leftover" and billed) for code, billed in told)
+
+
 def instance_of(rentals: Sequence[Sequence[Json]]) -> Json | None:
     """The last machine that was seen."""
     for rental in reversed(rentals):

@@ -17,8 +17,9 @@ class AuditRow:
     `chain`: its journal's chain and its place among the receipts. `files`: of those collected, how many lie here with
     the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
     was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
-    `measured_micros` is the audit's own figure; a floor while `may_be_billing`. `verdict` is "gpu", "smoke", "may be
-    billing" or "none" (there is no receipt). A row without problems and warnings is sound.
+    `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
+    where the journal does not bound it, or is damaged. `verdict` is "gpu", "smoke", "may be billing" or "none" (there
+    is no receipt). A row without problems and warnings is sound.
     """
 
     run: str
@@ -30,6 +31,7 @@ class AuditRow:
     measured_micros: Micros | None
     verdict: str
     may_be_billing: bool
+    is_floor: bool
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 

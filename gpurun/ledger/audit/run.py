@@ -11,12 +11,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.model import canonical
-from gpurun.core.money import Micros
 from gpurun.core.paths import RunFolder
 from gpurun.ledger.audit.expected import differences, expected_statement, sha256_of
 from gpurun.ledger.audit.lines import Json, Lines, journal_lines
 from gpurun.ledger.audit.order import open_token, order_problems, unended
-from gpurun.ledger.audit.rentals import measured_micros, named
+from gpurun.ledger.audit.rentals import is_more, measured_micros, named
 from gpurun.ledger.audit.report import AuditRow, Mark
 from gpurun.ledger.audit.shutdown import check_shutdown
 from gpurun.ledger.signing import Signature, payload_of, verify
@@ -77,9 +76,9 @@ def audit_run(
     late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
     unseen = bool(late) or (open_token(lines.parsed) is not None and not found.receipt_proves_death)
     live = unseen or bool(billed)
-    spent: Micros | None = None
+    spent, more = None, False
     try:
-        spent = measured_micros(lines.parsed)
+        spent, more = measured_micros(lines.parsed), is_more(lines.parsed)
     except _MALFORMED:
         found.problems.append("the cost cannot be derived from the journal")
     proven = found.receipt_proves_death or bool(named(lines.parsed, "death.proven"))
@@ -93,6 +92,7 @@ def audit_run(
         measured_micros=spent,
         verdict="may be billing" if live else found.verdict,
         may_be_billing=live,
+        is_floor=live or more or lines.problem is not None,
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
     )
