@@ -12,6 +12,7 @@ from gpurun.core.plan import Candidate, Plan, Request
 from gpurun.core.progress import Event, Phase, Record, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import holder_of
+from gpurun.lifecycle.names import has_receipt
 from gpurun.lifecycle.state import place_of, replay
 
 # How a run is closed while something of it may be billed; no gpurun does that any more.
@@ -101,6 +102,12 @@ def find_run(home: Home, wanted: str) -> str:
 def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
     """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
     folder = home.run(plan.run)
+    if not folder.path.exists() and has_receipt(home, plan.run):
+        raise RunHeld(
+            "run.name_taken",
+            f"The chain of receipts has a run {plan.run} already, whose folder is gone; a second could get no receipt.",
+            hint="Choose another --name, or leave it out.",
+        )
     try:
         make_private(folder.path.parent)
         folder.path.mkdir(mode=0o700)

@@ -1,0 +1,59 @@
+"""A name stands for one run, for good: the chain of receipts knows a run by its name, with or without its folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import RunHeld
+from gpurun.core.paths import Home
+from gpurun.lifecycle import names
+from gpurun.lifecycle.names import free_name
+from tests.lifecycle.tiny_runs import make_run
+from tests.unit.ledger_samples import finished_run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home in which a run was finished, and its folder removed to have the room again."""
+    home = Home(tmp_path / "home").prepare()
+    shutil.rmtree(finished_run(home, "fox-41").path)
+    return home
+
+
+def test_a_second_run_of_a_name_is_refused_before_it_costs_anything(home: Home) -> None:
+    """It would have been paid for and then got no receipt: that place in the chain is taken."""
+    with pytest.raises(RunHeld, match="fox-41 already, whose folder is gone") as refused:
+        make_run(home, "fox-41")
+    assert "--name" in refused.value.hint
+    assert not home.run("fox-41").path.exists()
+    make_run(home, "fox-42")
+
+
+def test_a_run_whose_folder_is_there_is_shown_to_whoever_wants_its_name(home: Home) -> None:
+    finished_run(home, "owl-07")
+    with pytest.raises(RunHeld, match="There is a run owl-07 already") as refused:
+        make_run(home, "owl-07")
+    assert "gpurun attach owl-07" in refused.value.hint
+
+
+def test_no_name_is_drawn_twice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished_run(home, "fox-40")
+    numbers = iter((31, 30, 29))  # 41 had its receipt, 40 has its folder.
+    monkeypatch.setattr(names.secrets, "choice", lambda animals: "fox")
+    monkeypatch.setattr(names.secrets, "randbelow", lambda most: next(numbers))
+    assert free_name(home) == "fox-39"
+
+
+def test_where_every_short_name_is_taken_a_longer_one_is_found(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10, 100):
+        home.run(f"fox-{number}").path.mkdir()
+    monkeypatch.setattr(names.secrets, "choice", lambda animals: "fox")
+    assert int(free_name(home).removeprefix("fox-")) >= 100
+
+
+def test_a_chain_that_is_damaged_keeps_nobody_from_beginning(home: Home) -> None:
+    home.ledger.write_bytes(b"\xff\n" + home.ledger.read_bytes())
+    make_run(home, "fox-42")
