@@ -131,7 +131,10 @@ def _bundle() -> Finding:
 def _ledger(session: Session) -> Finding:
     from gpurun.ledger.audit import audit
 
-    report = audit(session.home)
+    try:
+        report = audit(session.home)
+    except SetupError as error:
+        return Finding("bad", error.what, error.hint)
     if report.problems:
         return Finding("bad", f"the ledger chain is broken: {report.problems[0]}", "gpurun audit")
     problems = [f"{row.run}: {row.problems[0]}" for row in report.rows if row.problems]

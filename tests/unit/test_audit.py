@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 import gpurun.ledger.audit as audit_room
 from gpurun.core.clock import VirtualClock
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import canonical
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
@@ -592,6 +594,37 @@ def test_a_run_that_ends_while_others_are_read_is_no_accusation(
     report = audit(home)
     assert [row.problems for row in report.rows] == [(), ()]
     assert report.sound
+
+
+def test_a_journal_that_cannot_be_read_is_that_runs_problem_and_keeps_no_other_from_being_audited(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fox-41", "owl-07"):
+        finished_run(home, name)
+    refuse(monkeypatch, home.run("fox-41").journal)
+    first, second = audit(home).rows
+    assert first.problems == ("the journal cannot be read: Permission denied",)
+    assert (first.chain, first.death, first.is_floor) == ("bad", "proven", True)
+    assert second.problems == ()
+
+
+def test_a_chain_that_cannot_be_read_is_no_empty_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished_run(home)
+    refuse(monkeypatch, home.ledger)
+    with pytest.raises(SetupError, match=r"ledger.jsonl cannot be read: Permission denied"):
+        audit(home)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, forbidden: Path) -> None:
+    """Let a file be unreadable, as one of another user is; also where the tests run as one who may read everything."""
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path == forbidden:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
 
 
 def test_it_changes_nothing(home: Home) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,20 @@ def test_doctor_and_audit_agree_on_a_broken_ledger(home: Home, gpurun: Any) -> N
     code, said = gpurun("doctor", "--json")
     (finding,) = [one for one in json.loads(said)["data"]["findings"] if "chain" in one["text"]]
     assert (code, finding["level"], finding["hint"]) == (4, "bad", "gpurun audit")
+
+
+def test_doctor_and_audit_say_which_file_cannot_be_read(
+    home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("gpurun.ledger.audit.lines._split", forbidden)
+    code, said = gpurun("audit", "--json")
+    assert (code, json.loads(said)["errors"][0]["code"]) == (4, "ledger.unreadable")
+    code, said = gpurun("doctor", "--json")
+    told = [one["text"] for one in json.loads(said)["data"]["findings"] if one["level"] == "bad"]
+    assert f"{home.ledger} cannot be read: Permission denied." in told
 
 
 def test_a_run_that_was_driven_and_ended_well_while_others_were_read_is_not_lost(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.errors import SetupError
 from gpurun.core.model import canonical
 from gpurun.core.progress import Event
 
@@ -31,7 +32,10 @@ class Lines:
 
 def journal_lines(path: Path) -> Lines:
     """A journal up to the first line that does not hold: its form, its number, its link to the line before."""
-    raw, torn = _split(path)
+    try:
+        raw, torn = _split(path)
+    except OSError as error:
+        return Lines((), (), f"the journal cannot be read: {error.strerror}", torn=False)
     parsed: list[Json] = []
     digests = [GENESIS]
     for number, line in enumerate(raw, start=1):
@@ -66,8 +70,15 @@ def _is_sealed(record: Json) -> bool:
 
 
 def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
-    """Every readable line of the chain of receipts, and what is wrong with the lines or their order."""
-    raw, torn = _split(path)
+    """Every readable line of the chain of receipts, and what is wrong with the lines or their order.
+
+    A SetupError where the file cannot be read at all.
+    """
+    try:
+        raw, torn = _split(path)
+    except OSError as error:
+        hint = "Give yourself read access to it; nothing can be held against a chain that cannot be read."
+        raise SetupError("ledger.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from error
     links: list[Json] = []
     problems = ["the last line of the chain is torn; the next receipt that is written repairs it"] if torn else []
     before = GENESIS
