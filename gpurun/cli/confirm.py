@@ -9,7 +9,7 @@ from datetime import datetime
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.clock import Clock, local_time, ticks
+from gpurun.core.clock import Clock, local_time, ticks, utc
 from gpurun.core.errors import GpurunError, MayBeBilling, UsageError, VerificationFailed
 from gpurun.core.model import Teardown
 from gpurun.core.money import Micros, format_rate, format_usd
@@ -80,7 +80,11 @@ def confirm(session: Session, run: str, words: str | None, knocks: Knock = knock
     tries = _knock_again_and_again(knocks, login, session.clock)
     if not words and not all(one.seen in QUIET for one in tries):
         raise _not_down(tries[-1].seen, login, receipt, folder.name)
-    now = session.clock.wall()
+    now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
+    if utc(now) < gone:
+        what = f"By this machine's clock it is {utc(now)}, before the run's end at {gone}; no statement of then holds."
+        hint = "Set the clock, or wait until it has passed that; then run this again."
+        raise VerificationFailed("shutdown.clock", what, hint=hint)
     made = write_confirmation(session.home, folder, receipt, tries, words=words or "", wall=now)
     return _told(made, folder.name, session, f"{login.host}: {words_of(made, session)}.")
 

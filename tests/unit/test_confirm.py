@@ -125,6 +125,17 @@ def test_what_it_cost_follows_from_the_stated_times_however_near_a_billing_unit_
     assert row(home).problems == ()
 
 
+def test_with_a_clock_from_before_the_end_nothing_is_signed_that_could_never_be_signed_again(
+    session: Session, folder: RunFolder, clock: VirtualClock
+) -> None:
+    """The clock was ahead during the run and was set right since: a statement from before its end proves nothing."""
+    clock.jump_wall(-5400)
+    with pytest.raises(VerificationFailed, match="before the run's end") as refused:
+        confirm(session, "fox-41", None, always("refused"))
+    assert refused.value.code == "shutdown.clock"
+    assert not (folder.path / "shutdown.json").exists()
+
+
 def test_a_box_that_still_answers_and_costs_money_is_exit_9(session: Session, folder: RunFolder) -> None:
     with pytest.raises(MayBeBilling, match=r"still answers SSH, at \$2.49/h"):
         confirm(session, "fox-41", None, always(ANSWERS))
