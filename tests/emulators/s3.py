@@ -52,6 +52,8 @@ class S3Emulator:
     def __init__(self, region: str = "us-east-1") -> None:
         self.region, self.denied, self.calls = region, set[str](), list[Call]()
         self.ahead_s = 0.0
+        self.wants_equal_pieces = False
+        self._pieces: dict[tuple[str, int], int] = {}
         self.lock = threading.Lock()
         self._expiring = self._cuts = self._unavailable = 0
         self._puts_left: int | None = None
@@ -136,6 +138,7 @@ class S3Emulator:
             self.calls.append(Call(environ["REQUEST_METHOD"], key, environ.get("QUERY_STRING", ""), len(body), by_url))
             try:
                 self._check(environ, query, bucket, key)
+                self._check_pieces(environ["REQUEST_METHOD"], query, body)
             except Refused as refused:
                 return _answer_no(refused, environ, start_response, self.region if refused.more else "")
             told: dict[str, Any] = {}
@@ -181,6 +184,17 @@ class S3Emulator:
         if action in self.denied or is_protected:
             words = f"User: arn:aws:iam::{ACCOUNT}:user/me is not authorized to perform: {action} on resource: it"
             raise Refused(403, "AccessDenied", words)
+
+    def _check_pieces(self, method: str, query: dict[str, list[str]], body: bytes) -> None:
+        """What R2 wants of an upload, and says when it is to be put together."""
+        upload = query.get("uploadId", [""])[0]
+        if method == "PUT" and upload:
+            self._pieces[upload, int(query["partNumber"][0])] = len(body)
+        if method == "POST" and upload and self.wants_equal_pieces:
+            numbers = sorted(int(one) for one in re.findall(rb"<PartNumber>(\d+)<", body))
+            *others, last = (self._pieces[upload, number] for number in numbers)
+            if len({*others}) > 1 or last > max(others, default=last):
+                raise Refused(400, "InvalidPart", "All non-trailing parts must have the same length.")
 
     def _check_clock(self, environ: dict[str, Any], query: dict[str, list[str]]) -> None:
         now = self.now()

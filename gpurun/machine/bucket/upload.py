@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from gpurun.machine.parts import Parts
 from gpurun.machine.squeeze import Squeeze
 
 PIECE_BYTES = 8 << 20
-LEAST_PIECE_BYTES = 5 << 20
-"""S3 takes no smaller piece, but for the last one."""
+"""Every piece but the last one has this size: S3 takes no smaller than 5 MiB, and R2 none that differ."""
 AT_ONCE = 4
 
 
@@ -64,22 +64,8 @@ def stage_file(
     return index
 
 
-@dataclass
-class _Piece:
-    """Some parts that follow one another, as one piece of the object: their sizes as sent."""
-
-    first: int
-    sent: list[int] = field(default_factory=list)
-    etag: str = ""
-
-    @property
-    def number(self) -> int:
-        """Its number in the upload: numbers may have gaps, so that a piece keeps its own over a restart."""
-        return self.first + 1
-
-
 class _Sending:
-    """One file on its way; `notes` has a line for the upload and one for each piece that is there."""
+    """One file on its way; `notes` has a line for the upload, one for each piece that is there, and one for the end."""
 
     def __init__(
         self, bucket: Bucket, file: PackedFile, digests: Digests, notes: Path, on_sent: Callable[[int], None]
@@ -87,20 +73,37 @@ class _Sending:
         self._bucket, self._file, self._digests, self._notes = bucket, file, digests, notes
         self._key, self._on_sent = data_key(bucket, digests.sha256), on_sent
         self._squeeze, self._parts = Squeeze("zstd"), Parts([file], {})
-        self._pieces: dict[int, _Piece] = {}
+        self._there: dict[int, tuple[str, str]] = {}
+        self._tags: dict[int, str] = {}
         self._upload = ""
         self._noting = threading.Lock()
 
     def send(self) -> Index:
         """Send what is missing, then the index."""
-        self._recall()
-        waiting: set[Future[None]] = set()
+        sent = self._recall() or self._send_pieces()
+        head, digests = self._bucket.head(self._key), self._digests
+        if head is None or head.bytes != sum(sent):
+            raise BucketLost(f"{self._bucket.endpoint} has not kept all of {self._file.name}.")
+        index = Index(sha256=digests.sha256, bytes=self._file.bytes, part_bytes=digests.part_bytes, sent=tuple(sent),
+                      etag=head.etag)  # fmt: skip
+        self._bucket.put(index_key(self._bucket, digests.sha256), canonical(index.model_dump(mode="json")))
+        return index
+
+    def _send_pieces(self) -> list[int]:
+        """Compress part by part, and send what comes of it in pieces of one size; how long each part is as sent."""
+        sent: list[int] = []
+        rest, waiting = bytearray(), set[Future[None]]()
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
-                at = 0
-                while at < self._parts.count:
-                    at = self._next(at, pool, waiting)
-                    waiting = self._settled(waiting, most=AT_ONCE)
+                for index in range(self._parts.count):
+                    data = self._squeeze.squeezed(self._parts.read(index).content)
+                    sent.append(len(data))
+                    rest += data
+                    while len(rest) > PIECE_BYTES:
+                        waiting.add(self._submit(pool, bytes(rest[:PIECE_BYTES])))
+                        del rest[:PIECE_BYTES]
+                        waiting = self._settled(waiting, most=AT_ONCE)
+                waiting.add(self._submit(pool, bytes(rest), is_last=True))
                 self._settled(waiting, most=0)
             except BaseException:
                 for one in waiting:
@@ -110,47 +113,36 @@ class _Sending:
             what = f"{self._file.name} changed while it was being staged."
             raise VerificationFailed("pack.changed", what, hint="Wait until it is written whole, then run it again.")
         if self._upload:
-            self._bucket.finish(self._key, self._upload, {p.number: p.etag for p in self._pieces.values()})
-        sent = [size for _, piece in sorted(self._pieces.items()) for size in piece.sent]
-        head, digests = self._bucket.head(self._key), self._digests
-        if head is None or head.bytes != sum(sent):
-            raise BucketLost(f"{self._bucket.endpoint} has not kept all of {self._file.name}.")
-        index = Index(sha256=digests.sha256, bytes=self._file.bytes, part_bytes=digests.part_bytes, sent=tuple(sent),
-                      etag=head.etag)  # fmt: skip
-        self._bucket.put(index_key(self._bucket, digests.sha256), canonical(index.model_dump(mode="json")))
-        return index
+            self._note({"whole": sent})
+            self._bucket.finish(self._key, self._upload, self._tags)
+        return sent
 
-    def _next(self, at: int, pool: ThreadPoolExecutor, waiting: set[Future[None]]) -> int:
-        """Pass over a piece that is there, or read and compress the next one and have it sent; where to go on."""
-        if at in self._pieces:
-            for index in range(at, end := at + len(self._pieces[at].sent)):
-                self._parts.read(index)
-            return end
-        piece, content = _Piece(at), bytearray()
-        while at < self._parts.count and len(content) < PIECE_BYTES:
-            if at in self._pieces and len(content) >= LEAST_PIECE_BYTES:
-                break
-            self._pieces.pop(at, None)  # The gap before it is too small for a piece: it is sent once more.
-            data = self._squeeze.squeezed(self._parts.read(at).content)
-            content += data
-            piece.sent.append(len(data))
-            at += 1
-        is_all = piece.first == 0 and at == self._parts.count
-        self._pieces[piece.first] = piece
-        if not is_all and not self._upload:
+    def _submit(self, pool: ThreadPoolExecutor, content: bytes, *, is_last: bool = False) -> Future[None]:
+        """Have the next piece sent; a file that is one piece alone needs no upload of pieces."""
+        if is_last and not self._upload:
+            return pool.submit(self._put_whole, content)
+        if not self._upload:
             self._upload = self._bucket.begin(self._key)
             self._note({"upload": self._upload, "key": self._key, "bucket": self._bucket.address.bucket})
-        waiting.add(pool.submit(self._put, piece, bytes(content)))
-        return at
+        number = len(self._tags) + 1
+        self._tags[number] = ""
+        return pool.submit(self._put_piece, number, content)
 
-    def _put(self, piece: _Piece, content: bytes) -> None:
+    def _put_whole(self, content: bytes) -> None:
         self._on_sent(0)
-        if self._upload:
-            piece.etag = self._bucket.put_piece(self._key, self._upload, piece.number, content)
-            self._note({"first": piece.first, "sent": piece.sent, "etag": piece.etag})
-        else:
-            piece.etag = self._bucket.put(self._key, content)
+        self._bucket.put(self._key, content)
         self._on_sent(len(content))
+
+    def _put_piece(self, number: int, content: bytes) -> None:
+        """Send a piece, unless it is there as it is now: another zstd may have made another one of it."""
+        self._on_sent(0)
+        sha256 = hashlib.sha256(content).hexdigest()
+        there_sha256, tag = self._there.get(number, ("", ""))
+        if there_sha256 != sha256:
+            tag = self._bucket.put_piece(self._key, self._upload, number, content)
+            self._note({"number": number, "sha256": sha256, "etag": tag})
+            self._on_sent(len(content))
+        self._tags[number] = tag
 
     def _settled(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
         """Wait until no more than so many are under way; raise what went wrong with one."""
@@ -164,8 +156,11 @@ class _Sending:
         with self._noting, self._notes.open("a") as notes:
             notes.write(json.dumps(line) + "\n")
 
-    def _recall(self) -> None:
-        """Take up an upload that was cut: those of its pieces that S3 has with the tag that was noted."""
+    def _recall(self) -> list[int]:
+        """Take up an upload that was cut: those of its pieces that S3 has with the tag that was noted.
+
+        Where all was put together already, and only that was not heard any more: how long each part is as sent.
+        """
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         noted = [found for line in lines if isinstance(found := _read(line), dict)]
         place = (self._key, self._bucket.address.bucket)
@@ -173,31 +168,21 @@ class _Sending:
         there: dict[int, str] | None = None
         with suppress(SetupError):  # Who may not list what is there sends it again.
             there = self._bucket.pieces(self._key, str(begun[-1]["upload"])) if begun else None
-        pieces = [_Piece(one["first"], one["sent"], one["etag"]) for one in noted if "first" in one]
         if there is None:
-            if begun and self._is_finished(pieces):
-                return
+            ends = [list(one["whole"]) for one in noted if "whole" in one]
+            if begun and ends and self._is_there(ends[-1]):
+                return ends[-1]
             self._notes.unlink(missing_ok=True)
-            return
+            return []
         self._upload = str(begun[-1]["upload"])
-        self._take_up([piece for piece in pieces if there.get(piece.number) == piece.etag])
+        pieces = {one["number"]: (one["sha256"], one["etag"]) for one in noted if "number" in one}
+        self._there = {number: piece for number, piece in pieces.items() if there.get(number) == piece[1]}
+        return []
 
-    def _is_finished(self, pieces: list[_Piece]) -> bool:
-        """Whether all pieces were put together already, and only that was not heard any more."""
-        self._take_up(pieces)
+    def _is_there(self, sent: list[int]) -> bool:
+        """Whether the object is there, as long as these parts are."""
         head = self._bucket.head(self._key)
-        sent = [size for piece in self._pieces.values() for size in piece.sent]
-        if len(sent) == self._parts.count and head is not None and head.bytes == sum(sent):
-            return True
-        self._pieces = {}
-        return False
-
-    def _take_up(self, pieces: list[_Piece]) -> None:
-        """Count these pieces as there, but for such as overlap."""
-        taken_to = 0
-        for first, piece in sorted({piece.first: piece for piece in pieces}.items()):
-            if first >= taken_to:
-                self._pieces[first], taken_to = piece, first + len(piece.sent)
+        return len(sent) == self._parts.count and head is not None and head.bytes == sum(sent)
 
 
 def _read(line: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,7 +22,7 @@ from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.trouble import BucketLost, refusal
 from gpurun.machine.bucket.upload import digests_of, stage_file
 from gpurun.machine.bucket.wire import Bucket, Head
-from gpurun.machine.pack import PackedFile
+from gpurun.machine.pack import PackedFile, survey
 from tests.emulators.s3 import S3Emulator
 from tests.unit.bucket.conftest import shard
 
@@ -50,16 +51,7 @@ def test_a_file_is_put_there_once_as_a_plain_zst_and_found_by_its_digest(
 def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "big.bin", 44 << 20)
     digests = digests_of(file, lambda: None)
-    sent = 0
-
-    def count(size: int) -> None:
-        nonlocal sent
-        sent += size
-        if sent > 20 << 20:
-            raise BucketLost("cut")
-
-    with pytest.raises(BucketLost):
-        stage_file(bucket, file, digests, tmp_path / "notes", count)
+    cut(bucket, file, tmp_path / "notes", after_bytes=20 << 20)
     assert objects.find(bucket, digests.sha256, file.bytes) is None, "half of it is nothing"
     index = stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
     assert s3.uploaded_bytes() <= 1.3 * file.bytes
@@ -69,6 +61,53 @@ def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bu
     )
     assert hashlib.sha256(plain.read()).hexdigest() == digests.sha256
     assert not list((tmp_path / "notes").glob("*.pieces"))
+
+
+def test_a_service_that_wants_all_pieces_of_one_size_gets_them_so_also_after_a_cut(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path
+) -> None:
+    """As Cloudflare R2 does: all but the last, which may be smaller; it says so only when all was sent."""
+    s3.wants_equal_pieces = True
+    file = words(tmp_path / "data")
+    cut(bucket, file, tmp_path / "notes", after_bytes=10 << 20)
+    index = put(bucket, file, tmp_path / "notes")
+    assert objects.find(bucket, index.sha256, file.bytes) == index
+    assert s3.uploaded_bytes() < 1.6 * index.sent_bytes
+
+
+def test_pieces_that_another_compressor_made_are_not_mixed_with_this_ones(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = words(tmp_path / "data")
+    cut(bucket, file, tmp_path / "notes", after_bytes=10 << 20)
+    monkeypatch.setattr("gpurun.machine.squeeze._FIRST_LEVEL", 1)  # Other bytes of the same content.
+    index = put(bucket, file, tmp_path / "notes")
+    content = s3.content(objects.data_key(bucket, index.sha256))
+    plain = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
+    assert hashlib.sha256(plain.read()).hexdigest() == index.sha256
+
+
+def words(folder: Path) -> PackedFile:
+    """A file whose parts compress to half, or not at all, so that no two are as long as sent."""
+    folder.mkdir()
+    dense = random.Random(1).randbytes(19 << 20)
+    parts = (dense[start : start + (1 << 20)] for start in range(0, len(dense), 1 << 20))
+    (folder / "words.bin").write_bytes(b"".join(part + part[: len(part) // 2].hex().encode() for part in parts))
+    return survey({"data": folder}).files[0]
+
+
+def cut(bucket: Bucket, file: PackedFile, notes: Path, *, after_bytes: int) -> None:
+    """Stage a file, with a line that breaks after so many bytes."""
+    sent = 0
+
+    def count(size: int) -> None:
+        nonlocal sent
+        sent += size
+        if sent > after_bytes:
+            raise BucketLost("cut")
+
+    with pytest.raises(BucketLost):
+        stage_file(bucket, file, digests_of(file, lambda: None), notes, count)
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "replaced since"])
@@ -133,7 +172,11 @@ def test_notes_of_an_upload_that_s3_has_forgotten_are_worth_nothing(
     digests = digests_of(file, lambda: None)
     (tmp_path / "notes").mkdir()
     key = objects.data_key(bucket, digests.sha256)
-    lines = [f'{{"upload": "gone", "key": "{key}", "bucket": "shards"}}', '{"first": 0, "sent": [5], "etag": "x"}', "{"]
+    lines = [
+        f'{{"upload": "gone", "key": "{key}", "bucket": "shards"}}',
+        '{"number": 1, "sha256": "x", "etag": "x"}',
+        "{",
+    ]
     (tmp_path / "notes" / f"{digests.sha256}.pieces").write_text("\n".join(lines))
     stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
     assert objects.find(bucket, digests.sha256, file.bytes) is not None
