@@ -16,7 +16,7 @@ from gpurun.core.progress import Event, Phase
 from gpurun.lifecycle.context import instance_of
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.at_home import is_here
-from gpurun.lifecycle.home.collect_now import ONLY, UNREACHABLE, Brought, Only, bring_now, chosen
+from gpurun.lifecycle.home.collect_now import ONLY, OVER_PLAN, UNREACHABLE, Brought, Only, bring_now, chosen
 from gpurun.lifecycle.home.copy_out import copy_out
 from gpurun.lifecycle.home.worth import spare
 from gpurun.lifecycle.reach import Reach
@@ -67,8 +67,8 @@ def _collected(session: Session, sight: Sight, wanted: Only) -> Result:
     try:
         allowance = Allowance.of(sight.folder, sight.plan)
         brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session), allowance)
-    except CollectFailed as error:
-        if error.code != UNREACHABLE or not _place_of(sight):
+    except (CollectFailed, UsageError) as error:
+        if error.code not in (UNREACHABLE, OVER_PLAN) or not _place_of(sight):
             raise
         session.say(f"{error.what} What it has pushed to the bucket is taken instead.")
         return _from_bucket(session, sight, wanted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from gpurun.core.model import Frozen, GpuNeed, Offer
 from gpurun.core.money import Micros
@@ -181,6 +182,15 @@ class StagePlan(Frozen):
     there_bytes: int
     upload_s: int
     saves_s: int
+
+    @property
+    def is_of_aws(self) -> bool:
+        """Whether AWS itself keeps the bucket, and bills what leaves its region."""
+        return (urlsplit(self.endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    def is_beside(self, offer: Offer) -> bool:
+        """Whether machine and bucket are both AWS's and in one region, within which nothing is charged."""
+        return self.is_of_aws and (offer.provider, offer.region) == ("aws", self.region)
 
 
 class Plan(Frozen):

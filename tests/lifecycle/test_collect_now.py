@@ -18,7 +18,7 @@ from gpurun.cli.collecting import collect_run
 from gpurun.cli.control import find
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
-from gpurun.core.errors import CollectFailed, StoreFull, UsageError, VerificationFailed
+from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError, VerificationFailed
 from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Choices, Plan
@@ -26,7 +26,7 @@ from gpurun.core.progress import Event, Phase, RunState
 from gpurun.lifecycle.control import wish
 from gpurun.lifecycle.home import collect_now
 from gpurun.lifecycle.home.at_home import keep, kept
-from gpurun.lifecycle.home.collect_now import PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
+from gpurun.lifecycle.home.collect_now import OVER_PLAN, PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
 from gpurun.lifecycle.home.copy_out import copy_out
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.salvage import Salvaged
@@ -371,8 +371,15 @@ def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
     assert "by the bucket" in told.text
 
 
-def test_of_a_machine_that_cannot_be_reached_what_it_pushed_comes_from_the_bucket(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        CollectFailed(UNREACHABLE, "The machine cannot be reached: no route", hint="Ask again."),
+        UsageError(OVER_PLAN, "Each byte that leaves this machine is charged.", hint="Wait."),
+    ],
+)
+def test_of_a_machine_that_cannot_be_reached_or_has_no_bytes_left_what_it_pushed_comes_from_the_bucket(
+    session: Session, monkeypatch: pytest.MonkeyPatch, refusal: GpurunError
 ) -> None:
     folder = pushed_run(session, monkeypatch, "through_training", missing=[])
     lines = folder.journal.read_bytes().splitlines(keepends=True)
@@ -380,7 +387,7 @@ def test_of_a_machine_that_cannot_be_reached_what_it_pushed_comes_from_the_bucke
     monkeypatch.setattr(collecting, "Reach", lambda *_: lambda __: SimpleNamespace(close=lambda: None))
 
     def unreachable(*_: object) -> Brought:
-        raise CollectFailed(UNREACHABLE, "The machine cannot be reached: no route", hint="Ask again.")
+        raise refusal
 
     monkeypatch.setattr(collecting, "bring_now", unreachable)
     assert "by the bucket" in collect_run(session, "fox-41", only="all").text

@@ -10,6 +10,7 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.paths import write_atomic
 from gpurun.core.progress import RunState
 from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.slots import push_order, slot_bytes_for
@@ -60,6 +61,7 @@ class Pushing:
     def _hand_over(self, bucket: Bucket) -> None:
         bucket.look()  # Its region and its clock are what the URLs are signed for.
         plan = self._context.plan
+        is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)
         order = push_order(
             bucket,
@@ -68,6 +70,8 @@ class Pushing:
             key=key_of(self._context.folder.push_key, is_new=True),
             slot_bytes=slot_bytes_for(CHECKPOINT_BYTES * plan.parameters),
             seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
+            most_bytes=None if is_free else Allowance.of(self._context.folder, plan).give_to_bucket(),
+            steps=int(plan.resolved["train"]["steps"]),
         )
         self._far.let_push(order)
         self._next_mono = self._context.clock.monotonic() + (BRIEF_S if bucket.has_session else FRESH_S)

@@ -1,7 +1,7 @@
 """What may leave a machine before its run ends: where a provider charges for each byte, no more than the plan counts.
 
-`left.json` in the run's folder has the digest and size of each file that was asked for by then. It is written before a
-file is fetched, so that neither a crash nor a second process can make more of it.
+`left.json` in the run's folder has the digest and size of each file that was asked for by then, and what was given to
+the machine to push. It is written before that, so that neither a crash nor a second process can make more of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from gpurun.core.paths import RunFolder, write_atomic
 from gpurun.core.plan import Plan
 from gpurun.machine.answers import ManifestFile
 from gpurun.planning.load import early_bytes
+
+BUCKET = "bucket"
 
 
 class Allowance:
@@ -30,6 +32,20 @@ class Allowance:
         """What a run's plan has paid for."""
         limit_bytes = early_bytes(plan.offer.provider, plan.parameters)
         return cls(folder, limit_bytes, int(plan.resolved["train"]["steps"]))
+
+    def give_to_bucket(self) -> int | None:
+        """What the machine may push where that is charged, too: all that is left of this, which is then spent.
+
+        None where nothing is charged. Asked again, the same.
+        """
+        if self.limit_bytes is None:
+            return None
+        with exclusive(self._folder.path / ".left.lock"):
+            left = self._left()
+            if BUCKET not in left:
+                left[BUCKET] = max(0, self.limit_bytes - sum(left.values()))
+                write_atomic(self._path, json.dumps(left, sort_keys=True).encode())
+            return left[BUCKET]
 
     @property
     def spent_bytes(self) -> int:

@@ -26,6 +26,7 @@ from gpurun.machine.partial import HeldElsewhere
 Only = Literal["last", "best", "all"]
 ONLY: tuple[Only, ...] = ("last", "best", "all")
 UNREACHABLE = "collect.unreachable"
+OVER_PLAN = "collect.over_plan"
 CHECKPOINT = ("weights", "optimizer", "state")
 # So long without a byte of progress; the supervisor, which has hours, goes on trying for longer.
 PATIENCE_S = 60.0
@@ -112,7 +113,7 @@ def chosen(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -
 def _over_plan(run: str, wanted: Sequence[ManifestFile], allowance: Allowance) -> UsageError:
     asked_bytes = sum(file.bytes for file in wanted)
     return UsageError(
-        "collect.over_plan",
+        OVER_PLAN,
         f"Each byte that leaves this machine is charged. The plan of {run} pays for {allowance.limit_bytes:,} before "
         f"training ends: {allowance.spent_bytes:,} have left, and this is {asked_bytes:,}.",
         hint=f"The latest and the best come home when training ends, as planned. gpurun stop {run} saves and ends it.",

@@ -13,6 +13,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 from gpurun.machine.agent.answers import NAME
@@ -22,7 +23,7 @@ from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, say, wri
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Optional, Set, Tuple
+    from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
     from gpurun.machine.agent.protocol import Json
 
@@ -54,7 +55,8 @@ def begin(root: str) -> Pusher:
 class Pusher:
     """Looks at the manifest, and pushes what is new in it, until the trainer has ended and all is there.
 
-    `sure` in its state is where each file of the last head is, `maybe` the slots of heads that may have arrived.
+    `sure` in its state is where each file of the last head is, `maybe` the slots of heads that may have arrived, and
+    `left` the bytes that have left for the slots.
     """
 
     def __init__(self, root: str) -> None:
@@ -63,6 +65,7 @@ class Pusher:
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.said = ""
         self.plan: Optional[Plan] = None
+        self.spending = threading.Lock()
         self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "sure": {}, "maybe": []}
 
     def finish(self) -> None:
@@ -113,7 +116,9 @@ class Pusher:
             self.plan = Plan(digest, json.loads(content), order, self.state)
         plan = self.plan
         plan.check_whole()
-        plan.send(self.root, order["slots"])
+        if not self.is_paid_for(plan, order):
+            return
+        plan.send(self.root, order["slots"], self.spend)
         maybe = sorted(set(self.state["maybe"]) | plan.slots)
         self.note(dict(self.state, maybe=maybe))  # Before the head goes out: from now on these slots are not free.
         seq = self.state["seq"] + 1
@@ -121,8 +126,23 @@ class Pusher:
         body = json.dumps(dict(head, manifest=plan.listed), sort_keys=True).encode()
         signed = hmac.new(order["key"].encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
         put_object(order["head"], lambda: iter([signed]), len(signed))
-        self.note({"seq": seq, "manifest": digest, "sure": plan.kept, "maybe": []})
+        self.note(dict(self.state, seq=seq, manifest=digest, sure=plan.kept, maybe=[]))
         self.said = ""
+
+    def is_paid_for(self, plan: Plan, order: Json) -> bool:
+        """Whether what is to go out may: where each byte is charged, spread over the steps, the last one's kept."""
+        most = order.get("most_bytes")
+        asked = sum(length for _, pieces in plan.todo for _, _, length in pieces)
+        if most is None or not asked:
+            return True
+        if not self.over.is_set():
+            most = (most - asked) * min(1.0, (plan.manifest["latest"] or 0) / order["steps"])
+        return bool(self.state.get("left", 0) + asked <= most)
+
+    def spend(self, size: int) -> None:
+        """Remember that so many bytes leave."""
+        with self.spending:
+            self.note(dict(self.state, left=self.state.get("left", 0) + size))
 
     def note(self, state: Json) -> None:
         """Remember it over a restart of the keeper."""
@@ -143,6 +163,10 @@ class Plan:
         taken = {slot for places in sure.values() for slot, _, _ in places} | set(state["maybe"])
         self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
         named = [one for one in manifest["files"] if re.fullmatch(NAME, one["name"])]
+        if order.get("most_bytes") is not None:  # Each byte is charged: the newest alone, beside what is there.
+            new = [one for one in named if one["step"] == manifest["latest"] or key_of(one) in sure]
+            self.left_out = [one["name"] for one in named if one not in new]
+            named = new
         files = sorted(named, key=lambda one: (RANK.get(one["kind"], 3), -(one["step"] or 0), one["name"]))
         self.put_small([one for one in files if one["bytes"] < SMALL_BYTES], sure)
         for entry in files:
@@ -206,8 +230,11 @@ class Plan:
         if missing:
             raise Later("%d slots of %d bytes have no room for %s" % (len(self.free), self.slot_bytes, missing[0]))
 
-    def send(self, root: str, urls: List[str]) -> None:
-        """Send every slot that has something new, some at once; the first trouble ends it, what went out stays."""
+    def send(self, root: str, urls: List[str], spend: Callable[[int], None]) -> None:
+        """Send every slot that has something new, some at once; the first trouble ends it, what went out stays.
+
+        `spend` is told the bytes of each slot before they leave, and afterwards less those that did not.
+        """
         lock = threading.Lock()
         troubles: List[Exception] = []
 
@@ -217,13 +244,17 @@ class Plan:
                     if not self.todo:
                         return
                     slot, pieces = self.todo.pop(0)
-                body, size = partial(blocks, root, pieces), sum(length for _, _, length in pieces)
+                gone: List[int] = []
+                size = sum(length for _, _, length in pieces)
                 try:
-                    put_object(urls[slot], body, size)
+                    spend(size)
+                    put_object(urls[slot], partial(blocks, root, pieces, gone), size)
                 except (UrlRefused, OSError, Later) as error:
                     with lock:
                         self.todo.append((slot, pieces))
                     troubles.append(error)
+                    with suppress(OSError):
+                        spend(sum(gone) - size)
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(self.todo)))]
         for thread in threads:
@@ -239,12 +270,16 @@ def key_of(entry: Json) -> str:
     return "%s %s" % (entry["name"], entry["sha256"])
 
 
-def blocks(root: str, pieces: List[Tuple[str, int, int]]) -> Iterator[bytes]:
-    """The content of some parts of files, one after the other; Later when one has been replaced meanwhile."""
+def blocks(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> Iterator[bytes]:
+    """The content of some parts of files, one after the other; Later when one has been replaced meanwhile.
+
+    `gone` has the size of each block that was taken.
+    """
     for name, offset, length in pieces:
         while length:
             block = part(at(root, "out", *name.split("/")), offset, min(BLOCK_BYTES, length))[0]
             if not block:
                 raise Later("%s is no longer there" % name)
+            gone.append(len(block))
             yield block
             offset, length = offset + len(block), length - len(block)

@@ -31,8 +31,22 @@ def head_key(folder: str) -> str:
     return f"{folder}/head"
 
 
-def push_order(bucket: Bucket, folder: str, *, run: str, key: str, slot_bytes: int, seconds: float) -> bytes:
-    """What the agent is given, a secret: presigned URLs that live for so long, and the key to sign the head with."""
+def push_order(
+    bucket: Bucket,
+    folder: str,
+    *,
+    run: str,
+    key: str,
+    slot_bytes: int,
+    seconds: float,
+    most_bytes: int | None = None,
+    steps: int = 1,
+) -> bytes:
+    """What the agent is given, a secret: presigned URLs that live for so long, and the key to sign the head with.
+
+    Where each byte that leaves is charged, it pushes no more than `most_bytes`, spread over so many `steps`.
+    """
     slots = [bucket.url_to_put(slot_key(folder, number), seconds).reveal() for number in range(SLOTS)]
     head = bucket.url_to_put(head_key(folder), seconds).reveal()
-    return canonical({"v": 1, "run": run, "key": key, "slot_bytes": slot_bytes, "slots": slots, "head": head})
+    limits = {"slot_bytes": slot_bytes, "most_bytes": most_bytes, "steps": steps}
+    return canonical({"v": 1, "run": run, "key": key, **limits, "slots": slots, "head": head})

@@ -274,3 +274,45 @@ def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monk
     assert time.monotonic() - begun < 5
     s3.fail(0)
     pusher.thread.join(10)
+
+
+def test_where_each_byte_is_charged_the_newest_alone_is_pushed_spread_over_the_training_and_the_last_of_all(
+    s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    limit = 6 * (4 << 20)
+    trainer.order(most_bytes=limit, steps=100)
+    for step in range(5, 105, 5):
+        saved = trainer.save(step - 5, step, size=2 << 20)
+        Pusher(str(trainer.root)).push()
+        assert s3.uploaded_bytes(f"{PLACE}/slot") <= limit * step / 100
+    found = trainer.pushed()
+    assert found is not None
+    assert found.seq == 4
+    last = push.begin(str(trainer.root))
+    last.finish()
+    here = trainer.brought(tmp_path / "home")
+    assert {name: content for name, content in saved.items() if name.startswith("checkpoints/000100")} == here
+    assert s3.uploaded_bytes(f"{PLACE}/slot") <= limit
+
+
+def test_what_was_cut_counts_where_each_byte_is_charged_and_what_never_left_does_not(
+    s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.order(most_bytes=6 << 20, steps=100)
+    trainer.save(100, size=2 << 20)
+    trainer.pusher.over.set()
+
+    def refused(*_: Any) -> None:
+        raise push.UrlRefused("unreachable", "no route")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(push, "put_object", refused)
+        for _ in range(9):
+            with pytest.raises(push.UrlRefused):
+                trainer.pusher.push()
+    trainer.pusher.push()
+    assert trainer.pushed() is not None, "nothing had left before"
+    trainer.save(101, size=2 << 20)
+    Pusher(str(trainer.root)).push()
+    assert s3.uploaded_bytes(f"{PLACE}/slot") < 6 << 20, "what has left is remembered over a restart"

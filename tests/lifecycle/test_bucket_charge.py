@@ -1,0 +1,67 @@
+"""What a machine pushes to a bucket elsewhere is charged where it leaves: no more of it than the plan has paid for."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import Plan, StagePlan
+from gpurun.core.progress import RunState
+from gpurun.lifecycle.bucket.push import Pushing
+from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.home.allowance import Allowance
+from gpurun.machine.answers import ManifestFile
+from gpurun.machine.far import FarSide
+from gpurun.planning.load import early_bytes
+from tests.emulators.s3 import S3Emulator
+from tests.lifecycle.test_stage import staged_run
+
+OWN = {"endpoint": "https://s3.us-west-2.amazonaws.com", "region": "us-west-2"}
+FILE = ManifestFile(name="checkpoints/000010.weights", bytes=9, sha256="0" * 64, kind="weights", step=10)
+
+
+def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any], RunFolder, Plan]:
+    """What the agent is given to push by, of a run with that machine and bucket."""
+    folder = staged_run(home)
+    plan = Plan.from_json(folder.plan.read_bytes())
+    stage = StagePlan(
+        url="s3://shards/gpt", **bucket, files=0, bytes=0, there_files=0, there_bytes=0, upload_s=0, saves_s=0
+    )
+    offer = plan.offer.model_copy(update={"provider": provider, "region": "us-west-2"})
+    plan = plan.model_copy(update={"offer": offer, "stage": stage})
+    given: list[bytes] = []
+    context = SimpleNamespace(plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0)
+    far = SimpleNamespace(let_push=given.append)
+    for _ in range(2):  # Fresh URLs are for the same bytes.
+        Pushing(cast(RunState, SimpleNamespace(token="gr")), cast(Context, context), cast(FarSide, far)).give()
+    first, again = map(json.loads, given)
+    assert first["most_bytes"] == again["most_bytes"]
+    return first, folder, plan
+
+
+@pytest.mark.parametrize(
+    "bucket", [OWN | {"region": "eu-west-1"}, {"endpoint": "https://x.r2.cloudflarestorage.com", "region": "us-west-2"}]
+)
+def test_a_bucket_elsewhere_gets_what_the_plan_pays_for_and_nothing_more_leaves_before_the_end(
+    own: Home, s3: S3Emulator, bucket: dict[str, str]
+) -> None:
+    order, folder, plan = order_of(own, provider="aws", **bucket)
+    assert order["most_bytes"] == early_bytes("aws", plan.parameters)
+    assert order["steps"] == plan.resolved["train"]["steps"]
+    assert not Allowance.of(folder, plan).take([FILE]), "it would leave twice"
+
+
+@pytest.mark.parametrize(
+    ("provider", "bucket"), [("aws", OWN), ("runpod", OWN)], ids=["in one region", "where nothing is charged"]
+)
+def test_where_nothing_is_charged_all_is_pushed_and_all_comes_home(
+    own: Home, s3: S3Emulator, provider: str, bucket: dict[str, str]
+) -> None:
+    order, folder, plan = order_of(own, provider=provider, **bucket)
+    assert order["most_bytes"] is None
+    assert Allowance.of(folder, plan).take([FILE])
