@@ -13,6 +13,7 @@ from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Mode, Plan
+from gpurun.lifecycle.bucket import planned
 from gpurun.lifecycle.bucket.planned import staged_uplink_bits_per_s, with_stage
 from gpurun.lifecycle.shipment import sources_of
 from gpurun.machine.bucket.address import parse_address
@@ -100,6 +101,49 @@ def test_an_unusual_endpoint_and_clock_are_noted(s3: S3Emulator, plan: Plan) -> 
     notes = " ".join(with_stage(plan, None, SystemClock()).notes)
     for said in (s3.environment["AWS_ENDPOINT_URL_S3"], "not encrypted", "60 min behind the bucket's"):
         assert said in notes
+
+
+AWS = "https://s3.eu-west-1.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("provider", "endpoint", "said"),
+    [
+        ("runpod", AWS, "up to $1.80 for the 20 GB of shards"),
+        ("aws", AWS, "what goes between regions"),
+        ("aws", AWS, "it pushes 18 GB at most of its checkpoints, which the cap covers"),
+        ("aws", "https://x.r2.cloudflarestorage.com", "it pushes 18 GB at most"),
+    ],
+)
+def test_a_plan_says_what_the_bucket_costs_and_whether_the_cap_covers_it(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, provider: str, endpoint: str, said: str
+) -> None:
+    monkeypatch.setattr(Bucket, "look", lambda _: None)
+    monkeypatch.setattr(Bucket, "endpoint", endpoint)
+    monkeypatch.setattr(Bucket, "region", "eu-west-1")
+    monkeypatch.setattr(planned, "_there", lambda *_: [])
+    changes = {"offer": plan.offer.model_copy(update={"provider": provider}), "parameters": 250_000_000}
+    large = Survey((PackedFile("data/train_000001.bin", 20 * 10**9, b""),), ())
+    notes = " ".join(with_stage(plan.model_copy(update=changes), large, SystemClock()).notes)
+    assert said in notes
+    assert "stays there, and is billed, until you remove it" in notes
+    assert ("it pushes" in notes) is (provider == "aws")
+
+
+def test_a_machine_beside_the_bucket_is_told_of_no_traffic(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bucket, "look", lambda _: None)
+    monkeypatch.setattr(Bucket, "endpoint", "https://s3.us-west-2.amazonaws.com")
+    monkeypatch.setattr(Bucket, "region", "us-west-2")
+    (told,) = with_stage(plan, None, SystemClock()).notes[len(plan.notes) :]
+    assert "stays there" in told
+
+
+def test_the_advice_to_take_a_bucket_says_what_aws_would_bill_for_it(plan: Plan) -> None:
+    offer = plan.offer.model_copy(update={"provider": "runpod"})
+    choices = plan.choices.model_copy(update={"stage": ""})
+    large = Survey((PackedFile("data/train_000001.bin", 10**10, b""),), ())
+    told = with_stage(plan.model_copy(update={"offer": offer, "choices": choices}), large, SystemClock()).notes[-1]
+    assert "AWS bills what leaves a bucket of its own: $0.90" in told
 
 
 def test_only_large_files_are_counted_as_coming_from_the_bucket(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
-from gpurun.core.money import cost_of, format_usd
+from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.plan import Mode, Plan, StagePlan
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import find, is_worth_staging
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.pack import PackedFile, Survey
-from gpurun.planning.load import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S
+from gpurun.planning.catalog import terms_of
+from gpurun.planning.load import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S, early_bytes
+from gpurun.view.quantities import format_bytes
 
 WORTH_ADVICE_S = 120
 _ASK_AT_ONCE = 8
@@ -55,7 +57,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         upload_s=ceil(8 * (whole - found) / UPLINK_BITS_PER_S),
         saves_s=int(8 * whole / UPLINK_BITS_PER_S - 8 * whole / BUCKET_BITS_PER_S),
     )
-    return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, plan))})
+    return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, stage, plan))})
 
 
 def _advice(plan: Plan, seen: Survey | None) -> list[str]:
@@ -66,7 +68,8 @@ def _advice(plan: Plan, seen: Survey | None) -> list[str]:
         return []
     dollars = format_usd(cost_of(plan.offer.rate_micros_per_hour, saved_s, 1))
     what = f"Sending the shards over {UPLINK_BITS_PER_S / 1e6:.0f} Mbit/s takes {saved_s / 60:.0f} min of the rental"
-    return [f"{what} more than a bucket would, {dollars}: add --stage s3://BUCKET/PREFIX, or take fewer shards."]
+    bill = f" (AWS bills what leaves a bucket of its own: {_aws_bill(worth)})" if plan.offer.provider != "aws" else ""
+    return [f"{what} more than a bucket would, {dollars}: add --stage s3://BUCKET/PREFIX{bill}, or take fewer shards."]
 
 
 def staged_uplink_bits_per_s(folder: Path, size_bytes: int) -> float:
@@ -96,16 +99,28 @@ def _digests(folder: Path) -> dict[str, str]:
     return {f"data/{Path(str(one['name'])).name}": str(one["sha256"]) for one in shards if "sha256" in one}
 
 
-def _notes(bucket: Bucket, plan: Plan) -> list[str]:
+def _aws_bill(size_bytes: int) -> str:
+    """What AWS charges for bytes that leave it, in dollars."""
+    return format_usd(times(terms_of("aws").egress_per_gb, ceil(size_bytes / 1e9)))
+
+
+def _notes(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
     """What should be known about the bucket."""
-    notes = []
-    if bucket.is_elsewhere:
+    notes = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
+    if not stage.is_of_aws:
         notes.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
     if bucket.endpoint.startswith("http://"):
         notes.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
-    if plan.offer.provider == "aws" and not bucket.is_elsewhere and plan.offer.region != bucket.region:
+    if stage.is_of_aws and stage.bytes and plan.offer.provider != "aws":
+        what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {_aws_bill(stage.bytes)}"
+        notes.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
+    if stage.is_of_aws and plan.offer.provider == "aws" and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
         notes.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
+    pushed = early_bytes(plan.offer.provider, plan.parameters)
+    if pushed and not stage.is_beside(plan.offer):
+        what = f"What leaves the machine for the bucket is charged, so it pushes {format_bytes(pushed)} at most"
+        notes.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")
     if bucket.ahead_s:
         way = "ahead of" if bucket.ahead_s > 0 else "behind"
         minutes = f"{abs(bucket.ahead_s) / 60:.0f} min"

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from gpurun import __version__
 from gpurun.core.clock import Clock
@@ -61,11 +60,6 @@ class Bucket:
     def endpoint(self) -> str:
         """Where the bucket is asked for."""
         return str(self._client().meta.endpoint_url)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether another service than AWS's was named."""
-        return not (urlsplit(self.endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     @property
     def has_session(self) -> bool:
