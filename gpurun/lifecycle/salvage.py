@@ -21,7 +21,7 @@ from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.patience import patiently
 from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
 from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.fetch import Wanted
+from gpurun.machine.fetch import Wanted, noted_bytes
 
 PATIENCE_S = 60.0
 
@@ -100,11 +100,16 @@ def bring_pushed(
     missing: dict[str, GpurunError] = {}
     for file in choose(pushed.manifest):
         try:
-            patiently(clock, PATIENCE_S, partial(_bring, bucket, place, pushed, file, folder, tell))
+            bring, moved = partial(_bring, bucket, place, pushed, file, folder, tell), _moved(folder, file)
+            patiently(clock, PATIENCE_S, bring, moved=moved)
             here.append(file)
         except GpurunError as error:
             missing[file.name] = error
     return Salvaged(pushed.manifest, tuple(here), missing, pushed.left_out, pushed.seq)
+
+
+def _moved(folder: RunFolder, file: ManifestFile) -> Callable[[], int]:
+    return partial(noted_bytes, folder.artifacts, file.sha256)
 
 
 def _bring(

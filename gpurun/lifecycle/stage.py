@@ -66,9 +66,11 @@ def _mark(context: Context) -> bytes:
     return canonical({"v": 1, "run": context.plan.run, "plan_sha256": plan})
 
 
-def _patiently(state: RunState, context: Context, attempt: Callable[[], T]) -> T:
+def _patiently(
+    state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
+) -> T:
     """Nothing is paid for yet: a bucket is waited for as long as a person would, and a wish to stop is heeded."""
-    return patiently(context.clock, PATIENCE_S, attempt, heed=partial(context.heed, state))
+    return patiently(context.clock, PATIENCE_S, attempt, heed=partial(context.heed, state), moved=moved)
 
 
 class _Staging:
@@ -96,7 +98,7 @@ class _Staging:
             notes = self._context.home.uploads
             logging.info("staging %s (%d bytes)", file.name, file.bytes)
             send = partial(stage_file, self._bucket, file, digests, notes, self._count)
-            index = _patiently(self._state, self._context, send)
+            index = _patiently(self._state, self._context, send, moved=lambda: self.sent_bytes)
         self._done_bytes += file.bytes
         self._tell(self._done_bytes)
         return staged_file(file, digests, index)

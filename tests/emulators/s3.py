@@ -56,6 +56,7 @@ class S3Emulator:
         self._pieces: dict[tuple[str, int], int] = {}
         self.lock = threading.Lock()
         self._expiring = self._cuts = self._unavailable = 0
+        self._failure = (503, "SlowDown")
         self._puts_left: int | None = None
         self._lost = self._protected = ""
 
@@ -109,9 +110,9 @@ class S3Emulator:
         """So many answers with content break off in the middle."""
         self._cuts = answers
 
-    def fail(self, requests: int) -> None:
-        """So many requests are answered with 503."""
-        self._unavailable = requests
+    def fail(self, requests: int, status: int = 503, code: str = "SlowDown") -> None:
+        """So many requests are answered with 503, or with another refusal."""
+        self._unavailable, self._failure = requests, (status, code)
 
     def deny_after(self, puts: int | None) -> None:
         """So many more objects are taken by URL, then none; None: as many as come."""
@@ -162,7 +163,7 @@ class S3Emulator:
         """Who asks, from which region, when, and whether that is allowed."""
         if self._unavailable:
             self._unavailable -= 1
-            raise Refused(503, "SlowDown", "Please reduce your request rate.")
+            raise Refused(*self._failure, "Please reduce your request rate.")
         if bucket != BUCKET:
             raise Refused(404, "NoSuchBucket", "The specified bucket does not exist")
         signed = query.get("X-Amz-Credential", [environ.get("HTTP_AUTHORIZATION", "")])[0]

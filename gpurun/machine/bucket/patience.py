@@ -15,18 +15,29 @@ T = TypeVar("T")
 
 
 def patiently(
-    clock: Clock, patience_s: float, attempt: Callable[[], T], *, heed: Callable[[], None] = lambda: None
+    clock: Clock,
+    patience_s: float,
+    attempt: Callable[[], T],
+    *,
+    heed: Callable[[], None] = lambda: None,
+    moved: Callable[[], object] = lambda: None,
 ) -> T:
     """Do what may be repeated until the bucket answers; the last BucketLost or MachineLost when patience ends.
 
-    `heed` is called before each try; what it raises ends the waiting.
+    `heed` is called before each try; what it raises ends the waiting. A try after which `moved` is another value has
+    come further: patience begins anew.
     """
-    lost: BucketLost | MachineLost | None = None
-    for _ in ticks(clock, AGAIN_S, patience_s):
-        heed()
-        try:
-            return attempt()
-        except (BucketLost, MachineLost) as error:
-            lost = error
-    assert lost is not None, "there is at least one try"
-    raise lost
+    while True:
+        before, lost = moved(), None
+        for _ in ticks(clock, AGAIN_S, patience_s):
+            heed()
+            try:
+                return attempt()
+            except (BucketLost, MachineLost) as error:
+                lost = error
+            if moved() != before:
+                break
+        assert lost is not None, "there is at least one try"
+        if moved() == before:
+            raise lost
+        clock.sleep(AGAIN_S)

@@ -19,7 +19,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret
 from gpurun.machine.bucket.address import Address
 from gpurun.machine.bucket.signing_time import signing_at
-from gpurun.machine.bucket.trouble import SKEWED, BucketLost, refusal, skewed
+from gpurun.machine.bucket.trouble import PASSING, SKEWED, BucketLost, refusal, skewed
 
 MOST_SIGNED_S = 7 * 24 * 3600
 """No presigned URL lives longer (SigV4), and none longer than the credentials that signed it."""
@@ -210,7 +210,7 @@ class Bucket:
             told, status = error.response.get("Error", {}), _status(error.response)
             code = str(told.get("Code") or status)
             words = " ".join(str(told.get("Message") or "").split())[:300]
-            if status >= 500 and status != 507:
+            if (status >= 500 and status != 507) or code in PASSING:
                 raise BucketLost(f"{self.endpoint} gave no clear answer to {operation}: {code} {words}") from None
             region = str(told.get("Region") or _headers(error.response).get("x-amz-bucket-region") or "")
             raise refusal(operation, code, words, region, key, self.address, self.endpoint) from None

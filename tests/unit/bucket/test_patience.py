@@ -1,0 +1,68 @@
+"""A bucket that does not answer is waited for: so long after the last byte, not so long in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import GpurunError, SetupError
+from gpurun.machine.bucket.patience import patiently
+from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.wire import Bucket
+from tests.emulators.s3 import S3Emulator
+
+
+class Sending:
+    """A file that takes ten minutes a try, whose line breaks at the end of each; some of it goes out, or nothing."""
+
+    def __init__(self, clock: VirtualClock, *, tries: int, sent_bytes: int) -> None:
+        self.clock, self.tries, self.sent_each, self.sent_bytes = clock, tries, sent_bytes, 0
+
+    def __call__(self) -> str:
+        self.clock.sleep(600)
+        self.sent_bytes += self.sent_each
+        self.tries -= 1
+        if self.tries:
+            raise BucketLost("the line broke")
+        return "all of it is there"
+
+
+def test_what_goes_on_is_tried_again_however_long_it_takes_in_all() -> None:
+    clock = VirtualClock()
+    sending = Sending(clock, tries=9, sent_bytes=1)
+    assert patiently(clock, 60, sending, moved=lambda: sending.sent_bytes) == "all of it is there"
+
+
+def test_what_does_not_go_on_is_given_up() -> None:
+    clock = VirtualClock()
+    sending = Sending(clock, tries=9, sent_bytes=0)
+    with pytest.raises(BucketLost):
+        patiently(clock, 60, sending, moved=lambda: sending.sent_bytes)
+    assert sending.tries == 8
+
+
+def raised(ask: Callable[[], object]) -> type[GpurunError]:
+    with pytest.raises(GpurunError) as told:
+        ask()
+    return told.type
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "SlowDown", BucketLost),
+        (400, "RequestTimeout", BucketLost),
+        (400, "IncompleteBody", BucketLost),
+        (429, "TooManyRequests", BucketLost),
+        (400, "InvalidArgument", SetupError),
+    ],
+)
+def test_what_passes_is_waited_for_and_what_does_not_is_refused(
+    s3: S3Emulator, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, code: str, kind: type[GpurunError]
+) -> None:
+    """A slow line is told so with a status of 400 by S3; others tell with 429 that too much was asked at once."""
+    monkeypatch.setattr(bucket, "_waits", (5, 60, 1))
+    s3.fail(1, status, code)
+    assert raised(lambda: bucket.put("team/gpt/x", b"x")) is kind
