@@ -10,7 +10,7 @@ from typing import Any
 from gpurun.cli.control import find
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import CollectFailed, UsageError, VerificationFailed
+from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
 from gpurun.core.model import canonical
 from gpurun.core.progress import Event, Phase
 from gpurun.lifecycle.context import instance_of
@@ -23,6 +23,7 @@ from gpurun.lifecycle.reach import Reach
 from gpurun.lifecycle.runs import Sight
 from gpurun.lifecycle.salvage import bring_pushed
 from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.view.quantities import format_bytes
 
 # The machine is there and may have finished files; before it has nothing, and afterwards it is being ended.
@@ -126,9 +127,39 @@ def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
     events = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
     collected = next((one.data for one in reversed(sight.records) if one.event in events), None)
     # What is only remembered of a lost machine may be old; the bucket may have newer checkpoints.
-    if _place_of(sight) and (collected is None or collected["missing"] or collected.get("remembered")):
-        return _from_bucket(session, sight, only)
-    return _at_home(sight, only, collected)
+    is_old = collected is None or bool(collected.get("remembered"))
+    if not _place_of(sight) or not (is_old or (collected and collected["missing"])):
+        return _at_home(sight, only, collected)
+    try:
+        return _from_bucket(session, sight, only, collected)
+    except (SetupError, BucketLost) as error:
+        if is_old or collected is None or _step_at_home(collected, only) is None:
+            raise
+        session.say(f"{error.what} What came home before is taken.")
+        return _at_home(sight, only, collected)
+
+
+def _step_at_home(collected: Mapping[str, Any], only: Only) -> int | None:
+    """The step of the newest or the best checkpoint, if all of it came home."""
+    step = collected["latest"] if only == "last" else (collected["best"] or {}).get("step")
+    weights = [one["name"] for one in collected["files"] if (one["kind"], one["step"]) == ("weights", step)]
+    lost = {_stem(name) for name in collected["missing"]}
+    return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
+
+
+def _stem(name: str) -> str:
+    """What the names of a checkpoint's files have in common."""
+    return name.partition(".")[0]
+
+
+def _is_ahead(collected: Mapping[str, Any], manifest: Manifest, only: Only) -> bool:
+    """Whether what came home of what is asked for is newer, or better, than what is in the bucket."""
+    step = _step_at_home(collected, only)
+    if step is None:
+        return False
+    if only == "last":
+        return manifest.latest is None or step > manifest.latest
+    return manifest.best is None or float(collected["best"]["val_loss"]) < manifest.best.val_loss
 
 
 def _place_of(sight: Sight) -> str:
@@ -137,22 +168,47 @@ def _place_of(sight: Sight) -> str:
     return str(next(started, {}).get("pushed") or "") if sight.plan.choices.stage else ""
 
 
-def _from_bucket(session: Session, sight: Sight, only: Only) -> Result:
-    """Bring what was asked for from the bucket; the first file that does not come is the error."""
+def _from_bucket(session: Session, sight: Sight, only: Only, collected: Mapping[str, Any] | None = None) -> Result:
+    """Bring what was asked for from the bucket; the first file that does not come is the error.
+
+    What came home before is not passed over for something older that is there.
+    """
     name, artifacts = sight.folder.name, sight.folder.artifacts
+
+    def is_home_ahead(manifest: Manifest) -> bool:
+        return collected is not None and _is_ahead(collected, manifest, only)
+
     found = bring_pushed(
         sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
-        choose=lambda manifest: chosen(manifest, only, name), tell=_telling(session),
+        choose=lambda manifest: [] if is_home_ahead(manifest) else chosen(manifest, only, name),
+        tell=_telling(session),
     )  # fmt: skip
+    if is_home_ahead(found.manifest):
+        return _at_home(sight, only, collected)
     if not found.manifest.files:
         hint = f"What came home before: {artifacts}."
         raise UsageError("checkpoint.none", f"{name} has put nothing into the bucket.", hint=hint)
     if found.missing:
         raise next(iter(found.missing.values()))
     left = [file for file in found.manifest.files if file not in found.here and not is_here(artifacts, file)]
-    lines = [_here(sight, found.manifest, found.here), "It came by the bucket, where the machine had put it."]
+    manifest, here = found.manifest, found.here
+    if only == "all" and collected is not None:
+        manifest, here = _with_home(found.manifest, found.here, collected, artifacts)
+    lines = [_here(sight, manifest, here), "It came by the bucket, where the machine had put it."]
     lines += [f"Only in the bucket: {_named(left)}."] if left else []
-    return Result(data=_data(sight, only, found.manifest, found.here, left), text="\n".join(lines))
+    return Result(data=_data(sight, only, manifest, here, left), text="\n".join(lines))
+
+
+def _with_home(
+    manifest: Manifest, here: Sequence[ManifestFile], collected: Mapping[str, Any], artifacts: Path
+) -> tuple[Manifest, tuple[ManifestFile, ...]]:
+    """What is in the bucket and here, with what came home before and is here still; the newest and the best of both."""
+    told = Manifest.model_validate_json(canonical({key: collected[key] for key in ("latest", "best", "files")}))
+    names = {file.name for file in here}
+    files = (*here, *(file for file in told.files if file.name not in names and is_here(artifacts, file)))
+    latest = max((one.latest for one in (manifest, told) if one.latest is not None), default=None)
+    best = min((one.best for one in (manifest, told) if one.best), key=lambda best: best.val_loss, default=None)
+    return manifest.model_copy(update={"latest": latest, "best": best}), files
 
 
 def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> Result:

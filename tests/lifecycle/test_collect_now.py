@@ -18,7 +18,7 @@ from gpurun.cli.collecting import collect_run
 from gpurun.cli.control import find
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
-from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError, VerificationFailed
+from gpurun.core.errors import CollectFailed, GpurunError, SetupError, StoreFull, UsageError, VerificationFailed
 from gpurun.core.exclusive import exclusive
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.plan import Choices, Plan
@@ -30,7 +30,7 @@ from gpurun.lifecycle.home.collect_now import OVER_PLAN, PATIENCE_S, UNREACHABLE
 from gpurun.lifecycle.home.copy_out import copy_out
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.salvage import Salvaged
-from gpurun.machine.answers import Manifest, ManifestFile
+from gpurun.machine.answers import Best, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.partial import HeldElsewhere
 from tests.lifecycle.test_early import FREE, Instance, at_home, until
@@ -391,6 +391,67 @@ def test_of_a_machine_that_cannot_be_reached_or_has_no_bytes_left_what_it_pushed
 
     monkeypatch.setattr(collecting, "bring_now", unreachable)
     assert "by the bucket" in collect_run(session, "fox-41", only="all").text
+
+
+def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> ManifestFile:
+    """What the bucket has is of step 60: the machine's URLs had run out by then."""
+    old = ManifestFile(name="checkpoints/000060.safetensors", bytes=5, sha256="6" * 64, kind="weights", step=60)
+    told = Manifest(latest=60, best=Best(step=60, val_loss=9.0), files=(old,))
+
+    def from_bucket(*_: object, choose: Any, **__: Any) -> Salvaged:
+        manifest = Manifest() if is_empty else told
+        return Salvaged(manifest, tuple(choose(manifest)) if manifest.files else (), {}, (), 1)
+
+    monkeypatch.setattr(collecting, "bring_pushed", from_bucket)
+    return old
+
+
+@pytest.mark.parametrize("only", ["last", "best"])
+def test_an_older_checkpoint_of_the_bucket_is_not_called_the_newest_where_a_newer_one_came_home(
+    session: Session, monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
+    older_bucket(monkeypatch)
+    told = collect_run(session, "fox-41", only=only)
+    assert {file["step"] for file in told.data["here"]} == {120}
+    assert "step 120 (the newest and the best" in told.text
+
+
+def test_all_of_a_run_is_what_came_home_and_what_is_in_the_bucket(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
+    old = older_bucket(monkeypatch)
+    told = collect_run(session, "fox-41", only="all")
+    assert {WEIGHTS, old.name} <= {file["name"] for file in told.data["here"]}
+    assert told.data["latest"] == 120
+    assert "step 60" in told.text
+    assert "step 120 (the newest and the best" in told.text
+
+
+def test_where_the_newest_did_not_come_home_whole_the_older_one_of_the_bucket_is_taken(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed_run(session, monkeypatch, "through_training", "death", missing=["checkpoints/000120.optimizer"])
+    old = older_bucket(monkeypatch)
+    assert [file["name"] for file in collect_run(session, "fox-41", only="last").data["here"]] == [old.name]
+
+
+@pytest.mark.parametrize("is_empty", [False, True], ids=["is not there any more", "was never written to"])
+def test_what_came_home_is_told_and_copied_though_the_bucket(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_empty: bool
+) -> None:
+    pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
+    older_bucket(monkeypatch, is_empty=True)
+    if not is_empty:
+
+        def refused(*_: object, **__: object) -> Salvaged:
+            raise SetupError("stage.no_bucket", "There is no bucket.", hint="Make it.")
+
+        monkeypatch.setattr(collecting, "bring_pushed", refused)
+    told = collect_run(session, "fox-41", only="last", to=str(tmp_path / "to"))
+    assert {file["step"] for file in told.data["here"]} == {120}
+    assert (tmp_path / "to" / WEIGHTS).exists()
 
 
 def test_a_run_whose_files_were_never_collected_says_so(session: Session) -> None:
