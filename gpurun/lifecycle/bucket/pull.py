@@ -14,11 +14,15 @@ from gpurun.machine.base import FarRefusal
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import forget
 from gpurun.machine.bucket.order import Pulled, have_pulled
+from gpurun.machine.bucket.patience import AGAIN_S, patiently
 from gpurun.machine.bucket.staged import StagedFile, read_staged
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack
+
+PATIENCE_S = 60.0
+"""A minute of the machine costs less than sending from here what a bucket that is back in a moment would bring."""
 
 
 def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
@@ -35,7 +39,7 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
         return
     bucket = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True)
     try:
-        bucket.look()
+        patiently(context.clock, PATIENCE_S, bucket.look, heed=partial(context.heed, state))
         patience = Patience(state, context, limit_s=context.plan.lease.ship_s)
 
         def on_progress() -> None:
@@ -43,7 +47,8 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
             context.heed(state)
 
         order = partial(have_pulled, far, bucket, files, came, on_progress=on_progress)
-        patience.until_done(lambda: order(timeout_s=patience.left_s))
+        for _ in _while_it_may_come(came, context):
+            patience.until_done(lambda: order(timeout_s=patience.left_s))
     except FarRefusal as refusal:
         if refusal.reason == "disk_full":
             raise
@@ -54,6 +59,20 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
         yield from _what_failed(files, came)
         yield from _forget_altered(bucket, files, came)
     came.missing_bytes = sum(file.bytes for file in _missing(files, came))
+
+
+def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:
+    """A try, and more while the machine loses the bucket from sight, until nothing has come for PATIENCE_S."""
+    clock = context.clock
+    moved_mono, sent_bytes = clock.monotonic(), came.sent_bytes
+    while True:
+        yield
+        if came.sent_bytes > sent_bytes:
+            moved_mono, sent_bytes = clock.monotonic(), came.sent_bytes
+        is_away = any(one.code == "unreachable" for one in came.failed.values())
+        if not is_away or clock.monotonic() - moved_mono > PATIENCE_S:
+            return
+        clock.sleep(AGAIN_S)
 
 
 def _staged_of(context: Context, pack: Pack) -> list[StagedFile]:
