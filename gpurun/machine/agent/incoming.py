@@ -50,6 +50,7 @@ def begin(root: str, options: Json) -> Answer:
         kind, folder = "verified", at(root, FOLDER, options["sha256"])
         verified = Incoming(folder).verified if os.path.exists(at(folder, "layout.json")) else {}
         lines = ["%d %s\n" % pair for pair in sorted(verified.items())]
+        drop_partial(root)
         check_room(root, sum(size for _, size in layout["files"]) - len(verified) * layout["part_bytes"])
         if not verified:
             shutil.rmtree(at(root, FOLDER), ignore_errors=True)
@@ -104,6 +105,13 @@ def check_room(root: str, needed: int) -> None:
     free = shutil.disk_usage(root).free
     if needed > free:
         raise Refusal("disk_full", "%d bytes are needed, %d are free" % (needed, free), needed_bytes=needed)
+
+
+def drop_partial(root: str) -> None:
+    """Let go of what a bucket has brought in part: those files come whole now, and there may be no room for both."""
+    for name in os.listdir(at(root, PULLED)) if os.path.isdir(at(root, PULLED)) else ():
+        if name.endswith(".part"):
+            os.unlink(at(root, PULLED, name))
 
 
 def held_files(root: str) -> Dict[str, Tuple[str, int]]:

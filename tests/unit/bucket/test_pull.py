@@ -146,6 +146,17 @@ def test_an_altered_object_is_refused_part_by_part_and_ssh_brings_the_file(s3: S
     assert 0 < shipping.ship() < 10 << 20
 
 
+def test_what_came_of_a_file_that_goes_over_ssh_takes_no_room_beside_it(s3: S3Emulator, shipping: Shipping) -> None:
+    """A machine is rented with a disk for the shards, not for twice as much."""
+    s3.alter(shipping.key_of("train_1.bin"))
+    shipping.pull()
+    (partial,) = (shipping.box / ".pulled").glob("*.part")
+    seen: list[bool] = []
+    shipping.pack.known.update({file.name: file.sha256 for file in shipping.staged})
+    shipping.far.unpack(shipping.pack, on_progress=lambda there: seen.append(partial.exists()) if there else None)
+    assert set(seen) == {False}
+
+
 def test_a_bomb_in_the_place_of_an_object_costs_neither_memory_nor_disk(s3: S3Emulator, shipping: Shipping) -> None:
     import zstandard
 
