@@ -130,6 +130,27 @@ def test_a_plan_says_what_the_bucket_costs_and_whether_the_cap_covers_it(
     assert ("it pushes" in notes) is (provider == "aws")
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "provider", "is_told"),
+    [
+        ("http://localhost:9000", "runpod", True),
+        ("http://192.168.1.5:9000", "aws", True),
+        ("http://[fd00::5]:9000", "lambda", True),
+        ("http://192.168.1.5:9000", "ssh", False),
+        ("https://minio.example.com", "runpod", False),
+        ("https://1.1.1.1", "runpod", False),
+    ],
+)
+def test_a_bucket_in_a_network_of_ones_own_is_said_to_be_out_of_a_rented_machines_reach(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, endpoint: str, provider: str, is_told: bool
+) -> None:
+    monkeypatch.setattr(Bucket, "look", lambda _: None)
+    monkeypatch.setattr(Bucket, "endpoint", endpoint)
+    offer = plan.offer.model_copy(update={"provider": provider})
+    notes = " ".join(with_stage(plan.model_copy(update={"offer": offer}), None, SystemClock()).notes)
+    assert ("a rented machine hardly reaches" in notes) is is_told
+
+
 def test_a_machine_beside_the_bucket_is_told_of_no_traffic(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "look", lambda _: None)
     monkeypatch.setattr(Bucket, "endpoint", "https://s3.us-west-2.amazonaws.com")

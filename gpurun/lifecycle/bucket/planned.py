@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
@@ -104,6 +106,14 @@ def _aws_bill(size_bytes: int) -> str:
     return format_usd(times(terms_of("aws").egress_per_gb, ceil(size_bytes / 1e9)))
 
 
+def _is_private(host: str) -> bool:
+    """Whether an address is one that only its own network knows; of a name that is not known here."""
+    try:
+        return host == "localhost" or ip_address(host).is_private
+    except ValueError:
+        return False
+
+
 def _notes(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
     """What should be known about the bucket."""
     notes = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
@@ -111,6 +121,9 @@ def _notes(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
         notes.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
     if bucket.endpoint.startswith("http://"):
         notes.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
+    if plan.offer.provider != "ssh" and _is_private(urlsplit(bucket.endpoint).hostname or ""):
+        what = f"{bucket.endpoint} is in a network of your own, which a rented machine hardly reaches"
+        notes.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
     if stage.is_of_aws and stage.bytes and plan.offer.provider != "aws":
         what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {_aws_bill(stage.bytes)}"
         notes.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
