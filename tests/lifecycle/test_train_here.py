@@ -15,6 +15,7 @@ import pytest
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
+from gpurun.ledger.lock import holder_of
 from gpurun.providers.local import LocalProvider
 
 GPURUN = [sys.executable, "-m", "gpurun.cli.app"]
@@ -194,4 +195,5 @@ def kill_supervisor(home: Path) -> None:
     found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    time.sleep(0.2)
+    # One that waits for the disk dies only after that; the lock tells when.
+    wait_for(lambda: not any(holder_of(folder) for folder in (home / "runs").glob("*/run.lock")))

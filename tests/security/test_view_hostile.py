@@ -100,9 +100,9 @@ def test_what_is_harmless_stays() -> None:
 def test_a_ten_megabyte_line_is_cut_with_a_mark_and_at_once() -> None:
     for unit in (b"x", b"\x1b[", b"\x1b]", b"\xff", "\u202e".encode(), b"\r", b"\t"):
         given = unit * (10_000_000 // len(unit))
-        begun = time.perf_counter()
+        begun = time.thread_time()  # Of this thread alone: what else runs here meanwhile is no cost of a line.
         shown = safe_line(given)
-        assert time.perf_counter() - begun < 0.1
+        assert time.thread_time() - begun < 0.1
         assert len(shown.encode()) <= 3 * MAX_LINE_BYTES + 60
         assert shown.endswith(f"[line of {len(given):,} cut]")
 

@@ -280,9 +280,8 @@ class TestTheEnd:
         died: list[float] = []
         at = calendar(2)
         timer = f"systemd-run --on-calendar='{at}' --timer-property=AccuracySec=1s systemctl poweroff"
-        guest = boot(
-            user_data=keys.user_data(bootcmd=[["sh", "-c", timer]]), on_poweroff=lambda: died.append(time.time())
-        )
+        armed = keys.user_data(bootcmd=[["sh", "-c", timer]])
+        guest = boot(ready=False, user_data=armed, on_poweroff=lambda: died.append(time.time()))
         guest.wait_dead()
         due = datetime.strptime(at, "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC).timestamp()
         assert due <= died[0] < due + 10

@@ -258,7 +258,7 @@ def test_the_time_limit_is_for_the_whole_exchange(script: Script) -> None:
     begun = time.monotonic()
     with serving(script) as server, pytest.raises(Unknown, match="gave no whole answer"):
         client(server.url, SystemClock()).request("GET", "/", timeout_s=0.3)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15, "the server would go on for half a minute, or for ever"
 
 
 def test_nobody_there_is_unknown() -> None:

@@ -45,7 +45,7 @@ HOST_PRIVATE = (
 KEYS = RunKeys(
     client_public="ssh-ed25519 AAAAclient gpurun", host_public="ssh-ed25519 AAAAhost", host_private=HOST_PRIVATE
 )
-SHORT = Pace(launch_limit_s=0.3, terminate_limit_s=0.3)
+SHORT = Pace(launch_limit_s=1.0, terminate_limit_s=1.0)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ class Box:
     def status(self) -> Status:
         return self.far.poll({}).status
 
-    def until(self, true: Callable[[], Any], limit_s: float = 10.0) -> Any:
+    def until(self, true: Callable[[], Any], limit_s: float = 30.0) -> Any:
         """Wait for something to be so; fail when it does not become so."""
         end = time.monotonic() + limit_s
         while not (value := true()):

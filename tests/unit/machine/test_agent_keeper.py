@@ -54,6 +54,12 @@ def stops(soft_s: float, hard_s: float, ahead_s: float = 0.0) -> dict[str, float
     return {"soft_stop_s": soft_s, "hard_stop_s": hard_s, **walls}
 
 
+def bring_forward(box: Box, soft_s: float, hard_s: float) -> None:
+    """Let the lease end in so many seconds from now: what a test is about is there by then, however busy this is."""
+    now = time.time()
+    box.far.shorten(now + soft_s, now + hard_s)
+
+
 def alive(pid: int) -> bool:
     try:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -159,10 +165,11 @@ def test_a_killed_keeper_leaves_a_running_trainer_which_a_new_keeper_adopts(box:
 
 
 def test_a_trainer_without_a_keeper_is_still_bound_by_its_lease(box: Box) -> None:
-    first = box.far.start(box.job(STUBBORN, soft_s=1.5, hard_s=2.0))
+    first = box.far.start(box.job(STUBBORN))
     children = [int(pid) for pid in box.until(lambda: box.text("children")).split()]
     kill(first.keeper_pid)
     assert box.status().state == "running"
+    bring_forward(box, 0.3, 0.8)
     assert box.until_exited().stop_reason == "lease"
     assert not [pid for pid in children if alive(pid)]
 
@@ -196,21 +203,22 @@ def test_a_power_cut_that_leaves_no_status_behind_ends_the_run(box: Box, left: b
 
 
 def test_at_the_soft_stop_the_trainer_may_save(box: Box) -> None:
-    box.far.start(box.job(SAVES, soft_s=0.8, hard_s=30))
+    box.far.start(box.job(SAVES))
+    box.until(lambda: box.text("ready"))
+    bring_forward(box, 0.3, 60)
     status = box.until_exited()
     assert (status.exit_code, status.stop_reason, box.text("saved")) == (0, "lease", "yes")
 
 
 def test_at_the_hard_stop_everything_dies_whatever_it_ignores_and_wherever_it_hides(box: Box) -> None:
-    started = time.monotonic()
-    box.far.start(box.job(STUBBORN, soft_s=0.8, hard_s=1.6))
+    box.far.start(box.job(STUBBORN, save_s=60))
     hidden = int(box.until(lambda: box.text("hidden")))
     children = [int(pid) for pid in box.until(lambda: box.text("children")).split()]
     assert all(alive(pid) for pid in [*children, hidden])
+    bring_forward(box, 0.3, 0.8)
     status = box.until_exited()
     assert (status.signal, status.stop_reason) == (signal.SIGKILL, "lease")
     assert not [pid for pid in [*children, hidden] if alive(pid)]
-    assert time.monotonic() - started < 4
 
 
 def test_what_a_trainer_leaves_running_dies_with_it(box: Box) -> None:
@@ -316,12 +324,10 @@ def test_a_trainer_that_ignores_a_stop_is_killed_after_its_time_to_save(box: Box
 
 
 def test_stop_now_kills_at_once(box: Box) -> None:
-    box.far.start(box.job(SAVES))
+    box.far.start(box.job(SAVES, save_s=60))
     box.until(lambda: box.text("ready"))
-    asked = time.monotonic()
     box.far.stop(now=True, reason="user")
-    assert box.until_exited().signal == signal.SIGKILL
-    assert time.monotonic() - asked < 1.5
+    assert box.until_exited().signal == signal.SIGKILL, "long before its time to save is over"
     assert box.text("saved") == ""
 
 
@@ -346,7 +352,8 @@ def test_the_heartbeat_is_never_older_than_two_seconds(box: Box) -> None:
     box.far.start(box.job(WAITS))
     end = time.time() + 3
     while time.time() < end:
-        assert time.time() - box.status().wall < 2
+        asked_wall = time.time()  # What a poll itself takes is no age of the heartbeat.
+        assert asked_wall - box.status().wall < 2
         time.sleep(0.2)
 
 

@@ -248,7 +248,8 @@ def test_a_sender_that_falls_silent_is_given_up(box: Box) -> None:
 
     def slow() -> Iterator[bytes]:
         yield wire.stream[:100]
-        time.sleep(2)
+        while box.living():  # However long the agent takes to come up, and to give up.
+            time.sleep(0.05)
 
     argv = box.agent_argv("receive", "--codec", "gzip", "--sha256", wire.id)
     reply = box.machine.call(argv, stdin=slow(), timeout_s=20)
