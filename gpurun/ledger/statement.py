@@ -2,7 +2,7 @@
 
 A pure function of the journal, the trainer's files and the place in the chain: no clock and no machine is asked, so a
 receipt that was lost is made again byte for byte. docs/RECEIPTS.md has every field. Each group of figures says what it
-rests on: "measured" (this laptop's clock), "provider-reported", "instance-reported", "billed" or "unknown".
+rests on: "measured" (this laptop's clock), "provider-reported", "instance-reported", "planned" or "unknown".
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from gpurun.planning.recipe import ResolvedRecipe
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
-EXPECTED_DESTROY_S = 45  # Measured at most 48 (docs/BENCHMARKS.md); the death's proof alone takes 30.
+EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/BENCHMARKS.md); the death's proof alone takes 30.
 MARGIN = 1.5
 MOST_HOURS = 24 * 365
 LEAST_TRAIN_S = 300
