@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -271,7 +272,24 @@ def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monk
     (trainer.root / "agent" / "stop.json").write_text('{"now": true, "reason": "farewell"}')
     begun = time.monotonic()
     pusher.finish()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < push.LAST_S / 10
+    s3.fail(0)
+    pusher.thread.join(10)
+
+
+def test_a_bucket_that_stays_away_is_given_up_after_the_last_half_hour(
+    s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert push.LAST_S == 1800, "as docs/STAGE.md has it"
+    monkeypatch.setattr(push, "LAST_S", 0.5)
+    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    s3.fail(10_000)
+    trainer.save(10)
+    pusher = push.begin(str(trainer.root))
+    ending = threading.Thread(target=pusher.finish, daemon=True)
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive(), "the keeper would never end"
     s3.fail(0)
     pusher.thread.join(10)
 

@@ -1,0 +1,102 @@
+"""A machine's URLs to push by are made anew while the laptop watches: in time, and never at the training's cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.lifecycle.bucket.push import BRIEF_S, FRESH_S, Pushing
+from gpurun.machine.base import MachineLost
+from tests.emulators.s3 import S3Emulator
+
+PLACE = "gpt/runs/fox-41/gr-1"
+
+
+class Waiting(SystemClock):
+    """Sleeps in no time; the wall stays right, or S3 would take nothing that is signed by it."""
+
+    slept_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+
+
+class Machine:
+    """What the far side was handed; it can be out of reach."""
+
+    def __init__(self) -> None:
+        self.orders: list[dict[str, Any]] = []
+        self.is_lost, self.tries = False, 0
+
+    def let_push(self, order: bytes) -> None:
+        self.tries += 1
+        if self.is_lost:
+            raise MachineLost("It did not answer.")
+        self.orders.append(json.loads(order))
+
+
+@pytest.fixture
+def clock() -> Waiting:
+    return Waiting()
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def pushing(s3: S3Emulator, clock: Waiting, machine: Machine, tmp_path: Path) -> Pushing:
+    plan = SimpleNamespace(choices=SimpleNamespace(stage="s3://shards/gpt"), run="fox-41", parameters=1_000)
+    folder = SimpleNamespace(push_key=tmp_path / "push.key")
+    context = SimpleNamespace(clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0)
+    given = Pushing(SimpleNamespace(token="gr-1", pushed=PLACE), context, machine)
+    assert given.give() == PLACE
+    return given
+
+
+@pytest.mark.parametrize(("is_session", "every_s"), [(False, FRESH_S), (True, BRIEF_S)], ids=["lasting", "session"])
+def test_fresh_urls_come_as_often_as_the_key_wants(
+    clock: Waiting, machine: Machine, pushing: Pushing, monkeypatch: pytest.MonkeyPatch, is_session: bool,
+    every_s: float,
+) -> None:  # fmt: skip
+    assert (FRESH_S, BRIEF_S) == (12 * 3600, 15 * 60), "as docs/STAGE.md has it"
+    if is_session:
+        monkeypatch.setattr(type(pushing._bucket), "has_session", property(lambda _: True))
+        pushing.give()
+    given = len(machine.orders)
+    for late in range(3):
+        clock.sleep(every_s - 60)
+        pushing.refresh()
+        assert len(machine.orders) == given + late, "the old ones are good still"
+        clock.sleep(60)
+        pushing.refresh()
+        assert len(machine.orders) == given + late + 1
+    assert len({order["key"] for order in machine.orders}) == 1, "one key signs the list of one machine"
+
+
+def test_a_refresh_that_fails_hurts_no_training_and_is_tried_again(
+    clock: Waiting, machine: Machine, pushing: Pushing, s3: S3Emulator
+) -> None:
+    clock.sleep(FRESH_S)
+    machine.is_lost = True
+    for _ in range(3):
+        pushing.refresh()
+    assert machine.tries == 2, "not with every look"
+    machine.is_lost = False
+    s3.denied.add("s3:ListBucket")
+    clock.sleep(BRIEF_S)
+    pushing.refresh()
+    s3.denied.clear()
+    assert len(machine.orders) == 1
+    clock.sleep(BRIEF_S)
+    pushing.refresh()
+    assert len(machine.orders) == 2
