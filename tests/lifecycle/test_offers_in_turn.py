@@ -201,6 +201,20 @@ def test_a_price_that_rose_while_the_plan_lay_there_is_refused_before_anything_i
     assert code is (ExitCode.DONE if sent else ExitCode.NO_OFFER)
 
 
+@pytest.mark.parametrize(
+    "other", [{"tier": "community"}, {"spot": True}, {"type_id": "other"}, {"region": "elsewhere"}]
+)
+def test_a_price_that_rose_is_not_hidden_by_another_offer_that_costs_less(
+    market: Market, other: dict[str, object]
+) -> None:
+    market.set_plan(quoted_wall=market.clock.wall())
+    market.clock.sleep(STALE_S + 1)
+    dearer = market.plan.offer.model_copy(update={"rate_micros_per_hour": times(rate_of(market), 2)})
+    market.cloud.stock = [dearer, market.plan.offer.model_copy(update=other)]
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert not market.all_of(Event.CREATE_INTENDED)
+
+
 def test_an_old_price_that_cannot_be_read_again_is_not_spent_on(market: Market) -> None:
     market.set_plan(quoted_wall=market.clock.wall())
     market.clock.sleep(STALE_S + 1)

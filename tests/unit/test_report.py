@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gpurun.cli import reports
 from gpurun.cli.app import build_app
 from gpurun.cli.exporting import figures_of
 from gpurun.cli.reports import report_runs
@@ -349,3 +350,11 @@ def test_the_command_line_writes_the_page_and_says_what_is_on_it(session: Sessio
     assert told["data"]["html"] == str(page)
     assert page_of(page).startswith("<!doctype html>")
     assert "fox-41" in CliRunner().invoke(build_app(), ["report", "fox", *home], standalone_mode=False).stdout
+
+
+def test_more_runs_than_a_chart_can_tell_apart_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fox-41", "owl-07"):
+        finished_run(session.home, name)
+    monkeypatch.setattr(reports, "MOST_RUNS", 1)
+    with pytest.raises(UsageError, match="2 runs cannot be told apart"):
+        report_runs(session, ["fox-41", "owl-07"], html="")
