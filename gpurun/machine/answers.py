@@ -73,11 +73,6 @@ class Facts(_Said):
     gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
     torch: Torch
 
-    @property
-    def torch_found(self) -> bool:
-        """Whether any Python there imports torch."""
-        return self.torch.found
-
     def as_json(self) -> dict[str, Any]:
         """The facts as plain data, for the journal."""
         return self.model_dump(mode="json")

@@ -156,12 +156,6 @@ class FakeCloud:
         self._come_true()
         return [box for box in self.boxes if box.died_s is None or box.died_s > self.now]
 
-    @property
-    def on_its_way(self) -> bool:
-        """Whether a create that nobody waits for any more is still to arrive."""
-        self._come_true()
-        return bool(self._late)
-
     def metered(self, token: str | None = None) -> Micros:
         """What the cloud will bill up to now, for a token or for all."""
         self._come_true()

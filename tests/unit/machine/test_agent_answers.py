@@ -134,7 +134,7 @@ def test_hello_finds_the_python_that_has_torch_and_start_uses_it(box: Box) -> No
     fake.write_text('#!/bin/sh\necho \'{"version": "9.9", "cuda": null, "devices": []}\'\n')
     fake.chmod(0o755)
     facts = box.far.hello(python=str(fake))
-    assert (facts.torch_found, facts.torch.version, facts.torch.python) == (True, "9.9", str(fake))
+    assert (facts.torch.found, facts.torch.version, facts.torch.python) == (True, "9.9", str(fake))
     assert facts.codecs[-1] == "gzip"
     assert facts.shipped_sha256 is None
     box.far.start({**box.job(""), "argv": ["{python}", "-m", "trainer.train"]})
@@ -143,6 +143,6 @@ def test_hello_finds_the_python_that_has_torch_and_start_uses_it(box: Box) -> No
 
 
 def test_without_torch_a_job_that_needs_it_is_refused(box: Box) -> None:
-    assert not box.far.hello(python="/no/such/python").torch_found
+    assert not box.far.hello(python="/no/such/python").torch.found
     with pytest.raises(FarRefusal, match="no Python with torch"):
         box.far.start({**box.job(""), "argv": ["{python}", "-m", "trainer.train"]})

@@ -349,7 +349,7 @@ def test_a_whole_run_goes_over_it(place: Place, tmp_path: Path) -> None:
     python.chmod(0o755)
     far = FarSide(place.machine(proxy.port), python=str(python))
     far.install_agent()
-    assert far.hello().torch_found
+    assert far.hello().torch.found
     shards = random.Random(3).randbytes(2 << 20)
     recipe = json.dumps({"train": {"steps": 10_000}}).encode()
     pack = Pack(survey({"bundle/trainer": TINY / "trainer", "bundle/recipe.json": recipe, "data/x.bin": shards}))
