@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -102,7 +103,8 @@ class Box:
     def close(self) -> None:
         while living := self.living():
             for pid in living:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # A keeper whose trainer has ended ends by itself.
+                    os.kill(pid, signal.SIGKILL)
 
 
 def kill(pid: int) -> None:
