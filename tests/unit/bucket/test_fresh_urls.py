@@ -55,8 +55,11 @@ def machine() -> Machine:
 
 @pytest.fixture
 def pushing(s3: S3Emulator, clock: Waiting, machine: Machine, tmp_path: Path) -> Pushing:
-    plan = SimpleNamespace(choices=SimpleNamespace(stage="s3://shards/gpt"), run="fox-41", parameters=1_000)
-    folder = SimpleNamespace(push_key=tmp_path / "push.key")
+    choices, offer = SimpleNamespace(stage="s3://shards/gpt"), SimpleNamespace(provider="lambda", region="us-east-1")
+    plan = SimpleNamespace(
+        choices=choices, run="fox-41", parameters=1_000, stage=None, offer=offer, resolved={"train": {"steps": 30}}
+    )
+    folder = SimpleNamespace(push_key=tmp_path / "push.key", path=tmp_path)
     context = SimpleNamespace(clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0)
     given = Pushing(SimpleNamespace(token="gr-1", pushed=PLACE), context, machine)
     assert given.give() == PLACE
