@@ -19,12 +19,14 @@ from gpurun.machine.answers import check_name
 from gpurun.machine.base import MachineLost, Take
 from gpurun.machine.partial import Partial, Taker, notes_of
 
-# A range takes a lane about so long: each costs a start over there, and the last ones should end together.
+# A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
+# together.
 RANGE_S = 5.0
-MOST_RANGE_BYTES = 256 << 20
+MOST_RANGE_BYTES = 2 << 30
 LEAST_RANGE_BYTES = 4 << 20
 PARTIAL_FOLDER = ".partial"
 TICK_S = 0.05
+SYNC_S = 0.5
 MOST_FRUITLESS = 3
 _REFETCHES = 3
 
@@ -132,7 +134,8 @@ class Fetching:
     def run(self) -> None:
         """Pull all gaps once; MachineLost when some are left because no lane stood."""
         threads = [threading.Thread(target=self._work, args=(pull,), daemon=True) for pull in self._pulls]
-        for thread in threads:
+        syncing = threading.Thread(target=self._sync, daemon=True)
+        for thread in (*threads, syncing):
             thread.start()
         try:
             for thread in threads:
@@ -143,22 +146,30 @@ class Fetching:
             self._wanted.tell(self._partial.have_bytes)
         finally:
             self._stop.set()
-            for thread in threads:
+            for thread in (*threads, syncing):
                 thread.join()
         if self._error is not None:
             raise self._error
         if self._lost is not None and self._todo:
             raise self._lost
 
+    def _sync(self) -> None:
+        """Bring to the disk what has come, again and again: it is less at the end, and a power cut costs little."""
+        while not self._stop.wait(SYNC_S):
+            try:
+                self._partial.sync()
+            except OSError as error:
+                self._error = self._error or error
+                self._stop.set()
+
     def _work(self, pull: Pull) -> None:
         """Pull one range after the other over one lane; a range that was cut goes back to be pulled again."""
         fruitless, size_bytes = 0, LEAST_RANGE_BYTES
         while not self._stop.is_set() and fruitless < MOST_FRUITLESS and (taken := self._take(size_bytes)):
-            (start, end), begun = taken, self._clock.monotonic()
-            before = self._partial.have_bytes
+            (start, end), before = taken, self._partial.have_bytes
             try:
-                self._pull_range(pull, start, end)
-                size_bytes = int((end - start) * RANGE_S / max(0.001, self._clock.monotonic() - begun))
+                seconds = self._pull_range(pull, start, end)
+                size_bytes = int((end - start) * RANGE_S / max(0.001, seconds))
             except MachineLost as lost:
                 self._lost = lost
                 left = [(max(start, a), min(end, b)) for a, b in self._partial.gaps() if a < end and b > start]
@@ -176,17 +187,20 @@ class Fetching:
                 return None
             start, end = self._todo.popleft()
             missing = end - start + sum(b - a for a, b in self._todo)
-            most = min(size_bytes, MOST_RANGE_BYTES, missing // (2 * len(self._pulls)))
+            fair_bytes = missing // (2 * len(self._pulls)) if len(self._pulls) > 1 else missing
+            most = min(size_bytes, MOST_RANGE_BYTES, fair_bytes)
             cut = min(end, start + max(LEAST_RANGE_BYTES, int(size_bytes // RANGE_S), most))
             if cut < end:
                 self._todo.appendleft((cut, end))
             return start, cut
 
-    def _pull_range(self, pull: Pull, start: int, end: int) -> None:
-        """Bring one range, and keep what has come of it whatever happens."""
-        taker = Taker(self._partial, start)
+    def _pull_range(self, pull: Pull, start: int, end: int) -> float:
+        """Bring one range, and keep what has come of it whatever happens; the seconds from its first byte on."""
+        taker, begun = Taker(self._partial, start), 0.0
 
         def take(block: bytes) -> None:
+            nonlocal begun
+            begun = begun or self._clock.monotonic()
             taker.take(block)
             if self._stop.is_set():
                 raise _Stopped
@@ -195,6 +209,7 @@ class Fetching:
             pull(start, end - start, take)
         finally:
             taker.flush()
+        return self._clock.monotonic() - begun
 
 
 class _Stopped(GpurunError):

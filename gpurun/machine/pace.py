@@ -44,5 +44,10 @@ class Pace:
 
 
 def lanes_for(round_trip_s: float) -> int:
-    """How many lanes keep a way of this length busy, if the line carries that much."""
+    """How many lanes keep a way of this length busy, if the line carries that much.
+
+    What comes home is taken in by one thread a connection: on a short way a second lane only has the digest wait.
+    """
+    if round_trip_s < SHORT_S + DELAYED_ANSWER_S:
+        return 1
     return min(MOST_LANES, 2 + int(max(0.0, round_trip_s - DELAYED_ANSWER_S) / 0.012))

@@ -104,6 +104,10 @@ class Partial:
         is_here = self._digested == self._size_bytes == os.fstat(self._content).st_size
         return is_here and self._digest.hexdigest() == sha256
 
+    def sync(self) -> None:
+        """Bring what was written so far to the disk."""
+        os.fdatasync(self._content)
+
     def settle(self, target: Path) -> None:
         """Make it durable and give it its name."""
         os.fsync(self._content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import stat
@@ -80,28 +81,43 @@ def say(what: str) -> None:
 def part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
     """Bytes of a regular file and its size; a file that is not there is empty."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file, size = opened(path, offset, most)
     except FileNotFoundError:
         return b"", 0
-    with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
-            raise Refusal("not_regular", "%s cannot be read so" % os.path.basename(path))
-        file.seek(offset)
-        return file.read(min(most, MOST_PART_BYTES)), facts.st_size
+    with file:
+        return file.read(min(most, MOST_PART_BYTES)), size
 
 
-def stream(path: str, offset: int, most: int) -> Tuple[Iterator[bytes], int, int]:
-    """Bytes of a regular file in blocks, as they are read, how many those are, and the file's size."""
-    size = part(path, offset, 0)[1]
+def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int, int]:
+    """Bytes of a regular file in blocks, each good until the next, how many those are, and the file's size."""
+    try:
+        file, size = opened(path, offset, most)
+    except FileNotFoundError:
+        return iter(()), 0, 0
     length = max(0, min(most, size - offset))
 
-    def blocks() -> Iterator[bytes]:
-        end = offset + length
-        for at in range(offset, end, BLOCK_BYTES):
-            yield part(path, at, min(BLOCK_BYTES, end - at))[0]
+    def blocks() -> Iterator[memoryview]:
+        room, left = memoryview(bytearray(min(BLOCK_BYTES, length))), length
+        with file:
+            while left:
+                size = file.readinto(room[:left])
+                if not size:
+                    return
+                left -= size
+                yield room[:size]
 
     return blocks(), length, size
+
+
+def opened(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
+    """A regular file, open at an offset, and its size; FileNotFoundError where there is none."""
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+    facts = os.fstat(file.fileno())
+    if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
+        file.close()
+        raise Refusal("not_regular", "%s cannot be read so" % os.path.basename(path))
+    file.seek(offset)
+    return file, facts.st_size
 
 
 def lock(root: str, name: str, wait_s: float) -> Optional[int]:

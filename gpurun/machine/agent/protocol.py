@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Tuple, Union
 
     Json = Dict[str, Any]
-    Answer = Tuple[Json, Union[bytes, Iterable[bytes]]]  # one JSON line, then raw bytes
+    Answer = Tuple[Json, Union[bytes, Iterable[Union[bytes, memoryview]]]]  # one JSON line, then raw bytes
 
 
 class Refusal(Exception):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from gpurun.core.errors import StoreFull
+from gpurun.machine import fetch as fetching
 from gpurun.machine import partial
 from gpurun.machine.base import MachineLost, Take
-from gpurun.machine.fetch import Wanted, fetch
+from gpurun.machine.fetch import Pull, Wanted, fetch
 from gpurun.machine.partial import Partial, Taker
 
 CONTENT = b"what was announced" * 1000
@@ -125,3 +129,44 @@ def test_the_list_of_what_arrived_is_not_written_through_a_link(tmp_path: Path) 
     with pytest.raises(OSError, match="symbolic links"):
         Partial(tmp_path / "part", 5).__enter__()
     assert (tmp_path / "outside").read_bytes() == b"not ours"
+
+
+def in_halves(until: threading.Event) -> Pull:
+    """A way that brings half of the content, and the rest once something has happened here."""
+
+    def pull(offset: int, most: int, take: Take) -> None:
+        take(CONTENT[offset : offset + most // 2])
+        assert until.wait(20)
+        take(CONTENT[offset + most // 2 : offset + most])
+
+    return pull
+
+
+def test_what_has_come_is_brought_to_the_disk_while_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, real = threading.Event(), os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        real(descriptor)
+        synced.set()
+
+    monkeypatch.setattr(fetching, "SYNC_S", 0.01)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    assert fetch(WANTED, tmp_path, in_halves(synced)).read_bytes() == CONTENT
+
+
+def test_a_disk_that_takes_no_more_while_it_is_synced_is_told_and_nothing_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def full(descriptor: int) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fetching, "SYNC_S", 0.01)
+        patched.setattr(os, "fdatasync", full)
+        with pytest.raises(StoreFull, match="no room"):
+            fetch(WANTED, tmp_path, in_halves(failed))
+    assert not (tmp_path / WANTED.name).exists()
+    assert fetch(WANTED, tmp_path, in_halves(failed)).read_bytes() == CONTENT

@@ -19,7 +19,7 @@ from gpurun.machine import parts
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
-from gpurun.machine.pace import WINDOW_BYTES, Pace
+from gpurun.machine.pace import WINDOW_BYTES, Pace, lanes_for
 from gpurun.machine.pack import Pack, survey
 from gpurun.machine.remote import transport
 from tests.emulators import sshd
@@ -74,6 +74,7 @@ def test_a_long_way_that_carries_much_gets_more_lanes_and_a_slow_line_one() -> N
     assert lanes_on(0.1, 2.5e6)[-1] == 1, "a cut costs a window for each lane"
     assert lanes_on(0.02, 20e6)[-1] == 1
     assert lanes_on(0.0005, 1e9)[-1] == 2
+    assert [lanes_for(round_trip_s) for round_trip_s in (0.0005, 0.04, 0.1, 0.2)] == [1, 1, 7, 8], "on the way home"
 
 
 def test_a_line_that_is_cut_again_and_again_costs_no_more_than_what_was_under_way(
