@@ -49,8 +49,13 @@ def test_a_run_ends_trained_collected_destroyed_proven_and_paid_within_the_cap(u
     assert list((folder / "artifacts").rglob("*.safetensors"))
     assert not (folder / "ssh" / "client").exists()
 
-    code, audit = user.tells("audit")
+    code, audit = user.tells("audit", "--against-bill")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
+    (row,) = audit["data"]["rows"]
+    if user.cloud.name == "runpod":
+        assert 0 < row["billed_micros"] <= row["measured_micros"]
+    else:
+        assert row["billed_unclear"] == [f"{user.cloud.name} does not tell what it billed for one machine"]
     code, reaped = user.tells("reap", "--exit-code")
     assert (code, reaped["data"]["found"], reaped["data"]["leftovers"]) == (0, [], [])
 

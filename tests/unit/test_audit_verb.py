@@ -13,6 +13,8 @@ import pytest
 
 from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
+from gpurun.core.model import Charge
+from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.ledger import audit as audit_room
@@ -134,3 +136,63 @@ def test_what_the_receipt_calls_unknown_is_no_whole_figure_in_the_table(
     assert "total ≥ $4.74" in said
     rows = json.loads(gpurun("audit", "--json")[1])["data"]["rows"]
     assert [row["measured_is_floor"] for row in rows] == [False, True]
+
+
+class Billing:
+    """A provider that is asked for nothing but its bill."""
+
+    def __init__(self, billed: str | None, *, is_settled: bool = True) -> None:
+        self.billed, self.is_settled, self.asked = billed, is_settled, list[tuple[str, float]]()
+
+    def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
+        self.asked.append((instance_id, to_wall - from_wall))
+        if self.billed is None:
+            return None
+        return Charge(provider="runpod", instance_id=instance_id, micros=usd(self.billed), settled=self.is_settled)
+
+
+def of_provider(monkeypatch: pytest.MonkeyPatch, provider: object) -> None:
+    monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda name, **_: provider)
+
+
+def row_of(said: str) -> dict[str, Any]:
+    (row,) = json.loads(said)["data"]["rows"]
+    return dict(row)
+
+
+@pytest.mark.parametrize(("billed", "code"), [("2.30", 0), ("2.37", 0), ("2.40", 10)])
+def test_what_was_billed_stands_beside_what_was_measured_and_more_than_that_is_a_problem(
+    home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch, billed: str, code: int
+) -> None:
+    """The receipt says $2.3655 at most; a cent more is another way to round."""
+    of_provider(monkeypatch, provider := Billing(billed))
+    told, said = gpurun("audit", "--against-bill", "--json")
+    assert (told, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (code, usd(billed), True)
+    assert any("was billed" in problem for problem in row_of(said)["problems"]) == (code == 10)
+    (instance_id, seconds), *_ = provider.asked
+    assert instance_id == "pod-fox-41"
+    assert seconds > 3000, "from before it was asked for until it was gone"
+    assert f"${billed}" in gpurun("audit", "--against-bill")[1]
+    assert "$2.30" not in gpurun("audit")[1], "nobody is asked unless that is wanted"
+
+
+def test_a_bill_that_may_still_grow_is_called_so(home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_provider(monkeypatch, Billing("1.00", is_settled=False))
+    code, said = gpurun("audit", "--against-bill")
+    assert (code, "not settled yet" in said) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("provider", "words"),
+    [(Billing(None), "no bill of it yet"), (object(), "does not tell what it billed"), (None, "There is no key")],
+    ids=["too early", "tells none", "no key"],
+)
+def test_a_bill_that_cannot_be_had_is_unknown_and_says_why(
+    home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch, provider: object, words: str
+) -> None:
+    if provider is not None:
+        of_provider(monkeypatch, provider)
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    code, said = gpurun("audit", "--against-bill", "--json")
+    assert (code, row_of(said)["billed_micros"]) == (0, None)
+    assert words in row_of(said)["billed_unclear"][0]

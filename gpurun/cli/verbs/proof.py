@@ -15,7 +15,7 @@ from gpurun.cli.verb import verb
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
     verb(app, "receipt", examples=["gpurun receipt fox-41", "gpurun receipt @last --md > receipt.md"])(receipt)
-    verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --json"])(audit)
+    verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --against-bill --json"])(audit)
     verb(app, "reap", examples=["gpurun reap", "gpurun reap --destroy --older-than 1h --exit-code"])(reap)
 
 
@@ -37,6 +37,9 @@ def audit(
         str, typer.Option("--since", metavar="DATE", help="Only runs opened on or after 2026-11-01.")
     ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
+    against_bill: Annotated[
+        bool, typer.Option("--against-bill", help="Ask the providers what they billed, too.")
+    ] = False,
     head: Annotated[
         str | None, typer.Option("--head", metavar="HASH", help="A head that you wrote down earlier, whole.")
     ] = None,
@@ -45,7 +48,7 @@ def audit(
     """Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own."""
     from gpurun.cli.audits import run_audit
 
-    return run_audit(session, runs, since=since, strict=strict, head=head, key=key)
+    return run_audit(session, runs, since=since, strict=strict, head=head, key=key, against_bill=against_bill)
 
 
 def reap(
