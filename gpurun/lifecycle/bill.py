@@ -41,7 +41,7 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
             unclear.append(told)
             continue
         amounts.append(told[0])
-        is_settled = is_settled and told[1]
+        is_settled = is_settled and told[1] and rental.end != "not_proven"
         if rental.machines > 1:
             unclear.append("the bill of a duplicate machine is not in it")
     return Bill(total(*amounts) if amounts else None, is_settled and bool(amounts), tuple(dict.fromkeys(unclear)))

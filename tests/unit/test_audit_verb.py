@@ -182,6 +182,18 @@ def test_a_bill_that_may_still_grow_is_called_so(home: Home, gpurun: Any, monkey
     assert (code, "not settled yet" in said) == (0, True)
 
 
+def test_the_bill_of_a_machine_that_may_still_live_is_not_settled(
+    own_home: Path, gpurun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = CloudRun(home := Home(own_home).prepare(), "fox-41")
+    run.write(run.opened(), run.intended(), run.created())
+    run.play(run.through_training())
+    of_provider(monkeypatch, Billing("1.00"))
+    code, said = gpurun("audit", "--against-bill", "--json")
+    assert home.run_names() == ["fox-41"]
+    assert (code, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (9, usd(1), False)
+
+
 @pytest.mark.parametrize(
     ("provider", "words"),
     [(Billing(None), "no bill of it yet"), (object(), "does not tell what it billed"), (None, "There is no key")],

@@ -656,13 +656,16 @@ def test_a_program_that_is_silent_for_long_is_not_taken_for_dead(place: Place, m
 def test_a_disk_here_that_stalls_is_not_taken_for_a_dead_connection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "STALL_S", 0.5)
+    from gpurun.machine.remote import connection
+
+    monkeypatch.setattr(machine, "STALL_S", 1.0)
+    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.2)
     far, came, others = place.machine(), bytearray(), []
 
     def take(block: bytes) -> None:
         if not came:
             others.append(in_background(lambda: far.call(["echo", "beside it"], timeout_s=20)))
-            time.sleep(1.5)
+            time.sleep(2.5)
         came.extend(block)
 
     far.call(["head", "-c", "3000000", "/dev/zero"], sink=take, timeout_s=20)
