@@ -250,6 +250,19 @@ class TestTheEnd:
             guest.kill()
             assert (guest.alive, guest.pids) == (False, [])
 
+    def test_a_process_that_lost_its_parent_before_it_could_bind_itself_to_it_ends(self) -> None:
+        late = """if True:
+            import os, time
+            from tests.emulators.guests import kernel
+            call = kernel._call
+            kernel._call = lambda *arguments: (time.sleep(0.3), call(*arguments))
+            if kernel.fork_bound() == 0:
+                print("it lives", flush=True)
+            os._exit(0)
+        """
+        told = subprocess.run([sys.executable, "-c", late], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        assert (told.stdout, told.stderr) == ("", "")
+
     def test_poweroff_ends_it_and_is_told_once(self, kind: str, boot: Boot, keys: Keys) -> None:
         told: list[str] = []
         guest = boot(on_poweroff=lambda: told.append("off"), on_halt=lambda: told.append("halt"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 
 NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PIDS = 0x00020000, 0x04000000, 0x08000000, 0x20000000
@@ -42,9 +43,19 @@ def unmount(target: str) -> None:
     _call("umount2", target.encode(), _DETACH)
 
 
-def die_with_parent() -> None:
-    """Have this process killed when the thread that made it ends."""
+def fork_bound() -> int:
+    """Fork a child that is killed when this thread ends, also if that happens before the child has asked for it."""
+    alive, held = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(alive)
+        return child  # `held` stays open for as long as this process lives: files are closed before death is told.
+    os.close(held)
     _call("prctl", _SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(1)
+    os.close(alive)
+    return 0
 
 
 def adopt_orphans() -> None:

@@ -114,11 +114,10 @@ def _wait(spec: Spec, owner: int, ended: int) -> str:
 
 def _start_life(spec: Spec, first_boot: bool) -> int:
     """The id of a process that ends when the guest's first process does, with the same code."""
-    life = os.fork()
+    life = kernel.fork_bound()
     if life:
         return life
     try:
-        kernel.die_with_parent()
         if first_boot:
             time.sleep(spec.boot_delay_s)
         if spec.whole:
@@ -138,9 +137,8 @@ def _fork_into_own_pids() -> None:
     SIGTERM ends that process only after all of the namespace, so that nothing of it is left to hold an address.
     """
     kernel.unshare(kernel.NEW_PIDS)
-    first = os.fork()
+    first = kernel.fork_bound()
     if first == 0:
-        kernel.die_with_parent()
         kernel.mount("proc", "/proc", "proc")
         return
 
