@@ -39,8 +39,11 @@ bench-pack: venv
 bench-rental: venv
 	@$(BIN)/python tests/bench/bench_rental.py
 
+# All rows of "Shipping and collecting" in docs/BENCHMARKS.md, at full size, and what is lost or sent twice.
 bench-transfer: venv
-	@$(BIN)/python tests/bench/bench_transfer.py
+	@$(BIN)/python tests/bench/bench_transfer.py --full
+	@$(BIN)/python tests/bench/bench_rental.py
+	@GPURUN_SOAK=1 $(BIN)/python -m pytest -v tests/unit/machine/test_tails_over_cuts.py tests/clouds/test_staged_rental.py
 
 bench-trainer: venv
 	@$(BIN)/python tests/bench/bench_trainer.py

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gpurun.core.errors import SetupError, VerificationFailed
+from gpurun.core.exclusive import taken
 from gpurun.core.paths import fsync_folder
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -81,7 +82,7 @@ def require_durable(folder: Path) -> None:
             second = os.open(name, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                excluded = _is_excluded(second)
+                excluded = not taken(second)
             finally:
                 os.close(second)
             os.write(first, b"probe\n")
@@ -95,14 +96,6 @@ def require_durable(folder: Path) -> None:
         raise unwritable(folder, error) if full else _not_durable(folder, str(error.strerror)) from error
     if not excluded:
         raise _not_durable(folder, "two programs were given the same lock")
-
-
-def _is_excluded(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _not_durable(folder: Path, why: str) -> SetupError:

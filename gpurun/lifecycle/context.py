@@ -19,8 +19,9 @@ from gpurun.providers.base import LetsIn, Provider, Rejected, Unknown
 
 RETRY_S = 2.0
 UNSEEN_S = 120.0
-# What the far side refuses only for now: an earlier call that was cut off still holds on, or the line broke again.
-PASSING = frozenset({"busy", "cut_stream"})
+# What the far side refuses only for now: an earlier call that was cut off still holds on, or has done it all meanwhile,
+# or the line broke again.
+PASSING = frozenset({"busy", "cut_stream", "no_layout"})
 
 # A step yields what it is about to do or has seen; the line after a yield runs only once the record is on disk.
 Note = tuple[Event, dict[str, object]]

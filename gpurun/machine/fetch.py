@@ -17,7 +17,7 @@ from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.machine.answers import check_name
 from gpurun.machine.base import MachineLost, Take
-from gpurun.machine.partial import Partial, Taker, notes_of
+from gpurun.machine.partial import Partial, Taker, arrived_bytes, notes_of
 
 # A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
 # together.
@@ -94,9 +94,9 @@ def holds(target: Path, wanted: Wanted) -> bool:
 
 
 def noted_bytes(into: Path, sha256: str) -> int:
-    """How long the notes are of what has arrived of a file; they grow while somebody brings it home."""
+    """How much has arrived of a file by its notes; it grows while somebody brings it home."""
     try:
-        return notes_of(into / PARTIAL_FOLDER / sha256).stat().st_size
+        return arrived_bytes(notes_of(into / PARTIAL_FOLDER / sha256).read_bytes())
     except OSError:
         return 0
 

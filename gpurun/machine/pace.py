@@ -12,6 +12,8 @@ LOOK_S = 0.25
 DELAYED_ANSWER_S = 0.04
 # Lanes that carry this part of what they could are held back by their windows, not by the line.
 FULL = 0.5
+# A new lane carries nothing before its login and its program stand, some eight round trips; as long again it is worth.
+WORTH_ROUND_TRIPS = 16
 
 
 class Pace:
@@ -27,15 +29,16 @@ class Pace:
         """Take in how long the way is."""
         self._round_trip_s = round_trip_s
 
-    def look(self, sent_bytes: int, now_mono: float) -> int:
-        """Take in how much was sent so far; how many lanes there should be now."""
+    def look(self, sent_bytes: int, left_bytes: int, now_mono: float) -> int:
+        """Take in how much was sent so far, and how much there may be left; how many lanes there should be now."""
         if self._looked_mono is None:
             self._looked_mono = now_mono
         seconds = now_mono - self._looked_mono
         if seconds < LOOK_S or self._round_trip_s < SHORT_S:
             return self.lanes
         before, carried = self.lanes, sent_bytes - self._sent_bytes
-        if carried > FULL * self.lanes * WINDOW_BYTES * seconds / self._round_trip_s:
+        is_full = carried > FULL * self.lanes * WINDOW_BYTES * seconds / self._round_trip_s
+        if is_full and left_bytes > carried / seconds * WORTH_ROUND_TRIPS * self._round_trip_s:
             self.lanes = min(MOST_LANES, 2 * self.lanes + 1)
         # A lane's first window is filled at once, however slow the line is: that tells nothing.
         self._sent_bytes = max(self._sent_bytes, sent_bytes) + (self.lanes - before) * WINDOW_BYTES

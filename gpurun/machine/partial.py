@@ -1,8 +1,8 @@
 """A file that is coming home: what of it has arrived, in any order, and remembered over any number of cuts.
 
-Beside the content lies a list of what was written, each piece with a checksum: after a crash only what is really on the
-disk counts. Whether the whole is right is for its sha256 alone to say. Whoever has it open holds its kernel lock, so
-that nobody else can write to a file whose digest was verified.
+Beside the content lies a list of what was written. Until the next boot all of it counts, whoever is killed meanwhile;
+after that what was on the disk by then, which the list says too. Whether the whole is right is for its sha256 alone to
+say. Whoever has it open holds its kernel lock, so that nobody else can write to a file whose digest was verified.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import threading
-import zlib
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.clock import SystemClock, boot_id, ticks
 from gpurun.machine.base import MachineLost
 
 WAIT_S = 5.0
 _LOOK_S = 0.05
 _BLOCK_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
+_CONTENT = re.compile(r"([0-9a-f]{64})(\.aside)?")
+_PIECE = re.compile(rb"^(\d{1,18}) (\d{1,18})$", re.MULTILINE)
+_SYNCED = re.compile(rb"^synced (\d{1,18})$", re.MULTILINE)
 
 
 class HeldElsewhere(MachineLost):
@@ -51,7 +55,7 @@ class Partial:
             os.close(self._content)
             raise
         self._digest, self._digested = hashlib.sha256(), 0
-        self._have = self._on_disk()
+        self._have = self._noted()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -75,16 +79,16 @@ class Partial:
             written = os.pwrite(self._content, view, offset)
             view, offset = view[written:], offset + written
 
-    def remember(self, offset: int, length: int, checksum: int) -> None:
+    def remember(self, offset: int, length: int) -> None:
         """Count what was written there."""
-        os.write(self._list, b"%d %d %d\n" % (offset, length, checksum))
+        os.write(self._list, b"%d %d\n" % (offset, length))
         with self._lock:  # Readers need none: the list is never altered, only replaced.
             self._have = _merged([*self._have, (offset, offset + length)])
 
     def discard(self) -> None:
         """Forget everything that has arrived."""
         os.ftruncate(self._content, 0)
-        os.ftruncate(self._list, 0)
+        self._note_anew([])
         self._have, self._digest, self._digested = [], hashlib.sha256(), 0
 
     def digest_on(self) -> None:
@@ -105,8 +109,10 @@ class Partial:
         return is_here and self._digest.hexdigest() == sha256
 
     def sync(self) -> None:
-        """Bring what was written so far to the disk."""
-        os.fdatasync(self._content)
+        """Bring what was written so far to the disk, and note that it is there."""
+        noted_bytes = os.fstat(self._list).st_size
+        getattr(os, "fdatasync", os.fsync)(self._content)  # macOS has but the one.
+        os.write(self._list, b"synced %d\n" % noted_bytes)
 
     def settle(self, target: Path) -> None:
         """Make it durable and give it its name."""
@@ -120,20 +126,33 @@ class Partial:
         for path in (self._list_path, self._path):
             path.unlink(missing_ok=True)
 
-    def _on_disk(self) -> list[tuple[int, int]]:
-        """What the list says and the content confirms."""
-        found = []
-        for line in _lines(self._list):
-            words = line.split(b" ")
-            if len(words) != 3 or not all(word.isdigit() for word in words):
-                continue  # A crash has cut it.
-            offset, length, checksum = map(int, words)
-            is_inside = offset + length <= self._size_bytes and length <= 2 * _PIECE_BYTES
-            if is_inside and zlib.crc32(os.pread(self._content, length, offset)) == checksum:
-                found.append((offset, offset + length))
-        if os.fstat(self._content).st_size > self._size_bytes:
-            os.ftruncate(self._content, self._size_bytes)
-        return _merged(found)
+    def _noted(self) -> list[tuple[int, int]]:
+        """What the list says that still counts; it goes on from there."""
+        with open(os.dup(self._list), "rb") as file:
+            file.seek(0)
+            text = file.read()
+        is_this_boot = text.startswith(_boot_line())
+        if not is_this_boot:
+            text = text[: max((int(found[1]) for found in _SYNCED.finditer(text)), default=0)]
+        here_bytes = min(self._size_bytes, os.fstat(self._content).st_size)
+        pieces = [(int(found[1]), int(found[1]) + int(found[2])) for found in _PIECE.finditer(text)]
+        have = _merged([piece for piece in pieces if piece[1] <= here_bytes])
+        if not is_this_boot:
+            self._note_anew(have)
+        elif not text.endswith(b"\n"):
+            os.write(self._list, b"\n")  # Whoever was killed left half a line.
+        os.ftruncate(self._content, here_bytes)
+        return have
+
+    def _note_anew(self, on_disk: list[tuple[int, int]]) -> None:
+        """Begin the list again, with what is on the disk."""
+        text = _boot_line() + b"".join(b"%d %d\n" % (start, end - start) for start, end in on_disk)
+        os.ftruncate(self._list, 0)
+        os.write(self._list, text + b"synced %d\n" % len(text))
+
+
+def _boot_line() -> bytes:
+    return f"boot {boot_id()}\n".encode()
 
 
 def notes_of(path: Path) -> Path:
@@ -141,21 +160,47 @@ def notes_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
+def forget_others(folder: Path, digests: Collection[str]) -> None:
+    """Give back the room of what has arrived of other digests than these; what somebody has open stays."""
+    for path in folder.glob("*"):
+        found = _CONTENT.fullmatch(path.name)
+        if found is None or found[1] in digests:
+            continue
+        descriptor = _tried_alone(path)
+        if descriptor >= 0:
+            notes_of(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
 def _opened_alone(path: Path) -> int:
     """The file of that name, made if need be, under its kernel lock; closing it frees it."""
     for _ in ticks(SystemClock(), _LOOK_S, WAIT_S):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            with suppress(BlockingIOError, FileNotFoundError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Who held it may have given it its name meanwhile: it is finished then, and must not be written to.
-                if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
-                    alone, descriptor = descriptor, -1
-                    return alone
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        descriptor = _tried_alone(path)
+        if descriptor >= 0:
+            return descriptor
     raise HeldElsewhere(f"{path.name[:12]}… is being brought home by somebody else just now.")
+
+
+def arrived_bytes(notes: bytes) -> int:
+    """How much has arrived by such a list, which also grows when nothing has: at each sync, and after each boot."""
+    return sum(int(found[2]) for found in _PIECE.finditer(notes))
+
+
+def _tried_alone(path: Path) -> int:
+    """The same at the first try; -1 where somebody else has it open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it may have given it its name meanwhile: it is finished then, and must not be written to.
+            if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
+                alone, descriptor = descriptor, -1
+                return alone
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return -1
 
 
 class Taker:
@@ -165,13 +210,11 @@ class Taker:
     """
 
     def __init__(self, partial: Partial, offset: int) -> None:
-        self._partial, self._start = partial, offset
-        self._length = self._checksum = 0
+        self._partial, self._start, self._length = partial, offset, 0
 
     def take(self, block: bytes) -> None:
-        """Take what has come next, at most a piece at once."""
+        """Take what has come next."""
         self._partial.write(self._start + self._length, block)
-        self._checksum = zlib.crc32(block, self._checksum)
         self._length += len(block)
         if self._length >= _PIECE_BYTES:
             self.flush()
@@ -179,8 +222,8 @@ class Taker:
     def flush(self) -> None:
         """Remember what was written since."""
         if self._length:
-            self._partial.remember(self._start, self._length, self._checksum)
-            self._start, self._length, self._checksum = self._start + self._length, 0, 0
+            self._partial.remember(self._start, self._length)
+            self._start, self._length = self._start + self._length, 0
 
 
 def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -192,9 +235,3 @@ def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((start, end))
     return merged
-
-
-def _lines(descriptor: int) -> list[bytes]:
-    with open(os.dup(descriptor), "rb") as file:
-        file.seek(0)
-        return file.read().splitlines()

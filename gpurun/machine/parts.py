@@ -18,11 +18,13 @@ _MANY_PARTS = 8192
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of the content, and its sha256."""
+    """One piece of the content, its length and sha256. `squeezed` is that compressed; then `content` was let go of."""
 
     index: int
-    content: bytes
+    size_bytes: int
     sha256: str
+    content: bytes
+    squeezed: bytes | None = None
 
 
 class Parts:
@@ -58,7 +60,7 @@ class Parts:
             self.digests.append(sha256)
             for file, offset, piece in pieces:
                 self._learn(file, offset, piece)
-        return Part(index, content, sha256)
+        return Part(index, len(content), sha256, content)
 
     def size_of(self, index: int) -> int:
         """How long a part is."""

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -34,8 +36,16 @@ def far_at(port: int, work: Path) -> FarSide:
     return FarSide(machine, python=sys.executable)
 
 
+def log_in(far: FarSide) -> None:
+    with suppress(MachineLost):  # As below, where it is tried again.
+        far.poll({})
+
+
 def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> None:
-    """Ship a folder, or bring a file home; the login is part of it, the agent is there before."""
+    """Ship a folder, or bring a file home; the agent is there before.
+
+    The login is part of it, and so is the look at the files, at once with it: in a run both are over by then.
+    """
     far = far_at(port, work)
     while True:
         try:
@@ -52,6 +62,8 @@ def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> 
         listed = {"v": 1, "latest": 1, "best": None, "files": [file]}
         (work / "there" / "out" / "MANIFEST.json").write_text(json.dumps(listed))
     started, tries = time.perf_counter(), 0
+    if what == "ship":
+        threading.Thread(target=log_in, args=(far,), daemon=True).start()
     pack = Pack(survey({"data": source} if what == "ship" else {}))
     while True:
         try:

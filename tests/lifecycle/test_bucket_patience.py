@@ -62,7 +62,7 @@ def test_a_file_that_takes_hours_to_come_home_survives_a_line_that_breaks_each_h
 
     def hours(*_: Any) -> Path:
         clock.sleep(HOUR_S)
-        notes.write_bytes(notes.read_bytes() + b"1")
+        notes.write_bytes(notes.read_bytes() + b"0 1\n")
         if noted_bytes(folder.artifacts, file.sha256) < 5:
             raise MachineLost("the line broke")
         return folder.artifacts / file.name

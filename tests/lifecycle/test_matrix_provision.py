@@ -130,7 +130,7 @@ def test_where_nothing_can_be_written_for_good_nothing_is_asked_for(
 
         monkeypatch.setattr("os.fsync", refuses)
     else:
-        monkeypatch.setattr("gpurun.ledger.durable._is_excluded", lambda descriptor: False)
+        monkeypatch.setattr("gpurun.ledger.durable.taken", lambda descriptor: True)
     with pytest.raises(SetupError) as refused:
         supervisor.supervise(world.home, "fox-41", world.clock, reach=lambda _: world.far, trainer=TINY / "trainer")
     assert refused.value.code == "home.not_durable"

@@ -86,7 +86,7 @@ JOB = {"job": "job.json"}
 VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
     "begin": ("unpack.lock", lambda root: incoming.begin(root, {"held": "ask", "sha256": "0" * 64})),
     "pull": ("unpack.lock", lambda root: pull.pull(root, {"sha256": "0" * 64})),
-    "settle": ("unpack.lock", lambda root: settle.settle(root, {"layout": "0" * 64, "sha256": "0" * 64})),
+    "settle": ("unpack.lock", lambda root: settle.settle(root, {"layout": "0" * 64, "wait": "0"})),
     "start": ("unpack.lock", lambda root: start.start(root, JOB)),
     "shorten": ("lease.lock", lambda root: state.bring_forward(root, 1.0, 2.0)),
     "arm": ("guard.lock", lambda root: guard.arm(root, {})),
@@ -103,7 +103,7 @@ def test_a_verb_of_the_agent_is_refused_while_another_call_holds_its_lock(
     monkeypatch.setattr(start, "START_WAIT_S", 0.1)
     monkeypatch.setattr(pull, "listed", lambda _: b'{"files": []}')
     monkeypatch.setattr(incoming, "listed", lambda _: b'{"files": [], "part_bytes": 1}')
-    monkeypatch.setattr(settle, "listed", lambda _: b'[]\n{"files": []}')
+    monkeypatch.setattr(settle, "told", lambda: b'[]\n{"files": []}')
     monkeypatch.setattr(state, "locked", lambda root, name, wait_s: guard.locked(root, name, 0.1))
     (tmp_path / "agent").mkdir()
     (tmp_path / "guard").mkdir()

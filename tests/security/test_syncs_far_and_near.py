@@ -16,7 +16,7 @@ import pytest
 from gpurun.core.clock import VirtualClock
 from gpurun.core.paths import Home
 from gpurun.lifecycle.home.copy_out import copy_out
-from gpurun.machine.agent import files, settle
+from gpurun.machine.agent import files, settle, shipped
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.fetch import Wanted, fetch
 from gpurun.machine.remote.shell import put_argv
@@ -56,19 +56,80 @@ def test_a_heartbeat_costs_no_sync(story: list[str], tmp_path: Path) -> None:  #
 
 
 @needs_proc
-def test_what_was_shipped_is_on_disk_before_it_takes_its_place_and_has_it_before_it_is_called_shipped(
-    story: list[str],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_list_of_what_was_shipped_is_on_disk_before_it_takes_its_place(story: list[str], tmp_path: Path) -> None:  # noqa: F811
     folder = tmp_path / ".incoming"
     (folder / "files" / "data").mkdir(parents=True)
     (folder / "files" / "data" / "a.bin").write_bytes(CONTENT)
     (tmp_path / "agent").mkdir()
-    monkeypatch.setattr(settle, "sync_filesystem", lambda folder: story.append("all that was written"))
     settle.put_in_place(str(tmp_path), str(folder), [])
-    assert story == ["all that was written", "file", "name", "folder", "folder"]
+    assert story == ["file", "name", "folder", "folder"]
     assert (tmp_path / "data" / "a.bin").read_bytes() == CONTENT
+
+
+@needs_proc
+def test_what_was_shipped_is_on_disk_before_it_counts_after_the_next_boot(
+    story: list[str],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record, boots = {"manifest_sha256": SHA256}, ["one"]
+    monkeypatch.setattr(shipped, "sync_filesystem", lambda folder: story.append("all that was written"))
+    monkeypatch.setattr(shipped, "boot_id", lambda: boots[-1])
+    (tmp_path / "agent").mkdir()
+    shipped.note_shipped(str(tmp_path), record)
+    assert story == ["file", "name", "folder"], "the trainer waits for no disk"
+    assert shipped.shipped(str(tmp_path)) == record
+    boots.append("two")
+    assert shipped.shipped(str(tmp_path)) == {}, "who knows what a power cut left of it"
+    boots.append("one")
+    story.clear()
+    shipped.make_durable(str(tmp_path))
+    assert story == ["all that was written", "file", "name", "folder"]
+    boots.append("two")
+    assert shipped.shipped(str(tmp_path)) == record
+
+
+def test_a_pack_that_replaced_another_while_that_was_synced_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent").mkdir()
+    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    another = {"manifest_sha256": "0" * 64}
+    monkeypatch.setattr(shipped, "sync_filesystem", lambda folder: shipped.note_shipped(folder, another))
+    shipped.make_durable(str(tmp_path))
+    assert "boot" in files.read(str(tmp_path), "agent", "shipped.json")
+
+
+def test_what_is_being_replaced_just_then_is_not_called_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "LOCK_S", 0)
+    (tmp_path / "agent").mkdir()
+    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    held = files.locked(str(tmp_path), "unpack.lock", 0)
+    shipped.make_durable(str(tmp_path))
+    os.close(held)
+    assert "boot" in files.read(str(tmp_path), "agent", "shipped.json")
+
+
+def test_where_no_process_is_to_be_had_it_is_synced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    (tmp_path / "agent").mkdir()
+    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    monkeypatch.setattr(os, "fork", no_fork)
+    shipped.sync_behind(str(tmp_path))
+    assert "boot" not in files.read(str(tmp_path), "agent", "shipped.json")
+
+
+def test_where_boots_have_no_names_it_is_synced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    (tmp_path / "agent").mkdir()
+    monkeypatch.setattr(shipped, "boot_id", lambda: "")
+    monkeypatch.setattr(shipped, "sync_filesystem", told.append)
+    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    assert told == [str(tmp_path)]
 
 
 def test_where_one_file_system_cannot_be_synced_alone_all_of_them_are(

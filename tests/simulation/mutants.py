@@ -90,7 +90,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/machine/fetch.py": (*_SYNCS, f"{_FAR}test_machine_far.py", f"{_SAFE}test_far_hostile.py"),
     "gpurun/machine/pack.py": (f"{_FAR}test_pack.py", f"{_FAR}test_agent_parts.py"),
-    "gpurun/machine/send.py": (f"{_FAR}test_send_hostile.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_pack.py"),
+    **dict.fromkeys(
+        [f"gpurun/machine/{name}.py" for name in ("send", "sending", "settling", "outbox")],
+        (f"{_FAR}test_send_hostile.py", f"{_FAR}test_settling.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_pack.py"),
+    ),
     "gpurun/machine/ssh_keys.py": (*_SYNCS, f"{_FAR}test_ssh_keys.py", f"{_SAFE}test_locks.py"),
     "gpurun/machine/remote/": (*_SYNCS, f"{_FAR}test_remote.py", f"{_SAFE}test_ssh_hostile.py"),
     "gpurun/machine/remote/transport.py": (

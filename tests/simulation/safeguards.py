@@ -99,8 +99,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/collect.py": (
         ("partial(far.manifest, MOST_ANNOUNCED_BYTES)", "partial(far.manifest, 1 << 62)"),
         ("with far.many_lanes(), ", "with "),
-        ("return is_begun or not _has_newest(manifest, bringing)", "return is_begun"),
-        ("    if not _has_newest(manifest, bringing):\n", "    if False:\n"),
+        ("if _has_newest(manifest, bringing):\n            bringing.find", "if True:\n            bringing.find"),
+        ("told = {*bringing.here, *bringing.missing}", "told = bringing.here"),
     ),
     "gpurun/lifecycle/run.py": (
         ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
@@ -118,10 +118,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/home/bringing.py": (
         ("            if self._context.seconds_left(self._state) <= 0:\n", "            if False:\n"),
         ("self.missing[file.name] = error", "self._take(file)"),
-        ("if not self._is_stuck(file):", "if False:"),
+        ("if not self._held.is_stuck(file):", "if False:"),
     ),
     "gpurun/lifecycle/home/early.py": (
-        ("if not newest or not newest <= here:", "if not newest:"),
+        ("if newest and {file.name for file in newest} <= here:", "if newest:"),
         (" - kept(self._folder)", ""),
     ),
     "gpurun/lifecycle/earlier/warm.py": (
@@ -174,6 +174,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT"),
         ("os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT | os.O_APPEND"),
         ("if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):", "if True:"),
+        ("if not is_this_boot:\n            text", "if False:\n            text"),
+        ("        noted_bytes = os.fstat(self._list).st_size\n", "        noted_bytes = 1 << 30\n"),
+        ("if piece[1] <= here_bytes", "if True"),
+        ('elif not text.endswith(b"\\n"):', "elif False:"),
     ),
     "gpurun/machine/fetch.py": (
         ("os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY"),
@@ -225,6 +229,13 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ('if read(root, "agent", "job.json"):', "if False:"),
     ),
+    "gpurun/machine/agent/shipped.py": (
+        ('{} if record.pop("boot", boot_id()) != boot_id() else dict(record)', "dict(record)"),
+        ("dict(record, boot=boot_id())", "dict(record)"),
+        ("if not boot_id():", "if False:"),
+        ('if read(root, "agent", "shipped.json") == record:', "if True:"),
+    ),
+    "gpurun/machine/outbox.py": (("if squeeze is self._squeeze:", "if True:"),),
     "gpurun/providers/local.py": (("if self.read(token).state is InstanceState.GONE:", "if True:"),),
 }
 

@@ -7,9 +7,10 @@ import platform
 import shutil
 
 from gpurun.machine.agent.decompress import codecs
-from gpurun.machine.agent.files import at, read, write
+from gpurun.machine.agent.files import at, write
 from gpurun.machine.agent.find_gpus import find_gpus
 from gpurun.machine.agent.find_torch import find_torch
+from gpurun.machine.agent.shipped import shipped
 from gpurun.machine.agent.state import clocks_now
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ def hello(root: str, options: Json) -> Answer:
         "codecs": codecs(),
         "wall": clocks["wall"],
         "boot_id": clocks["boot_id"],
-        "shipped_sha256": (read(root, "agent", "shipped.json") or {}).get("manifest_sha256"),
+        "shipped_sha256": shipped(root).get("manifest_sha256"),
         "gpus": find_gpus(),
         "torch": torch,
     }, b""

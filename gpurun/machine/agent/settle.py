@@ -6,11 +6,15 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import time
 from contextlib import suppress
 
-from gpurun.machine.agent.files import at, locked, read, sync_filesystem, sync_folder, write
+from gpurun.machine.agent.clocks import monotonic
+from gpurun.machine.agent.files import at, locked, read, sync_folder, write
 from gpurun.machine.agent.incoming import FOLDER, PULLED, WAIT_S, Incoming, check_name, held_files, listed
 from gpurun.machine.agent.protocol import Refusal
+from gpurun.machine.agent.shipped import note_shipped, shipped, sync_behind
 from gpurun.machine.agent.store import keep
 
 TYPE_CHECKING = False
@@ -19,29 +23,55 @@ if TYPE_CHECKING:
 
     from gpurun.machine.agent.protocol import Answer, Json
 
+LOOK_S = 0.005
+
 
 def settle(root: str, options: Json) -> Answer:
-    """Check all parts and files against the manifest and rename them into place; `shipped.json` is written last."""
-    digests, _, manifest = listed(options).partition(b"\n")
+    """Check all parts and files against the manifest and rename them into place; `shipped.json` is written last.
+
+    It waits for the list of all that, which begins with its own digest: the last parts may still be on their way.
+    """
+    digests, _, manifest = told().partition(b"\n")
     entries = json.loads(manifest)["files"]
-    shipped = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
-    shipped["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
+    record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
+    record["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
+    await_parts(root, options, json.loads(digests))
     held = locked(root, "unpack.lock", WAIT_S)
-    if read(root, "agent", "shipped.json") != shipped:
+    if shipped(root) != record:
         if read(root, "agent", "job.json"):
             raise Refusal("started", "a job was started here; its code and data are not replaced")
         incoming = Incoming(at(root, FOLDER, options["layout"]))
         check_parts(incoming, json.loads(digests))
         gather(root, incoming, entries)
         put_in_place(root, incoming.folder, entries)
-        write(at(root, "agent", "shipped.json"), shipped)
+        note_shipped(root, record)
     if int(options.get("store", 0)):
         with suppress(OSError):  # A disk without links keeps nothing; what was shipped is in place all the same.
             keep(root, entries, int(options["store"]))
     for folder in (FOLDER, PULLED):
         shutil.rmtree(at(root, folder), ignore_errors=True)
     os.close(held)
-    return shipped, b""
+    sync_behind(root)
+    return record, b""
+
+
+def told() -> bytes:
+    """Standard input whole, after a first line that has its digest."""
+    return listed({"sha256": sys.stdin.buffer.read(65).decode("ascii", "replace").rstrip("\n")})
+
+
+def await_parts(root: str, options: Json, digests: List[str]) -> None:
+    """Wait until all parts are there, or none has come for as long as the sender says that they may take."""
+    log, wait_s = at(root, FOLDER, options["layout"], "verified"), float(options["wait"])
+    least_bytes = sum(len("%d %s\n" % part) for part in enumerate(digests))
+    seen_bytes, end = 0, monotonic() + wait_s
+    while os.path.exists(log) and monotonic() < end:
+        size = os.path.getsize(log)
+        if size > least_bytes:
+            return
+        if size > seen_bytes:
+            seen_bytes, end = size, monotonic() + wait_s
+        time.sleep(LOOK_S)
 
 
 def check_parts(incoming: Incoming, digests: List[str]) -> None:
@@ -73,11 +103,11 @@ def gather(root: str, incoming: Incoming, entries: List[Json]) -> None:
 
 
 def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
-    """Make what came durable, then let it take the place of what was shipped before.
+    """Let what came take the place of what was shipped before.
 
-    The list of it is there first: what a crash leaves in place is then found again, and not sent twice.
+    The list of it is there first: what a crash leaves in place is then found again, and what of it is whole not sent
+    twice.
     """
-    sync_filesystem(folder)
     write(at(root, "agent", "pack.json"), {"files": entries})
     for path in (at(root, "agent", "shipped.json"), at(folder, "layout.json")):
         if os.path.exists(path):

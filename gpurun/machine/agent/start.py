@@ -12,6 +12,7 @@ from gpurun.machine.agent.files import at, locked, part, read, write
 from gpurun.machine.agent.find_torch import find_torch
 from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.revive import ensure_keeper
+from gpurun.machine.agent.shipped import shipped
 from gpurun.machine.agent.state import bring_forward, clock_was_set
 
 TYPE_CHECKING = False
@@ -64,7 +65,7 @@ def checked_job(root: str, path: str) -> Json:
         good = False
     if not good:
         raise Refusal("bad_job", "the job is not as docs/FORMATS.md has it")
-    if not read(root, "agent", "shipped.json") or not os.path.isdir(at(root, job["cwd"])):
+    if not shipped(root) or not os.path.isdir(at(root, job["cwd"])):
         raise Refusal("not_shipped", "nothing that was verified is in %s" % job["cwd"])
     return dict(job)
 

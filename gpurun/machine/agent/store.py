@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 
 from gpurun.machine.agent.files import at, lock
 
@@ -45,6 +46,8 @@ def take_out(root: str, sizes: Set[int], into: str) -> None:
         path, place = at(folder, name), at(into, name)
         if os.path.getsize(path) in sizes and not os.path.lexists(place):
             os.makedirs(into, exist_ok=True)
+            with suppress(FileNotFoundError):  # What a bucket has brought of it, verified, says nothing of this one.
+                os.unlink(place + ".parts")
             os.link(path, place)
             os.utime(path)
     os.close(held)
@@ -60,6 +63,15 @@ def keep(root: str, entries: List[Json], most_bytes: int) -> None:
     held = lock(folder, "store.lock", LOCK_S)
     if held is None:
         return
+    try:
+        link(root, folder, entries)
+        make_room(folder, most_bytes)
+    finally:
+        os.close(held)  # Else the process that syncs would have it for as long as that takes.
+
+
+def link(root: str, folder: str, entries: List[Json]) -> None:
+    """Put the data of a pack into a store."""
     for entry in entries:
         path, place = at(root, entry["name"]), at(folder, entry["sha256"])
         if entry["name"].startswith("data/") and entry["bytes"] >= LEAST_BYTES:
@@ -69,6 +81,10 @@ def keep(root: str, entries: List[Json], most_bytes: int) -> None:
                 os.link(path, place)
             os.chmod(place, 0o444)  # The run's own file with it: nobody is to write into what the next run may use.
             os.utime(place)
+
+
+def make_room(folder: str, most_bytes: int) -> None:
+    """Let go of what was used longest ago."""
     sizes = {name: os.path.getsize(at(folder, name)) for name in stored(folder)}
     total = sum(sizes.values())
     most_bytes = min(most_bytes, (shutil.disk_usage(folder).free + total) // 2)
@@ -76,4 +92,3 @@ def keep(root: str, entries: List[Json], most_bytes: int) -> None:
         if total > most_bytes:
             os.unlink(at(folder, name))
             total -= sizes[name]
-    os.close(held)

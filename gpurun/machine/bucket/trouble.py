@@ -35,6 +35,7 @@ _KEY = frozenset(
 _FULL = frozenset(
     {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "507"}
 )
+_ALLOW = "Allow your key s3:ListBucket on {bucket}, and s3:GetObject and s3:PutObject on what is below {place}/."
 _MISSING = re.compile(r"not authorized to perform: (s3:\w+)")
 
 
@@ -59,7 +60,7 @@ def refusal(operation: str, code: str, words: str, region: str, key: str, place:
         action = named[1] if named else ACTIONS.get(operation, f"s3:{operation}")
         where = f"s3://{place.bucket}/{key}" if key else str(place)
         what = f"Your key may not {action} on {where} ({told}: {said})."
-        return SetupError("stage.denied", what, hint="Allow what docs/STAGE.md names.")
+        return SetupError("stage.denied", what, hint=_ALLOW.format(place=place, bucket=place.bucket))
     if code in _ELSEWHERE:
         right = region or "another region, which S3 does not name"
         what = f"The bucket {place.bucket} is in {right}, and {endpoint} does not serve it ({told})."

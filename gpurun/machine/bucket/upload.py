@@ -53,10 +53,12 @@ def stage_file(
     """The index of a file that is in the bucket now; what was there already is not sent again.
 
     `notes` is a folder for what must outlive a crash: the next call goes on with the pieces that are there. `on_sent`
-    is told the bytes of each piece that went out, on any thread; what it raises ends the sending.
+    is told the bytes of each piece that went out, on any thread, and of none while another run sends the same file;
+    what it raises ends the sending.
     """
     make_private(notes)
-    with exclusive(notes / f"{digests.sha256}.lock"):  # Two runs with the same shards: the second finds them there.
+    # Two runs with the same shards: the second finds them there.
+    with exclusive(notes / f"{digests.sha256}.lock", meanwhile=lambda: on_sent(0)):
         index = find(bucket, digests.sha256, file.bytes)
         if index is None:
             index = _Sending(bucket, file, digests, notes / f"{digests.sha256}.pieces", on_sent).send()

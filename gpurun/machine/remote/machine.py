@@ -50,6 +50,7 @@ class RemoteMachine:
         self._tries = 0
         self._next_try_mono = clock.monotonic()
         self._connecting = threading.Lock()
+        self._closes = 0
         self._beside: RemoteMachine | None = None
 
     def call(
@@ -92,7 +93,8 @@ class RemoteMachine:
         return self._connection.round_trip_s if self._connection is not None else 0.0
 
     def close(self) -> None:
-        """End the connection, and those beside it; the next call makes a new one."""
+        """End the connection, and those beside it; what waits for one ends too, and the next call makes a new one."""
+        self._closes += 1
         if self._connection is not None:
             self._drop(self._connection)
         if self._beside is not None:
@@ -112,8 +114,14 @@ class RemoteMachine:
 
     def _connected(self, end_mono: float) -> Connection:
         """The kept connection, or a new one, made by one thread while the others wait for it."""
+        closes = self._closes
         with self._connecting:
-            return self._connect(end_mono)
+            connection = self._connect(end_mono) if closes == self._closes else None
+        if closes == self._closes and connection is not None:
+            return connection
+        if connection is not None:
+            self._drop(connection)
+        raise MachineLost(f"The connection to {self._where} was ended here.")
 
     def _connect(self, end_mono: float) -> Connection:
         """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""

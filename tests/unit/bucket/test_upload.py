@@ -141,6 +141,25 @@ def test_two_runs_with_the_same_shards_send_them_once(s3: S3Emulator, bucket: Bu
         assert second.result(timeout=20).sha256 == digests.sha256
 
 
+def test_a_run_that_waits_for_anothers_upload_can_be_stopped(bucket: Bucket, tmp_path: Path) -> None:
+    file, notes = shard(tmp_path / "data", "a.bin", 1 << 20), tmp_path / "notes"
+    digests = digests_of(file, lambda: None)
+    notes.mkdir(mode=0o700)
+
+    class Stop(Exception):
+        pass
+
+    looks = iter(range(3))
+
+    def stop_soon(sent_bytes: int) -> None:
+        assert sent_bytes == 0
+        if next(looks, None) is None:
+            raise Stop
+
+    with exclusive(notes / f"{digests.sha256}.lock"), pytest.raises(Stop):
+        stage_file(bucket, file, digests, notes, stop_soon)
+
+
 def test_what_was_read_otherwise_than_before_is_not_called_staged(bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "a.bin", 1 << 20)
     digests = digests_of(file, lambda: None)

@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,14 +57,15 @@ class Wire:
     def receive(self, stream: bytes) -> str:
         return self._ask("receive", stream, "--codec", "gzip", "--sha256", self.id)
 
-    def settle(self, **changes: Any) -> str:
+    def settle(self, wait_s: float = 0.0, **changes: Any) -> str:
         files = [
             {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in self.files.items()
         ]
         said = {"files": files, "parts": [hashlib.sha256(part).hexdigest() for part in self.parts], **changes}
         content = json.dumps(said["parts"]).encode() + b"\n" + json.dumps({"v": 1, "files": said["files"]}).encode()
-        return self._ask("settle", content, "--layout", self.id, "--sha256", hashlib.sha256(content).hexdigest())
+        sha256 = hashlib.sha256(content).hexdigest().encode()
+        return self._ask("settle", sha256 + b"\n" + content, "--layout", self.id, "--wait", str(wait_s))
 
     def frame(self, index: int, part: bytes | None = None, **changes: Any) -> bytes:
         content = self.parts[index] if part is None else part
@@ -88,6 +90,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def shipped_tree(box: Box) -> dict[str, bytes]:
+    """What is in place, when nobody is about to write down any more that it is on the disk."""
+    record = box.folder / "agent" / "shipped.json"
+    box.until(lambda: not (record.exists() and "boot" in json.loads(record.read_text())), limit_s=120)
     kept = ("bundle/", "data/", "agent/shipped.json")
     return {name: content for name, content in tree(box.folder).items() if name.startswith(kept)}
 
@@ -171,6 +176,28 @@ def test_a_stream_that_is_cut_anywhere_leaves_nothing_half_there(box: Box) -> No
         assert wire.verified() == [index for index in range(4) if ends[index + 1] <= length], "what came whole counts"
         assert shipped_tree(box) == {}
     assert wire.settle() == ""
+
+
+def test_the_last_step_may_be_told_before_the_last_part_is_there_and_waits_for_it(box: Box) -> None:
+    wire = Wire(box, GOOD)
+    wire.begin()
+    all_but_one = [wire.frame(index) for index in range(len(wire.parts) - 1)]
+    assert wire.receive(b"".join(all_but_one) + END) == ""
+    answers: list[str] = []
+    last = threading.Thread(target=lambda: answers.append(wire.settle(wait_s=60.0)))
+    last.start()
+    assert wire.receive(wire.frame(len(wire.parts) - 1) + END) == ""
+    last.join()
+    assert answers == [""]
+    assert {name: content for name, content in shipped_tree(box).items() if "shipped" not in name} == GOOD
+
+
+def test_the_last_step_gives_up_on_a_part_that_does_not_come(box: Box) -> None:
+    wire = Wire(box, GOOD)
+    wire.begin()
+    assert wire.receive(wire.frame(0) + END) == ""
+    assert wire.settle(wait_s=0.2) == "wrong_digest"
+    assert shipped_tree(box) == {}
 
 
 def told(name: str, size_bytes: int) -> dict[str, Any]:
@@ -312,6 +339,24 @@ def test_a_crash_while_it_was_put_in_place_costs_no_second_sending(box: Box) -> 
     (box.folder / "agent" / "shipped.json").unlink()  # As the crash leaves it: all but the last word.
     assert box.far.unpack(pack := Pack(seen)).manifest_sha256 == first.manifest_sha256
     assert pack.sent_bytes == 0
+
+
+def test_what_a_reboot_tore_before_it_was_on_the_disk_is_not_trained_on_and_sent_again(box: Box) -> None:
+    shards = {f"data/{name}.bin": random.Random(name).randbytes(2 << 20) for name in "ab"}
+    seen, record = survey({"bundle/a.py": b"1", **shards}), box.folder / "agent" / "shipped.json"
+    box.far.unpack(Pack(seen))
+    given_up = time.monotonic() + 120
+    while "boot" in json.loads(record.read_text()):
+        assert time.monotonic() < given_up, "it never came onto the disk"
+        time.sleep(0.02)
+    record.write_text(json.dumps({**json.loads(record.read_text()), "boot": "the one before"}))
+    (box.folder / "data" / "a.bin").write_bytes(bytes(2 << 20))
+    assert box.far.hello(python="/no/python").shipped_sha256 is None
+    with pytest.raises(FarRefusal, match="nothing that was verified"):
+        box.far.start(box.job("pass"))
+    box.far.unpack(pack := Pack(seen))
+    assert (box.folder / "data" / "a.bin").read_bytes() == shards["data/a.bin"]
+    assert pack.sent_bytes < 3 << 20, "the other one is not sent again"
 
 
 def test_a_failing_pack_leaves_nothing_in_place_and_what_came_is_not_sent_again(box: Box, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import Box
 
+from gpurun.core.clock import boot_id
 from gpurun.core.exclusive import exclusive
-from gpurun.machine.agent import store
+from gpurun.machine.agent import files, store
+from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack, survey
 
 MB = 1 << 20
@@ -64,6 +67,27 @@ def test_the_next_run_is_not_sent_what_the_box_has_though_the_first_one_is_gone(
     assert len(kept.names) == 2
 
 
+def test_what_is_still_to_be_sent_does_not_count_as_there(kept: Kept, tmp_path: Path) -> None:
+    data, there = shard(tmp_path / "data", 1), list[int]()
+    kept.run(data, ends=True)
+    shard(data, 2, size=4 * MB)
+    box, pack = Box(kept.home / "next"), Pack(survey({"data": data}))
+
+    class Watched(FarSide):
+        store_bytes = 1 << 40
+
+        def lanes(self, count: int) -> list[FarSide]:
+            there.append(pack.content_bytes)
+            return super().lanes(count)
+
+    told: list[int] = []
+    Watched(box.machine, python=box.far._python).unpack(pack, on_progress=told.append)
+    assert there[0] == 0
+    assert 3 * MB <= there[-1] < 4 * MB, "one is held, and nothing of the other was sent"
+    assert told == sorted(told)
+    assert pack.content_bytes == pack.survey.total_bytes
+
+
 def test_without_being_asked_nothing_is_kept_and_nothing_used(kept: Kept, tmp_path: Path) -> None:
     data = shard(tmp_path / "data", 1)
     kept.run(data, store_bytes=0)
@@ -83,6 +107,21 @@ def test_what_was_altered_there_is_sent_again_and_takes_the_place_of_the_altered
     path.write_bytes(content)
     assert kept.run(data) > 3 * MB
     assert kept.run(data) < 100_000
+
+
+def test_what_was_altered_there_is_not_believed_for_what_a_bucket_has_brought_in_part(
+    kept: Kept, tmp_path: Path
+) -> None:
+    data = shard(tmp_path / "data", 1)
+    kept.run(data)
+    (path,) = (kept.store / name for name in kept.names)
+    path.chmod(0o644)
+    path.write_bytes(bytes(3 * MB))
+    pulled = kept.home / f"gr-test-{kept.runs + 1}" / ".pulled"
+    pulled.mkdir(parents=True)
+    (pulled / f"{path.name}.part").write_bytes(b"the first part")
+    (pulled / f"{path.name}.parts").write_text(f"boot {boot_id()}\n0 {'0' * 64}\n")
+    assert kept.run(data) > 3 * MB
 
 
 def keep(kept: Kept, *digits: str, most_bytes: int = 1 << 40) -> list[str]:
@@ -120,6 +159,18 @@ def test_while_another_run_is_at_it_nothing_is_put_in_or_taken_out(
         assert not (tmp_path / "into").exists()
     store.take_out(str(kept.home / "gr-other"), {2 * MB}, str(tmp_path / "into"))
     assert [path.name[0] for path in (tmp_path / "into").iterdir()] == ["1"]
+
+
+def test_a_disk_without_links_leaves_nobody_locked_out(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: str) -> None:
+        raise PermissionError("this disk has no links")
+
+    monkeypatch.setattr(store.os, "link", no_links)
+    with pytest.raises(PermissionError, match="no links"):
+        keep(kept, "1")
+    held = files.lock(str(kept.store), "store.lock", 0)
+    assert held is not None
+    os.close(held)
 
 
 def test_two_runs_at_once_do_not_take_from_each_other(kept: Kept, tmp_path: Path) -> None:

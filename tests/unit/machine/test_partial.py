@@ -7,15 +7,18 @@ import fcntl
 import hashlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpurun.core.errors import StoreFull
 from gpurun.machine import fetch as fetching
 from gpurun.machine import partial
 from gpurun.machine.base import MachineLost, Take
-from gpurun.machine.fetch import Pull, Wanted, fetch
+from gpurun.machine.fetch import Pull, Wanted, fetch, noted_bytes
 from gpurun.machine.partial import Partial, Taker
 
 CONTENT = b"what was announced" * 1000
@@ -104,6 +107,26 @@ def test_what_another_has_brought_meanwhile_is_not_fetched_again(tmp_path: Path)
     assert not any((tmp_path / ".partial").iterdir())
 
 
+def test_whoever_brings_nothing_is_not_taken_for_somebody_who_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "SYNC_S", 0.01)
+    noted = [noted_bytes(tmp_path, WANTED.sha256)]
+
+    def stands_still(_: int, __: int, take: Take) -> None:
+        time.sleep(0.1)
+        noted.append(noted_bytes(tmp_path, WANTED.sha256))
+        raise MachineLost("nothing came")
+
+    for _ in range(2):
+        with pytest.raises(MachineLost, match="nothing came"):
+            fetch(WANTED, tmp_path, stands_still)
+    assert set(noted) == {0}
+    with Partial(tmp_path / ".partial" / WANTED.sha256, len(CONTENT)) as mine:
+        written(mine, 0, b"what")
+        assert noted_bytes(tmp_path, WANTED.sha256) == 4
+
+
 def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,3 +193,96 @@ def test_a_disk_that_takes_no_more_while_it_is_synced_is_told_and_nothing_gets_i
             fetch(WANTED, tmp_path, in_halves(failed))
     assert not (tmp_path / WANTED.name).exists()
     assert fetch(WANTED, tmp_path, in_halves(failed)).read_bytes() == CONTENT
+
+
+# What is noted of it
+
+
+@pytest.fixture
+def boots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The boots of this machine, the last of which is now."""
+    names = ["one"]
+    monkeypatch.setattr(partial, "boot_id", lambda: names[-1])
+    return names
+
+
+def have(path: Path) -> list[tuple[int, int]]:
+    with Partial(path, 10) as mine:
+        return mine._have
+
+
+def test_what_a_killed_process_had_counts_until_the_next_boot(tmp_path: Path, boots: list[str]) -> None:
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 0, b"12")
+        written(mine, 6, b"78")
+    assert have(tmp_path / "part") == [(0, 2), (6, 8)]
+    boots.append("two")
+    assert have(tmp_path / "part") == [], "nothing says that it was on the disk"
+
+
+def test_after_a_boot_what_was_on_the_disk_by_then_counts_and_nothing_else(tmp_path: Path, boots: list[str]) -> None:
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 0, b"12")
+        mine.sync()
+        written(mine, 6, b"78")
+    boots.append("two")
+    with Partial(tmp_path / "part", 10) as mine:
+        assert mine._have == [(0, 2)]
+        written(mine, 2, b"34")
+    boots.append("three")
+    assert have(tmp_path / "part") == [(0, 2)], "what was believed once is still on the disk; the rest may not be"
+
+
+def test_what_arrives_while_the_disk_is_at_it_does_not_count_as_on_the_disk(
+    tmp_path: Path, boots: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 0, b"12")
+        monkeypatch.setattr(os, "fdatasync", lambda descriptor: written(mine, 2, b"34"))
+        mine.sync()
+    boots.append("two")
+    assert have(tmp_path / "part") == [(0, 2)]
+
+
+def test_where_there_is_no_fdatasync_as_on_macos_all_of_it_is_synced(
+    tmp_path: Path, boots: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fdatasync")
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 0, b"12")
+        mine.sync()
+    boots.append("two")
+    assert have(tmp_path / "part") == [(0, 2)]
+
+
+def test_half_a_line_is_not_taken_for_another_piece_with_the_one_that_follows(tmp_path: Path) -> None:
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 0, b"12")
+        written(mine, 4, b"5")
+    with (tmp_path / "part.parts").open("ab") as notes:
+        notes.write(b"1")  # The last word of one that was killed: with the next line it would be "12 1".
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 2, b"3")
+    assert have(tmp_path / "part") == [(0, 3), (4, 5)]
+
+
+def test_notes_of_content_that_is_not_there_do_not_count(tmp_path: Path) -> None:
+    with Partial(tmp_path / "part", 10) as mine:
+        written(mine, 0, b"12")
+        written(mine, 2, b"3456")
+    (tmp_path / "part").write_bytes(b"12")
+    assert have(tmp_path / "part") == [(0, 2)]
+
+
+@given(st.binary(max_size=80), st.booleans())
+def test_notes_of_any_kind_are_read_without_a_mistake(
+    tmp_path_factory: pytest.TempPathFactory, notes: bytes, of_this_boot: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("notes")
+    (folder / "part").write_bytes(b"0123456789")
+    (folder / "part.parts").write_bytes((partial._boot_line() if of_this_boot else b"") + notes)
+    with Partial(folder / "part", 10) as mine:
+        assert all(0 <= start < end <= 10 for start, end in mine._have)
+        mine.discard()
+        written(mine, 0, b"0123456789")
+        assert mine.is_whole(hashlib.sha256(b"0123456789").hexdigest())

@@ -28,7 +28,7 @@ from gpurun.core.errors import ExitCode, SetupError, UsageError
 from gpurun.machine.base import MOST_REPLY_BYTES, FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack, survey
-from gpurun.machine.remote import HostKeyMismatch, machine, program, scan_host_key
+from gpurun.machine.remote import HostKeyMismatch, connection, machine, program, scan_host_key
 from gpurun.machine.remote.shell import put_argv
 from gpurun.machine.ssh_keys import fingerprint, make_keys
 from tests.emulators import sshd
@@ -562,6 +562,41 @@ def test_connects_that_fail_are_lost_at_once_and_keep_a_growing_distance(place: 
     assert clock.monotonic() - at[-1] <= 1
 
 
+def test_who_waits_for_a_connection_when_all_are_ended_makes_none(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, connects, go_on, connect = list[str](), list[str](), threading.Event(), connection.connect
+
+    class Noted:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            came.append(threading.current_thread().name)
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def slowly(*settings: Any) -> connection.Connection:
+        connects.append(threading.current_thread().name)
+        assert go_on.wait(20)
+        return connect(*settings)
+
+    monkeypatch.setattr(connection, "connect", slowly)
+    far = place.machine()
+    far._connecting = Noted()  # type: ignore[assignment]
+    calls = [in_background(lambda: far.call(["true"], timeout_s=20)) for _ in range(3)]
+    until(lambda: connects and len(came) == 3)
+    far.close()
+    go_on.set()
+    for thread, raised in calls:
+        thread.join(20)
+        assert [str(error) for error in raised] == [f"The connection to {far._where} was ended here."]
+    assert (len(connects), far._connection) == (1, None)
+    assert far.call(["true"], timeout_s=20).exit_code == 0
+
+
 def test_a_connection_that_is_cut_in_mid_call_is_lost_and_made_again(place: Place) -> None:
     proxy = place.proxy()
     far = place.machine(proxy.port)
@@ -645,8 +680,6 @@ def test_a_stall_is_not_waited_out_when_the_time_is_over_before(place: Place, mo
 
 
 def test_a_program_that_is_silent_for_long_is_not_taken_for_dead(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpurun.machine.remote import connection
-
     monkeypatch.setattr(machine, "STALL_S", 1.0)
     monkeypatch.setattr(connection, "KEEPALIVE_S", 0.2)
     reply = place.machine().call(["sh", "-c", "sleep 2.5; echo done"], timeout_s=20)
@@ -656,8 +689,6 @@ def test_a_program_that_is_silent_for_long_is_not_taken_for_dead(place: Place, m
 def test_a_disk_here_that_stalls_is_not_taken_for_a_dead_connection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpurun.machine.remote import connection
-
     monkeypatch.setattr(machine, "STALL_S", 1.0)
     monkeypatch.setattr(connection, "KEEPALIVE_S", 0.2)
     far, came, others = place.machine(), bytearray(), []

@@ -58,11 +58,11 @@ def assert_same(there: Path, here: Path) -> None:
         assert is_same, path.name
 
 
-def lanes_on(round_trip_s: float, bytes_per_s: float) -> list[int]:
+def lanes_on(round_trip_s: float, bytes_per_s: float, left_bytes: int = 10 << 30) -> list[int]:
     """How many lanes a line gets that carries so much; each lane's first window is taken at once."""
     pace, lanes, sent = Pace(round_trip_s), [], 0.0
     for tick in range(60):
-        lanes.append(pace.look(int(sent) + pace.lanes * WINDOW_BYTES, tick / 10))
+        lanes.append(pace.look(int(sent) + pace.lanes * WINDOW_BYTES, left_bytes, tick / 10))
         most = pace.lanes * WINDOW_BYTES / max(round_trip_s, 0.001)
         sent += min(bytes_per_s, most) / 10
     return lanes
@@ -74,6 +74,7 @@ def test_a_long_way_that_carries_much_gets_more_lanes_and_a_slow_line_one() -> N
     assert lanes_on(0.1, 2.5e6)[-1] == 1, "a cut costs a window for each lane"
     assert lanes_on(0.02, 20e6)[-1] == 1
     assert lanes_on(0.0005, 1e9)[-1] == 2
+    assert lanes_on(0.1, 125e6, left_bytes=20 << 20)[12] == 1, "all of it is there before another lane could log in"
     assert [lanes_for(round_trip_s) for round_trip_s in (0.0005, 0.04, 0.1, 0.2)] == [1, 1, 7, 8], "on the way home"
 
 

@@ -1,0 +1,111 @@
+"""A line that is cut when all of a pack is over there, and nobody here has heard of it: nothing is lost by that."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable
+
+import pytest
+from conftest import Box
+
+from gpurun.lifecycle.context import PASSING
+from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.far import FarSide
+from gpurun.machine.pack import Pack, survey
+
+FILES = {"bundle/a.py": b"print(1)", "data/x.bin": random.Random(3).randbytes(3 << 20)}
+BYTES = sum(map(len, FILES.values()))
+
+
+class Cut(FarSide):
+    """A far side whose answers to the parts and to the last step are lost once, when all of it is in place."""
+
+    def __init__(self, box: Box) -> None:
+        super().__init__(box.machine, python=box.far._python)
+        self._box, self._lost = box, {"receive", "settle"}
+
+    def ask(  # type: ignore[override]
+        self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
+    ) -> tuple[bytes, bytes]:
+        """One call, and the cut after it."""
+        answer = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
+        if verb in self._lost:
+            self._lost.remove(verb)
+            self._box.until(lambda: (self._box.folder / "agent" / "shipped.json").exists())
+            raise MachineLost("cut")
+        return answer
+
+
+def small_disk(box: Box) -> None:
+    """Make the disk one that has room for what is shipped once."""
+    taken = 'sum(e["bytes"] for e in (read(root, "agent", "pack.json") or {"files": []})["files"])'
+    box.alter_agent("free = shutil.disk_usage(root).free\n    if needed", f"free = {BYTES} - {taken}\n    if needed")
+
+
+def test_what_is_in_place_by_then_needs_no_room_again(box: Box) -> None:
+    small_disk(box)
+    far, pack = Cut(box), Pack(survey(FILES))
+    with pytest.raises(MachineLost, match="cut"):
+        far.unpack(pack)
+    sent_bytes = pack.sent_bytes
+    assert far.unpack(pack).bytes == BYTES
+    assert pack.sent_bytes == sent_bytes
+
+
+class Late(FarSide):
+    """A far side that was cut, and takes in what came before that when it has said what is there."""
+
+    def __init__(self, box: Box) -> None:
+        super().__init__(box.machine, python=box.far._python)
+        self._box, self._late = box, list[bytes]()
+        self._is_first = True
+
+    def lanes(self, count: int) -> list[FarSide]:
+        """One, that nothing overtakes."""
+        return [self]
+
+    def ask(  # type: ignore[override]
+        self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
+    ) -> tuple[bytes, bytes]:
+        """One call; of the first parts all but one come after the next look at what is there."""
+        if verb == "receive" and self._is_first:
+            self._is_first, frames, self._receive = False, list(stdin or ()), options
+            head, data, *self._late = frames
+            super().ask(verb, *options, stdin=[head, data, frames[-1]], site=site, timeout_s=timeout_s)
+            raise MachineLost("cut")
+        answer = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
+        if verb == "begin" and self._late:
+            late, self._late = self._late, []
+            super().ask("receive", *self._receive, stdin=late, site=True, timeout_s=20)
+            self._box.until(lambda: (self._box.folder / "agent" / "shipped.json").exists())
+        return answer
+
+
+def test_parts_that_come_late_and_again_are_no_end_of_the_run(box: Box) -> None:
+    far, pack = Late(box), Pack(survey(FILES))
+    with pytest.raises((MachineLost, FarRefusal)) as cut:
+        far.unpack(pack)
+    assert isinstance(cut.value, MachineLost) or cut.value.reason in PASSING
+    assert far.unpack(pack).bytes == BYTES
+
+
+class Slow(FarSide):
+    """A far side that takes so long to say what is there that it gives up on whoever waits to send."""
+
+    refused = threading.Event()
+
+    def ask(  # type: ignore[override]
+        self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
+    ) -> tuple[bytes, bytes]:
+        """One call."""
+        if verb == "begin":
+            assert self.refused.wait(20)
+        elif verb == "receive" and not self.refused.is_set():
+            self.refused.set()
+            raise FarRefusal("cut_stream", "nothing came for 120 s")
+        return super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
+
+
+def test_a_lane_that_waited_too_long_for_the_list_of_what_is_there_is_opened_again(box: Box) -> None:
+    assert Slow(box.machine, python=box.far._python).unpack(Pack(survey(FILES))).bytes == BYTES
