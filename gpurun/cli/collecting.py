@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,19 +219,35 @@ def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> R
         raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
     told = {key: collected[key] for key in ("latest", "best", "files")}
     manifest = Manifest.model_validate_json(canonical(told))
-    files = chosen(manifest, only, name, is_over=True)
+    lost, left = ([str(one) for one in collected.get(key, ())] for key in ("missing", "left"))
+    files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
     for file in files:
         if not is_here(artifacts, file):
             what = f"{file.name} of {name} is not here any more as it came home."
             hint = f"gpurun audit {name} says what else is not as it was."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
-    lost, left = ([str(one) for one in collected.get(key, ())] for key in ("missing", "left"))
     lines = [_here(sight, manifest, files), "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."]
     if lost:
         lines.append(f"Lost with it: {', '.join(lost[:_MOST_NAMED])}{' and more' if lost[_MOST_NAMED:] else ''}.")
     if left:
         lines.append(f"Left on it, as newer ones came home: {', '.join(left)}.")
     return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
+
+
+def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
+    """The files that are meant: a checkpoint of which a part was lost is passed over for the newest that is whole."""
+    lost = {_stem(one) for one in not_here}
+    weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
+    whole = {file.step for file in weights if file.step is not None}
+    if only == "best" and manifest.best and manifest.best.step not in whole:
+        what = f"The best checkpoint of {name}, step {manifest.best.step}, did not come home whole."
+        raise UsageError("checkpoint.none", what, hint=f"gpurun collect {name} --only last has the newest that did.")
+    if only == "last" and lost and not whole:
+        what, hint = f"No checkpoint of {name} came home whole.", f"What did, and why: gpurun receipt {name}"
+        raise UsageError("checkpoint.none", what, hint=hint)
+    if only == "last":
+        manifest = manifest.model_copy(update={"latest": max(whole, default=None)})
+    return chosen(manifest, only, name, is_over=True)
 
 
 def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:

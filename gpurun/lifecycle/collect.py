@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from gpurun.core.errors import TrainingFailed
 from gpurun.core.moving import moving
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.lifecycle.home.at_home import remembered
+from gpurun.lifecycle.home.at_home import remember, remembered, with_whole
 from gpurun.lifecycle.home.bringing import Bringing, refused
 from gpurun.lifecycle.home.worth import newest, spare, wanted
 from gpurun.lifecycle.patience import Patience
@@ -32,15 +33,16 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
         bringing = Bringing(far, state, context, patience, tell)
         bringing.gone = gone
         yield from bringing.bring(wanted(manifest))
-        if _needs_spare(manifest, bringing, context):
+        if _has_newest(manifest, bringing):
+            bringing.find(spare(manifest))
+        else:
             yield from bringing.bring(spare(manifest))
     left = _left(manifest, bringing)
-    missing = {name: why for name, why in bringing.missing.items() if name not in left}
     yield (
         Event.COLLECT_OBSERVED,
         {
             "files": [file.model_dump(mode="json") for file in bringing.here.values()],
-            "missing": list(missing),
+            "missing": list(bringing.missing),
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
             "seconds": round(context.clock.monotonic() - started, 3),
@@ -48,15 +50,18 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             **({"remembered": True} if gone is not None else {}),
         },
     )
-    if gone is not None or missing:
-        raise gone or next(iter(missing.values()))
+    if gone is not None or bringing.missing:
+        raise gone or next(iter(bringing.missing.values()))
 
 
 def _listed(far: FarSide, context: Context, patience: Patience) -> tuple[Manifest, TrainingFailed | None]:
     """What is finished over there; of a machine that is gone, what it told last, and the error that says so."""
     try:
         # Not bounded by the room here: what fits is brought, and for the rest there may be room later.
-        return patience.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES)), None
+        manifest = patience.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
+        with suppress(OSError):  # Only for a later life of this process; a full disk is waited for elsewhere.
+            remember(context.folder, manifest)
+        return with_whole(context.folder, manifest), None
     except FarRefusal as refusal:
         raise refused(refusal) from refusal
     except TrainingFailed as gone:
@@ -66,18 +71,11 @@ def _listed(far: FarSide, context: Context, patience: Patience) -> tuple[Manifes
         return known, gone
 
 
-def _needs_spare(manifest: Manifest, bringing: Bringing, context: Context) -> bool:
-    """Whether the checkpoint before the latest is worth its minutes: the latest is damaged, or some of it is here."""
-    is_begun = any((context.folder.artifacts / file.name).exists() for file in spare(manifest))
-    return is_begun or not _has_newest(manifest, bringing)
-
-
 def _has_newest(manifest: Manifest, bringing: Bringing) -> bool:
     return all(file.name in bringing.here for file in newest(manifest))
 
 
 def _left(manifest: Manifest, bringing: Bringing) -> list[str]:
     """The names of a spare checkpoint's files that stay there: with the latest at home nobody misses them."""
-    if not _has_newest(manifest, bringing):
-        return []
-    return [file.name for file in spare(manifest) if file.name not in bringing.here]
+    told = {*bringing.here, *bringing.missing}
+    return [file.name for file in spare(manifest) if file.name not in told]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError
@@ -14,6 +13,7 @@ from gpurun.core.progress import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.bucket.push import key_of
 from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.home.stock import at_home_by
 from gpurun.lifecycle.home.worth import newest, spare, wanted
 from gpurun.lifecycle.settle import clear_all
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
@@ -56,13 +56,14 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _at_home(found: Salvaged, folder: RunFolder) -> dict[str, object]:
-    """What is at home now: what came from the bucket, and what the collect step had brought before."""
-    records = read_journal(folder.journal).records
-    nothing: dict[str, Any] = {"files": [], "missing": [], "latest": None, "best": None}
-    before = next((one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED), nothing)
+    """What is at home now: what came from the bucket, and what had come before."""
+    before = at_home_by(read_journal(folder.journal).records, folder)
     files = {str(one["name"]): one for one in before["files"]}
     files |= {one.name: one.model_dump(mode="json") for one in found.here}
-    missing = {*before["missing"], *found.missing, *found.left_out} - files.keys()
+    named = {*found.left_out, *(one.name for one in found.manifest.files)}
+    is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then what it names no more was replaced.
+    lost = (name for name in before["missing"] if name in named or not is_newer)
+    missing = {*lost, *found.missing, *found.left_out} - files.keys()
     if all(one.name in files for one in newest(found.manifest)):  # The one before the latest is missed by nobody then.
         missing -= {one.name for one in spare(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]

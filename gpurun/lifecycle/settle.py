@@ -1,4 +1,4 @@
-"""Take away what a rental left beside its machine, then write the receipt from the run folder alone.
+"""Take away what a rental left beside its machine, count what is at home, then write the receipt from the folder alone.
 
 The receipt comes last and from files only, so that a crash before it changes no byte of it.
 """
@@ -19,6 +19,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.receipt import write_receipt
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.destroy import Vouch, end
+from gpurun.lifecycle.home.stock import take_stock
 from gpurun.lifecycle.instance.account import NAMED, is_other_account, other_account, vouched
 from gpurun.lifecycle.instance.duplicates import living, once
 from gpurun.lifecycle.quotes.priors import add_prior
@@ -43,6 +44,8 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     forget_client_key(context.folder.ssh)
     if is_over:
         return
+    if link is None:
+        yield from take_stock(context.folder)
     written = write_receipt(context.home, context.folder)
     if link is None:
         yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}

@@ -18,11 +18,12 @@ from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.home.at_home import remember
-from gpurun.lifecycle.home.bringing import STUCK_S
+from gpurun.lifecycle.home.held import STUCK_S
 from gpurun.lifecycle.home.worth import spare, wanted
 from gpurun.machine import partial
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
 from gpurun.machine.fetch import PARTIAL_FOLDER
+from tests.lifecycle import scripted_cloud
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
@@ -112,11 +113,11 @@ def test_what_is_worth_most_is_wanted_first(latest: int | None, best: int | None
     assert " ".join(file.name for file in spare(manifest)) == left
 
 
-def damage(world: World, damaged: str) -> None:
+def damage(world: World, *damaged: str) -> None:
     fetch = world.far.fetch
 
     def refusing(name: str, *rest: Any, **more: Any) -> Path:
-        if name == damaged:
+        if name in damaged:
             raise CollectFailed("collect.wrong_digest", f"{name} came back 4 times with another digest.", hint="?")
         return fetch(name, *rest, **more)
 
@@ -132,6 +133,13 @@ def test_where_the_latest_is_damaged_the_one_before_comes_in_its_place(world: Wo
     assert kept(world)
 
 
+def test_where_both_are_damaged_both_are_missing_and_nothing_is_called_left_over_there(world: World) -> None:
+    damage(world, LATEST, SPARE[0])
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert sorted(collected(world)["missing"]) == sorted([LATEST, SPARE[0]])
+    assert "left" not in collected(world)
+
+
 def test_where_only_the_best_is_damaged_the_one_before_the_latest_is_no_help(world: World) -> None:
     damage(world, BEST)
     assert world.drive() is ExitCode.COLLECT_FAILED
@@ -145,6 +153,22 @@ def test_what_came_home_early_of_the_one_before_is_on_record(world: World) -> No
     assert world.drive() is ExitCode.DONE
     assert SPARE[0] in {file["name"] for file in receipt_of(world)["checkpoint"]["files"]}
     assert "left" not in collected(world)
+    assert kept(world)
+
+
+def test_nobody_pays_to_wait_for_room_for_the_rest_of_the_one_before(
+    world: World, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it came home early, the other half has no room; the latest and the best have, and are all that is due."""
+    more = ("checkpoints/000025.optim.safetensors", b"\x1a" * 5000, 25)
+    monkeypatch.setattr(scripted_cloud, "FINISHED", [*scripted_cloud.FINISHED, more])
+    room["bytes"] = 20_100
+    (world.folder.artifacts / "checkpoints").mkdir(parents=True)
+    (world.folder.artifacts / SPARE[0]).write_bytes(SPARE[1])
+    assert world.drive() is ExitCode.DONE
+    assert (world.cloud.boxes[0].died_s or 0) < 250, "not at the end of its lease"
+    assert SPARE[0] in {file["name"] for file in collected(world)["files"]}
+    assert (collected(world)["missing"], collected(world)["left"]) == ([], [more[0]])
     assert kept(world)
 
 
@@ -297,7 +321,7 @@ def test_a_file_that_somebody_brings_home_just_now_is_left_to_him(
             sleep(seconds)
             if world.clock.monotonic() < 100 + 3 * STUCK_S:
                 with partial.notes_of(place).open("ab") as notes:
-                    notes.write(b"0 0 0\n")
+                    notes.write(b"0 1\n")
             elif place.exists():
                 place.write_bytes(WEIGHTS[1][1])
                 place.rename(world.folder.artifacts / LATEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from dataclasses import replace
@@ -29,6 +30,7 @@ from gpurun.lifecycle.home.at_home import keep, kept
 from gpurun.lifecycle.home.collect_now import OVER_PLAN, PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
 from gpurun.lifecycle.home.copy_out import copy_out
 from gpurun.lifecycle.home.early import Early
+from gpurun.lifecycle.home.held import STUCK_S
 from gpurun.lifecycle.salvage import Salvaged
 from gpurun.machine.answers import Best, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
@@ -167,6 +169,28 @@ def test_a_file_that_the_supervisor_is_bringing_is_waited_for(
     assert len(bring(instance, folder, "last").here) == 2, "for longer than a dead line would be"
 
 
+def test_a_file_that_a_stopped_collect_holds_is_brought_past_it(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another terminal has `gpurun collect` stopped with ^Z: nobody waits for it for ever, without a word."""
+    weights, state = instance.save(10)
+    held, waited = hashlib.sha256((instance.out / weights).read_bytes()).hexdigest(), list[str]()
+    fetch = instance.far.fetch
+
+    def busy(name: str, size_bytes: int, sha256: str, *rest: Any, aside: bool = False, **more: Any) -> Path:
+        if sha256 == held and not aside:
+            waited.append(name)
+            if len(waited) > 100:
+                pytest.fail("it waits for ever")
+            raise HeldElsewhere("somebody")
+        return fetch(name, size_bytes, sha256, *rest, aside=aside, **more)
+
+    monkeypatch.setattr(instance.far, "fetch", busy)
+    assert len(bring(instance, folder, "last").here) == 2
+    assert at_home(folder) == {weights, state}
+    assert len(waited) * collect_now.RETRY_S >= STUCK_S
+
+
 def test_a_machine_that_does_not_answer_is_given_up_in_a_minute_and_says_so(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +288,49 @@ def test_of_a_run_that_is_over_it_names_what_was_lost_and_what_was_left(
     told = collect_run(session, "fox-41", only="all")
     assert f"{words}: {name}." in told.text
     assert {word: told.data[word] for word in ("lost", "left") if told.data[word]} == {told_as: [name]}
+
+
+@pytest.mark.parametrize(
+    ("lost", "only", "told"),
+    [
+        ((), "last", [30, 30]),
+        (("000030.optim",), "last", [20, 20]),
+        (("000030.model", "000030.optim"), "last", [20, 20]),
+        (("000020.optim",), "best", "The best checkpoint of fox-41, step 20, did not come home whole."),
+        (("000020.model", "000020.optim"), "best", "The best checkpoint of fox-41, step 20, did not come home whole."),
+        (("000030.optim", "000020.model"), "last", "No checkpoint of fox-41 came home whole."),
+        (("000030.model", "000030.optim", "000020.optim"), "all", [20]),
+    ],
+)
+def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
+    session: Session, lost: tuple[str, ...], only: Only, told: list[int] | str
+) -> None:
+    """An optimiser's state without its weights is no checkpoint, and a finished one that was lost was finished."""
+    kinds = {"model": "weights", "optim": "optimizer"}
+    names = [f"{step:06d}.{part}" for step in (20, 30) for part in kinds]
+    files = [
+        ManifestFile.model_validate(
+            {"name": f"checkpoints/{name}.safetensors", "bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest(),
+             "kind": kinds[name[7:]], "step": int(name[:6])}
+        )
+        for name in names
+        if name not in lost
+    ]  # fmt: skip
+    finished_run(session.home, "fox-41")
+    sight = find(session, "fox-41")
+    for file in files:
+        (sight.folder.artifacts / file.name).write_bytes(b"x")
+    collected = {
+        "files": [file.model_dump(mode="json") for file in files],
+        "missing": [f"checkpoints/{name}.safetensors" for name in lost],
+        "latest": 30,
+        "best": {"step": 20, "val_loss": 2.0},
+    }
+    if isinstance(told, str):
+        with pytest.raises(UsageError, match=told):
+            collecting._at_home(sight, only, collected)
+    else:
+        assert [file["step"] for file in collecting._at_home(sight, only, collected).data["here"]] == told
 
 
 def test_what_the_end_of_training_brings_and_what_it_leaves_there_are_told_apart(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +19,15 @@ from gpurun.core.errors import UsageError
 from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.home import early as early_room
 from gpurun.lifecycle.home.allowance import Allowance
+from gpurun.lifecycle.home.at_home import remember
 from gpurun.lifecycle.home.collect_now import bring_now
 from gpurun.lifecycle.home.early import Early
-from gpurun.machine.answers import Manifest
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
+from gpurun.machine.fetch import PARTIAL_FOLDER
 from gpurun.machine.local import LocalMachine
+from gpurun.machine.partial import notes_of
 
 TOLD = b'{"kind": "checkpoint", "step": 1}\n'
 
@@ -130,6 +135,56 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
         Early(instance.far, folder, FREE).bring(instance.far)
     assert set(first) <= at_home(folder)
     assert newest(folder) == 10
+
+
+def test_what_was_replaced_makes_room_before_the_next_one_comes(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two checkpoints and a half fit: as many as the machine keeps, which is all that is of use."""
+    size_bytes = (instance.out / instance.save(10)[0]).stat().st_size
+
+    def usage(_: object) -> SimpleNamespace:
+        taken = sum(path.stat().st_size for path in folder.artifacts.rglob("*") if path.is_file())
+        return SimpleNamespace(free=2 * size_bytes + size_bytes // 2 - taken)
+
+    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", usage)
+    for steps in ((10,), (10, 20), (20, 30), (30, 40)):
+        names = instance.save(*steps)
+        Early(instance.far, folder, FREE).bring(instance.far)
+        assert at_home(folder) == set(names)
+
+
+def test_what_arrived_of_a_file_that_was_replaced_gives_its_room_back(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partials = folder.artifacts / PARTIAL_FOLDER
+    partials.mkdir(parents=True)
+
+    def begun(step: int) -> Path:
+        place = partials / hashlib.sha256(b"w%d" % step * 50_000).hexdigest()
+        place.write_bytes(b"half of it")
+        notes_of(place).write_bytes(b"0 10 0\n")
+        return place
+
+    replaced, held, wanted = begun(10), begun(20), begun(30)
+    instance.save(30, 40)
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        remember(folder, instance.far.manifest(MOST_ANNOUNCED_BYTES))
+    assert not replaced.exists()
+    assert not notes_of(replaced).exists()
+    assert held.exists(), "somebody has it open"
+    assert wanted.exists(), "it is gone on with"
+
+
+def test_a_supervisor_that_was_started_again_brings_what_the_one_before_did_not_come_to(
+    instance: Instance, folder: RunFolder
+) -> None:
+    """It hears of a checkpoint only once, and the next one may be an hour away."""
+    folder.events.write_bytes(TOLD)
+    instance.save(10)
+    with Early(instance.far, folder, FREE):
+        until(lambda: newest(folder) == 10)
 
 
 def test_without_a_machine_elsewhere_it_does_nothing(folder: RunFolder) -> None:

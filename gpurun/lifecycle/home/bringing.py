@@ -10,16 +10,14 @@ from gpurun.core.moving import Tell
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.home.at_home import is_here
+from gpurun.lifecycle.home.held import Held
 from gpurun.lifecycle.patience import Patience, lost
 from gpurun.machine.answers import ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
-from gpurun.machine.fetch import noted_bytes
 from gpurun.machine.partial import HeldElsewhere
 
 LOOK_AGAIN_S = 5.0
-# Whoever holds a file and has added nothing to it for so long was stopped, as by ^Z.
-STUCK_S = 60.0
 
 
 class Bringing:
@@ -34,7 +32,7 @@ class Bringing:
         self.missing: dict[str, GpurunError] = {}
         self.gone: TrainingFailed | None = None
         self._why: dict[str, GpurunError] = {}
-        self._noted: dict[str, tuple[int, float]] = {}
+        self._held = Held(context.folder.artifacts, context.clock)
         self._most: dict[str, int] = {}
         self._told: set[str] = set()
         self._here_bytes = 0
@@ -54,7 +52,15 @@ class Bringing:
             except TrainingFailed as gone:
                 self.gone = gone
         if self.gone is not None:
-            self._find(waiting, self.gone)
+            self.find(waiting)
+            unsettled = (file.name for file in waiting if file.name not in {*self.here, *self.missing})
+            self.missing |= dict.fromkeys(unsettled, self.gone)
+
+    def find(self, files: Iterable[ManifestFile]) -> None:
+        """Count what came home before of files that are not fetched any more, or not worth a paid minute."""
+        for file in files:
+            if file.name not in {*self.here, *self.missing} and self._is_here(file):
+                self._take(file)
 
     def _is_settled(self, file: ManifestFile) -> bool:
         """Whether a file is here or given up; otherwise the others come first, and it is tried again after them."""
@@ -103,17 +109,9 @@ class Bringing:
         try:
             fetch()
         except HeldElsewhere:
-            if not self._is_stuck(file):
+            if not self._held.is_stuck(file):
                 raise
             fetch(aside=True)
-
-    def _is_stuck(self, file: ManifestFile) -> bool:
-        """Whether whoever has that file open has brought nothing of it for a while."""
-        noted, now_mono = noted_bytes(self._context.folder.artifacts, file.sha256), self._context.clock.monotonic()
-        before, since_mono = self._noted.get(file.name, (-1, now_mono))
-        if noted != before:
-            self._noted[file.name] = noted, now_mono
-        return noted == before and now_mono - since_mono >= STUCK_S
 
     def _wait(self, held: Iterable[GpurunError]) -> Iterator[Note]:
         """Wait for this disk, or for somebody else, while there is an instance to wait with."""
@@ -124,16 +122,6 @@ class Bringing:
         if self._context.is_down(instance_of(self._state)):
             raise lost("its provider says that it no longer runs.")
         self._context.clock.sleep(min(LOOK_AGAIN_S, max(0.0, self._context.seconds_left(self._state))))
-
-    def _find(self, files: Iterable[ManifestFile], why: GpurunError) -> None:
-        """Sort out what came home before of files that cannot be fetched any more."""
-        for file in files:
-            if file.name in self.here or file.name in self.missing:
-                continue
-            if self._is_here(file):
-                self._take(file)
-            else:
-                self.missing[file.name] = why
 
     def _take(self, file: ManifestFile) -> None:
         self.here[file.name] = file

@@ -18,6 +18,7 @@ from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.context import PASSING, RETRY_S
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.at_home import is_here, keep, remember
+from gpurun.lifecycle.home.held import Held
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
@@ -57,11 +58,11 @@ def bring_now(
     UsageError when none such is finished yet, or the plan does not pay for it; CollectFailed when nothing comes for
     PATIENCE_S, when a file does not arrive as it was announced, or cannot be stored.
     """
-    trying = _Trying(clock)
+    trying, held = _Trying(clock), Held(folder.artifacts, clock)
     with far.many_lanes():
         for tries_left in reversed(range(TRIES)):
             try:
-                return _bring_now(far, folder, only, trying, tell, allowance)
+                return _bring_now(far, folder, only, trying, held, tell, allowance)
             except FarRefusal as refusal:  # What was finished a moment ago has been replaced by the next checkpoint.
                 if not tries_left:
                     hint = "Ask again. What came home before is kept, and the run goes on."
@@ -78,6 +79,7 @@ def _bring_now(
     folder: RunFolder,
     only: Only,
     trying: _Trying,
+    held: Held,
     tell: Callable[[ManifestFile, int], None],
     allowance: Allowance,
 ) -> Brought:
@@ -89,7 +91,7 @@ def _bring_now(
         raise _over_plan(folder.name, wanted, allowance)
     keep(folder, [file.name for file in wanted])
     for file in wanted:
-        trying.patiently(partial(_bring, far, file, artifacts, trying, tell))
+        trying.patiently(partial(_bring, far, file, artifacts, trying, held, tell))
     left = [file for file in manifest.files if file not in wanted and not is_here(artifacts, file)]
     return Brought(manifest, tuple(wanted), tuple(left))
 
@@ -136,7 +138,7 @@ class _Trying:
         while True:
             try:
                 answer = attempt()
-            except HeldElsewhere:  # The supervisor is bringing that file home; its end, too, frees it.
+            except HeldElsewhere:  # The supervisor is bringing that file home, or another who asked; his end frees it.
                 self.moved()
             except (MachineLost, FarRefusal) as error:
                 if isinstance(error, FarRefusal) and error.reason not in PASSING:
@@ -152,7 +154,12 @@ class _Trying:
 
 
 def _bring(
-    far: FarSide, file: ManifestFile, into: Path, trying: _Trying, tell: Callable[[ManifestFile, int], None]
+    far: FarSide,
+    file: ManifestFile,
+    into: Path,
+    trying: _Trying,
+    held: Held,
+    tell: Callable[[ManifestFile, int], None],
 ) -> None:
     have = -1
 
@@ -163,4 +170,10 @@ def _bring(
             trying.moved()
             tell(file, bytes_here)
 
-    far.fetch(file.name, file.bytes, file.sha256, into, on_progress=heard)
+    fetch = partial(far.fetch, file.name, file.bytes, file.sha256, into, on_progress=heard)
+    try:
+        fetch()
+    except HeldElsewhere:
+        if not held.is_stuck(file):
+            raise
+        fetch(aside=True)

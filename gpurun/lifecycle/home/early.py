@@ -6,17 +6,16 @@ tried again at the next checkpoint, and in the end by the collect step, which go
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 from gpurun.core.errors import GpurunError
-from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.home.allowance import Allowance
-from gpurun.lifecycle.home.at_home import kept, remember
+from gpurun.lifecycle.home.at_home import Brought, kept, remember
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
@@ -36,7 +35,7 @@ class Stopped(GpurunError):
 class Early:
     """Fetches finished checkpoints, as they are told of, from `far` into a run's artifacts; without `far`, nothing.
 
-    `newest.json` in the run's folder names the newest one that is here whole, and the files that this has fetched.
+    What it has fetched, and which one is here whole, is noted in the run's folder (`at_home.Brought`).
     """
 
     def __init__(self, far: FarSide | None, folder: RunFolder, allowance: Allowance) -> None:
@@ -48,6 +47,8 @@ class Early:
 
     def __enter__(self) -> Early:
         if self._far is not None:
+            if self._folder.events.exists():  # An earlier life of the supervisor may have left something half way.
+                self._told.set()
             self._thread.start()
         return self
 
@@ -85,19 +86,21 @@ class Early:
         self._far.close()  # Whoever ended the watch may not have waited for this.
 
     def bring(self, far: FarSide) -> None:
-        """Fetch what is finished, the latest checkpoint first; then let go of what the next ones have replaced."""
+        """Fetch what is finished, the latest first; before and after that, let go of what newer ones have replaced."""
         artifacts = self._folder.artifacts
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
         remember(self._folder, manifest)
-        brought, here = set(self._brought()), set[str]()
+        self._remove_replaced(manifest)
+        before, here = Brought.read(self._folder), set[str]()
         for file in self._affordable(manifest):
             self._heed()
-            brought.add(file.name)
-            self._note(None, brought)
+            before = before.model_copy(update={"files": tuple(sorted({*before.files, file.name}))})
+            before.write(self._folder)
             with suppress(FarRefusal):  # It has been replaced by a newer one since.
                 far.fetch(file.name, file.bytes, file.sha256, artifacts, on_progress=lambda _: self._heed())
                 here.add(file.name)
-        self._let_go(manifest, brought, here)
+        self._heed()  # What the collect step finds it has on record: from then on nothing is removed.
+        self._let_go(manifest, before.files, here)
 
     def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
         """What may come home now, the latest checkpoint first; where that costs money it comes alone, now and then."""
@@ -106,32 +109,23 @@ class Early:
             return latest if self._allowance.take(latest, by_step=manifest.latest or 0) else []
         return sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.step is None, file.name))
 
-    def _let_go(self, manifest: Manifest, brought: set[str], here: set[str]) -> None:
+    def _let_go(self, manifest: Manifest, brought: Iterable[str], here: set[str]) -> None:
         """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""
-        listed = {file.name for file in manifest.files}
-        newest = {file.name for file in manifest.files if file.step == manifest.latest and file.kind != "sample"}
-        if not newest or not newest <= here:
+        newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
+        if newest and {file.name for file in newest} <= here:
+            Brought(step=manifest.latest, files=tuple(brought), whole=tuple(newest)).write(self._folder)
+            self._remove_replaced(manifest)
+
+    def _remove_replaced(self, manifest: Manifest) -> None:
+        """Remove what came by this way and is not on the list any more, if a newer checkpoint is here whole."""
+        noted, artifacts = Brought.read(self._folder), self._folder.artifacts
+        needed = {file.name for file in (*manifest.files, *noted.whole)}
+        if not noted.whole or not all((artifacts / file.name).is_file() for file in noted.whole):
             return
-        self._note(manifest.latest, listed & brought)
-        for name in brought - listed - kept(self._folder):
-            (self._folder.artifacts / name).unlink(missing_ok=True)
-
-    def _brought(self) -> list[str]:
-        """The names of the files that are here by this way, from before a restart too."""
-        try:
-            return [str(name) for name in json.loads(self._path.read_bytes())["files"]]
-        except (FileNotFoundError, ValueError, KeyError):
-            return []
-
-    def _note(self, step: int | None, files: set[str]) -> None:
-        if step is None and self._path.exists():
-            with suppress(ValueError, KeyError):
-                step = json.loads(self._path.read_bytes())["step"]
-        write_atomic(self._path, json.dumps({"step": step, "files": sorted(files)}).encode())
-
-    @property
-    def _path(self) -> Path:
-        return self._folder.path / "newest.json"
+        for name in {*noted.files} - needed - kept(self._folder):
+            (artifacts / name).unlink(missing_ok=True)
+        files = tuple(name for name in noted.files if name in needed)
+        noted.model_copy(update={"files": files}).write(self._folder)
 
     def _heed(self) -> None:
         if self._over.is_set():

@@ -1,0 +1,178 @@
+"""What had come home is on record and of use, whatever kept the collect step from saying so."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.collecting import collect_run
+from gpurun.cli.session import Session
+from gpurun.core.errors import CollectFailed, ExitCode
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.progress import Event
+from gpurun.lifecycle import salvage
+from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.home.at_home import Brought, remember, remembered
+from gpurun.lifecycle.home.early import Early
+from gpurun.lifecycle.salvage import Salvaged
+from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
+from tests.lifecycle.test_bringing import collected
+from tests.lifecycle.test_early import FREE, Instance
+from tests.lifecycle.test_faults import kept, receipt_of
+
+OLD = ("checkpoints/000015.model.safetensors", b"\x0f" * 5000, 15)
+ALL = [name for name, _, _ in WEIGHTS]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def put(folder: RunFolder, *files: tuple[str, bytes, int]) -> None:
+    """They are at home."""
+    for name, content, _ in files:
+        (folder.artifacts / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.artifacts / name).write_bytes(content)
+
+
+def listed(name: str, content: bytes, step: int) -> ManifestFile:
+    digest = hashlib.sha256(content).hexdigest()
+    return ManifestFile(name=name, bytes=len(content), sha256=digest, kind="weights", step=step)
+
+
+def while_training(world: World, *files: tuple[str, bytes, int]) -> None:
+    """These come home early, by the machine's list of now."""
+    remember(world.folder, world.far.manifest(MOST_ANNOUNCED_BYTES))
+    put(world.folder, *files)
+
+
+def until_the_lease_is_over(world: World) -> None:
+    world.clock.sleep(LEASE.total_s - LEASE.destroy_s - world.clock.monotonic())
+
+
+@pytest.mark.parametrize(("how", "code"), [("destroy", ExitCode.INTERRUPTED), ("closed lid", ExitCode.BUDGET_STOP)])
+def test_what_came_home_before_the_machine_was_destroyed_is_in_the_receipt(
+    world: World, how: str, code: ExitCode
+) -> None:
+    """`gpurun collect` and then `gpurun destroy`; or a lid that stays closed until the lease is over."""
+
+    def act() -> None:
+        if world.far.polls == 3:
+            while_training(world, *WEIGHTS[:2])
+            if how == "destroy":
+                wish(world.folder, "destroy", by="user", reason="enough")
+            else:
+                until_the_lease_is_over(world)
+
+    world.far.during = act
+    assert world.drive() is code
+    assert world.all_of(Event.COLLECT_OBSERVED) == []
+    checkpoint = receipt_of(world)["checkpoint"]
+    assert [file["name"] for file in checkpoint["files"]] == ALL[:2]
+    assert checkpoint["missing"] == [ALL[2], SPARE[0]]
+    told = collect_run(Session(home=world.home, quiet=True), world.folder.name, only="best")
+    assert [file["name"] for file in told.data["here"]] == ALL[:1]
+    assert told.data["lost"] == [ALL[2], SPARE[0]]
+    assert kept(world)
+
+
+def test_of_a_run_of_which_nothing_came_home_nothing_is_said(world: World) -> None:
+    def act() -> None:
+        if world.far.polls == 3:
+            while_training(world)
+            wish(world.folder, "destroy", by="user", reason="enough")
+
+    world.far.during = act
+    world.drive()
+    assert world.all_of(Event.SALVAGE_OBSERVED) == []
+    assert kept(world)
+
+
+def test_what_a_collect_had_brought_before_the_laptop_died_is_in_the_receipt(world: World) -> None:
+    """It is opened again when the lease is over; nothing had come home early."""
+    world.cloud.killing = f"before far.get {ALL[0]}"
+    assert world.drive() == "killed"
+    until_the_lease_is_over(world)
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert {file["name"] for file in receipt_of(world)["checkpoint"]["files"]} == set(ALL[1:])
+    assert kept(world)
+
+
+def test_a_list_that_cannot_be_read_keeps_no_run_from_its_receipt(world: World) -> None:
+    (world.folder.path / "manifest.json").mkdir()
+    wish(world.folder, "destroy", by="user", reason="enough")
+    world.drive()
+    assert kept(world)
+
+
+# A checkpoint that two later ones have replaced over there
+
+
+def test_a_checkpoint_that_came_home_whole_is_remembered_though_no_list_names_it_any_more(
+    tmp_path: Path, folder: RunFolder
+) -> None:
+    instance = Instance(tmp_path / "instance")
+    first = instance.save(10)
+    Early(instance.far, folder, FREE).bring(instance.far)
+    instance.save(30, 40)
+    remember(folder, instance.far.manifest(MOST_ANNOUNCED_BYTES))
+    known = remembered(folder)
+    assert known is not None
+    assert set(first) < {file.name for file in known.files}
+    assert known.latest == 40
+    (folder.artifacts / first[0]).unlink()
+    known = remembered(folder)
+    assert known is not None
+    assert first[0] not in {file.name for file in known.files}, "whoever wants the room removes it"
+
+
+@pytest.mark.parametrize("how", ["the machine vanishes", "nothing arrives whole"])
+def test_the_last_that_came_home_whole_is_on_record_where_the_later_ones_are_lost(world: World, how: str) -> None:
+    """The line is slow: while 15 came home, 25 and 30 were finished."""
+
+    def act() -> None:
+        if world.far.polls == 3:
+            while_training(world, OLD)
+            Brought(step=15, files=(OLD[0],), whole=(listed(*OLD),)).write(world.folder)
+            if how == "the machine vanishes":
+                world.cloud.boxes[0].died_s = world.cloud.now
+
+    def damaged(name: str, size_bytes: int, sha256: str, into: Path, **more: object) -> Path:
+        if (into / name).exists():
+            return into / name
+        raise CollectFailed("collect.wrong_digest", f"{name} came back 4 times with another digest.", hint="?")
+
+    world.far.during = act
+    if how == "nothing arrives whole":
+        world.far.fetch = damaged  # type: ignore[method-assign,assignment]
+    assert isinstance(world.drive(), ExitCode)
+    assert [file["name"] for file in collected(world)["files"]] == [OLD[0]]
+    assert set(collected(world)["missing"]) == {*ALL, SPARE[0]}
+    assert kept(world)
+
+
+# A bucket
+
+
+def test_what_came_home_early_is_counted_beside_what_the_bucket_has(folder: RunFolder) -> None:
+    """Of its list, what the bucket's newer one names no more was replaced, and is missed by nobody."""
+    put(folder, WEIGHTS[0])
+    files = [listed(*WEIGHTS[0]), listed(*WEIGHTS[1]), listed(*SPARE)]
+    remember(folder, Manifest(latest=30, files=tuple(files)))
+    nothing = salvage._at_home(Salvaged(Manifest(), (), {}, (), 0), folder)
+    assert [file["name"] for file in nothing["files"]] == [WEIGHTS[0][0]]  # type: ignore[attr-defined]
+    assert nothing["missing"] == sorted([WEIGHTS[1][0], SPARE[0]])
+    newer = listed("checkpoints/000040.model.safetensors", b"w", 40)
+    found = salvage._at_home(Salvaged(Manifest(latest=40, files=(newer,)), (newer,), {}, (), 3), folder)
+    assert [file["name"] for file in found["files"]] == [WEIGHTS[0][0], newer.name]  # type: ignore[attr-defined]
+    assert found["missing"] == []
