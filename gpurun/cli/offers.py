@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_time, utc
-from gpurun.core.errors import NoOffer, UsageError
+from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import Micros, format_rate, parse_usd
 from gpurun.core.plan import Choices
@@ -28,7 +28,7 @@ _CATALOGUE = "catalogue"
 class Listed:
     """Offers, and what should be said about them: `notes`, and `warnings` where a price or a key is not what it seems.
 
-    `if_none` is the sentence for an empty list. `read_wall` is None for the catalogue.
+    `if_none` is the sentence for an empty list. `read_wall` is None for the catalogue; `unreached`: nobody answered.
     """
 
     offers: Sequence[Offer]
@@ -37,12 +37,16 @@ class Listed:
     if_none: str
     silent: Sequence[tuple[str, str]] = ()
     read_wall: float | None = None
+    unreached: bool = False
 
 
 def list_offers(
     session: Session, gpu: str, providers: Sequence[str], *, max_price: str, region: str, spot: bool
 ) -> Result:
-    """The offers for a GPU, cheapest first. NoOffer (exit 5) when there is nothing at all, with who said what."""
+    """The offers for a GPU, cheapest first. NoOffer (exit 5) when there is nothing at all, with who said what.
+
+    That nobody could be asked is exit 4, as for `train`.
+    """
     clouds = _clouds(providers)
     limit = parse_usd(max_price, name="--max-price") if max_price else None
     need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
@@ -94,10 +98,10 @@ def _listed(session: Session, need: GpuNeed | None, clouds: Sequence[str], choic
     market = live_offers(need, ready, session.home, session.clock, choices)
     where = f" in {choices.region}" if choices.region else ""
     how = " on spot" if choices.spot else ""
-    nobody = "None of the clouds that have a key could be asked." if len(market.silent) == len(ready) else ""
-    if_none = nobody or f"Nobody who was asked has {need}{how}{where} now."
+    if_none = f"Nobody who was asked has {need}{how}{where} now."
     notes = _read_notes(market, [name for name in clouds if name not in ready], session)
-    return Listed(market.offers, notes, _live_warnings(market, ready), if_none, market.silent, market.read_wall)
+    warnings, unreached = _live_warnings(market, ready), len(market.silent) == len(ready)
+    return Listed(market.offers, notes, warnings, if_none, market.silent, market.read_wall, unreached)
 
 
 def _read_notes(market: Market, keyless: Sequence[str], session: Session) -> list[str]:
@@ -132,8 +136,11 @@ def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, w
     return Listed(kept, [why], [f"NOT LIVE: prices of the packaged {' and '.join(dates)}."], "")
 
 
-def _nothing(found: Listed, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None) -> NoOffer:
+def _nothing(found: Listed, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None) -> NoOffer | SetupError:
     """The one sentence for an empty list: all is too dear, nobody answered, or nobody has it."""
+    if found.unreached:
+        hint = "Check the network, then: gpurun doctor --online"
+        return SetupError("market.unreachable", "None of the clouds that have a key could be asked.", hint=hint)
     if found.offers and limit is not None:
         what, cheapest = str(need) if need else "anything", min(one.rate_micros_per_hour for one in found.offers)
         return NoOffer(

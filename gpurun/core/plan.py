@@ -135,6 +135,7 @@ class Earlier(Frozen):
 class Candidate(Frozen):
     """An offer with what it would take and cost to finish there.
 
+    `expected_micros` is for the whole run, or for the part that a lease holds where the user asked for so many hours.
     `reach` is how far the cap, or the hours that were asked for, would get there; None where nothing is known.
     """
 

@@ -17,6 +17,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
+from gpurun.lifecycle.corpus.unused import unused_notes
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import need_of, quote
 from gpurun.lifecycle.quotes.renting import rented_plan, shown_plan
@@ -35,6 +36,15 @@ def make_plan(
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
     recipe = load_recipe(request.recipe)
+    plan = _planned(request, recipe, run, home, clock, say, need_data)
+    unused = unused_notes(request, recipe, plan.resolved["data"])
+    return plan.model_copy(update={"notes": (*plan.notes, *unused)}) if unused else plan
+
+
+def _planned(
+    request: Request, recipe: Recipe, run: str, home: Home, clock: Clock, say: Callable[[str], None], need_data: bool
+) -> Plan:
+    """The plan, by where it would be trained."""
     mode = _mode(request)
     _check_providers(request, mode)
     offered: tuple[Candidate, ...] = ()
@@ -88,7 +98,7 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
     except UsageError as error:
         return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
     full = _going_on(full, request, home)
-    quoted = quote(request, full, priors=load_priors(home)[0])
+    quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
     anew = (f"The rehearsal begins anew; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
     return quoted.candidates, (*quoted.notes, *anew)
 

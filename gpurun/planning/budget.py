@@ -27,7 +27,7 @@ from gpurun.core.money import (
     total,
 )
 from gpurun.core.plan import Candidate, Estimate, Lease
-from gpurun.planning.catalog import terms_of
+from gpurun.planning.catalog import asked_as, terms_of
 from gpurun.planning.estimate import NO_PRIORS, estimate
 from gpurun.planning.load import COLLECT_START_S, KEPT_CHECKPOINTS, Load, load_home
 from gpurun.planning.memory import GIB, usable_bytes
@@ -122,16 +122,19 @@ def candidates(
         lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
         judged = _candidate(offer, guess, load, lease, hours)
         found.append(judged.model_copy(update={"reach": reach_of(recipe, guess, lease, known)}))
-    return ranked(found)
+    return ranked(found, load)
 
 
-def ranked(found: Iterable[Candidate]) -> tuple[Candidate, ...]:
+def ranked(found: Iterable[Candidate], load: Load) -> tuple[Candidate, ...]:
     """Those that finish first, then what may be bought, then by the dollars that finishing takes."""
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(found, key=lambda one: _rank(one, load)))
 
 
-def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None) -> Candidate:
-    """The first candidate that may be bought; a NoOffer that names the cap that would do when there is none."""
+def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu: bool = False) -> Candidate:
+    """The first candidate that may be bought; a NoOffer that names the cap that would do when there is none.
+
+    With `by_gpu` the candidates are of other GPUs than a run would take by itself, so what would do is told with --gpu.
+    """
     for candidate in found:
         if candidate.lease is not None:
             return candidate
@@ -145,12 +148,14 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None) -> Can
         gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
         hours = floor(100 * far.reach.train_s / SECONDS_PER_HOUR) / 100
         if hours:
-            part = f"train a part now (--hours {hours:g}) and the rest later (gpurun train --from RUN)"
+            on = f"--gpu {asked_as(far.offer)} " if by_gpu else ""
+            part = f"train a part now ({on}--hours {hours:g}) and the rest later (gpurun train --from RUN)"
+    on = f"--gpu {asked_as(offer)} " if by_gpu else ""
     raise NoOffer(
         "offer.over_cap",
         f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
-        hint=f"Raise the cap (--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), or {part}.",
+        hint=f"Raise the cap ({on}--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), or {part}.",
     )
 
 
@@ -174,9 +179,9 @@ def _candidate(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, h
     """One offer, judged by the longest lease that the cap pays for."""
     needed_s = expected_train_s(guess)
     finishes = lease is not None and lease.train_s >= needed_s
-    expected = None
-    if guess.train_s is not None:
-        expected = _cost(offer, _expected_s(offer, load, ceil(needed_s)), load)
+    # A part that was asked for costs what a part takes, whatever all of it would.
+    train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
+    expected = _expected(offer, train_s, load) if guess.train_s is not None else None
     why_not = ""
     if not finishes:
         why_not = _why_not(offer, guess, load, lease, hours)
@@ -204,10 +209,10 @@ def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hou
     return f"needs {format_usd(_needed(offer, guess, load))}, over the cap"
 
 
-def _rank(candidate: Candidate) -> tuple[bool, bool, int, str, str, str]:
+def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, str, str, str]:
     """What finishes first, then what may be bought at all, then by dollars to finish; names settle a tie."""
-    dollars = candidate.expected_micros
-    offer = candidate.offer
+    offer, guess = candidate.offer, candidate.estimate
+    dollars = _expected(offer, expected_train_s(guess), load) if guess.train_s is not None else None
     names = (offer.provider, offer.type_id, offer.region)
     return (not candidate.finishes, candidate.lease is None, sys.maxsize if dollars is None else dollars, *names)
 
@@ -223,9 +228,10 @@ def _lease(offer: Offer, load: Load, train_s: int) -> Lease:
     )
 
 
-def _expected_s(offer: Offer, load: Load, train_s: int) -> int:
-    """A rental that goes well: it boots sooner than it may, and ends as `expected_end_s` says."""
-    return ceil(EXPECTED_BOOT_SHARE * offer.boot_s) + load.ship_s + train_s + expected_end_s(load.collect_s)
+def _expected(offer: Offer, train_s: float, load: Load) -> Micros:
+    """What a rental costs that goes well: it boots sooner than it may, and ends as `expected_end_s` says."""
+    before_s = ceil(EXPECTED_BOOT_SHARE * offer.boot_s) + load.ship_s
+    return _cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)
 
 
 def expected_end_s(collect_s: int) -> int:

@@ -1,4 +1,4 @@
-"""Where the trainer and the recipes lie: at the repository's root in a checkout, inside the package in a wheel."""
+"""Where trainer, recipes and the pages of docs/ lie: at the root of a checkout, or inside the installed package."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def bundle_root() -> Path:
         f"The trainer and the recipes are missing beside {package}.",
         hint="Install gpurun again: pip install --force-reinstall gpurun",
     )
+
+
+def page(name: str) -> Path:
+    """A page of docs/, where a person who has no checkout can open it, too."""
+    return bundle_root() / "docs" / name

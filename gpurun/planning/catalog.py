@@ -28,7 +28,7 @@ _TIERS = ("secure", "community")
 class Card:
     """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to reckon with.
 
-    `expected_mfu` is what was published for it, and `rests_on` where.
+    `nvlink`: several in one machine speak past PCIe. `expected_mfu` is what was published for it, and `rests_on` where.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Card:
     fp32_tflops: float
     mfu: tuple[float, float]
     bf16: bool
+    nvlink: bool
     expected_mfu: float | None
     rests_on: str
 
@@ -44,6 +45,7 @@ class Card:
 class Terms:
     """How a provider bills beside the hourly rate, how long its machines may take to boot, and what its image has.
 
+    `with_guard` is who ends a machine in the place of `dies_by_itself` where the user puts a key on it for that.
     `boot_s` is what a lease plans and pays for, `patience` how long a machine that still comes up is waited for: both
     in seconds, by the least number of GPUs.
     """
@@ -58,6 +60,7 @@ class Terms:
     egress_per_gb: Micros
     image_torch: str = ""
     newer_image: str = ""
+    with_guard: str = ""
 
     def boot_limit_s(self, gpu_count: int) -> int:
         """What is planned from create to a shell, for a machine with so many GPUs."""
@@ -91,6 +94,7 @@ def cards() -> dict[str, Card]:
             fp32_tflops=facts.get("fp32_tflops", facts["tflops"] / 2),  # TF32, which the trainer allows.
             mfu=(facts["mfu"][0], facts["mfu"][1]),
             bf16=facts.get("bf16", True),
+            nvlink=facts.get("nvlink", "SXM" in kind),
             expected_mfu=published.get(kind, {}).get("mfu"),
             rests_on=published.get(kind, {}).get("by", ""),
         )
@@ -126,6 +130,7 @@ def terms_of(provider: str, region: str = "") -> Terms:
         egress_per_gb=usd(facts["egress_usd_per_gb"]),
         image_torch=facts.get("image_torch", ""),
         newer_image=facts.get("newer_image", ""),
+        with_guard=facts.get("with_guard", ""),
     )
 
 
@@ -175,17 +180,15 @@ def offers_for(need: GpuNeed) -> list[Offer]:
     return sorted(found, key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
 
 
-def rows_for(need: GpuNeed, provider: str) -> list[Offer]:
-    """A provider's rows for the card of a need, in any number: what a live price is looked up for."""
+def rows_for(need: GpuNeed, provider: str = "") -> list[Offer]:
+    """A provider's rows, or everybody's, for the card of a need, in any number: what a live price is looked up for."""
+    rows = [offer for offer in all_offers() if provider in ("", offer.provider)]
     if not need.count:
-        return [offer for offer in all_offers() if offer.provider == provider and not offer.gpu_count]
+        return [offer for offer in rows if not offer.gpu_count]
     return [
         offer
-        for offer in all_offers()
-        if offer.provider == provider
-        and offer.gpu_count
-        and cards()[offer.gpu].name == need.name
-        and need.memory_gb in (None, offer.vram_gb)
+        for offer in rows
+        if offer.gpu_count and cards()[offer.gpu].name == need.name and need.memory_gb in (None, offer.vram_gb)
     ]
 
 
@@ -193,6 +196,14 @@ def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
     """In what numbers the catalogue, or these providers, have this GPU: for the sentence that says there is none."""
     found = (offer for offer in all_offers() if offer.gpu_count and cards()[offer.gpu].name == need.name)
     return sorted({offer.gpu_count for offer in found if not providers or offer.provider in providers})
+
+
+def asked_as(offer: Offer) -> str:
+    """What --gpu takes to ask for an offer's machine: `8xA100`, `cpu`."""
+    if not offer.gpu_count:
+        return "cpu"
+    card = card_of(offer.gpu)
+    return f"{offer.gpu_count}x{card.name if card else offer.gpu}"
 
 
 def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:

@@ -33,7 +33,7 @@ START_S = (10.0, 40.0)  # Importing torch, opening the data, the first step.
 COMPILE_S = (30.0, 120.0)
 # Of the speed that torch.compile gives, which the cards' shares rest on: nanoGPT's README has 135 ms for 250 at 124M.
 EAGER_SHARE = (0.45, 0.75)
-PCIE_SCALING = (0.85, 0.97)  # SXM machines lose nothing more: their MFU was read off whole ones, of eight cards.
+PCIE_SCALING = (0.85, 0.97)  # With NVLink nothing more is lost: that MFU was read off whole machines, of eight cards.
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def estimate(
     card = card_of(offer.gpu) if offer.gpu_count else None
     micro_batch = fitting_micro_batch(recipe, offer, processes, vocab_size)
     peak = peak_on(recipe, offer, processes, max(1, micro_batch), vocab_size)
+    if train.loop == "huggingface" and processes > 1:
+        return _unfit(peak, f'train.loop "huggingface" trains in one process, and here are {processes} GPUs')
     if train.batch_tokens % (model.context * processes):
         sequences = f"sequences of {model.context}"
         why = f"{train.batch_tokens} tokens a step cannot be shared among {processes} processes in {sequences}"
@@ -151,7 +153,7 @@ def flops_per_token(model: ModelTable, vocab_size: int = 0) -> float:
 
 def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
     """The whole machine's speed: peak x MFU x GPUs x scaling."""
-    scaling = PCIE_SCALING if offer.gpu_count > 1 and "PCIe" in offer.gpu else (1.0, 1.0)
+    scaling = PCIE_SCALING if offer.gpu_count > 1 and not card.nvlink else (1.0, 1.0)
     half = recipe.tables.train.precision != "fp32"
     tflops = card.tflops if half else card.fp32_tflops
     peak = tflops * 1e12 * offer.gpu_count

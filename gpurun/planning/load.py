@@ -16,6 +16,8 @@ COLLECT_START_S = 60  # Saving, hashing, connecting.
 SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
 SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
 CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
+MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
+CHECKPOINTS_ON_DISK = 3  # The trainer keeps the latest two (and the best) while it writes another.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
 EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
 
@@ -54,6 +56,15 @@ def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> 
 def load_home(parameters: int, disk_gb: int, ship_bytes: int = 0) -> Load:
     """What is stored and comes home of a model, whatever was shipped."""
     return Load(ship_bytes, KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb)
+
+
+def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
+    """How large a disk must be at least: what is shipped, with a tenth to spare, and checkpoints side by side."""
+    train = recipe.tables.train
+    each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
+    count = min(CHECKPOINTS_ON_DISK, ceil(recipe.steps_left / train.checkpoint_every))
+    needed = ship_bytes * 11 // 10 + count * each * parameters_of(recipe.tables.model, vocab_size)
+    return ceil(needed / 2**30)
 
 
 def early_bytes(provider: str, parameters: int) -> int | None:

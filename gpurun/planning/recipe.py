@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.model import Frozen, digest_of
 from gpurun.core.plan import Earlier
-from gpurun.planning.bundle import bundle_root
+from gpurun.planning.bundle import bundle_root, page
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.overrides import parse_override
 from gpurun.planning.sums import what_does_not_add_up
@@ -182,7 +182,7 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
         raise UsageError(
             "recipe.bad_value",
             f"{where}: {key} is {first['input']!r}. {first['msg']}.",
-            hint="docs/FORMATS.md lists every key with its type and its bounds.",
+            hint=f"{page('FORMATS.md')} lists every key with its type and its bounds.",
         ) from None
     _check_sums(recipe, where)
     return recipe

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpurun.planning.tables import DataTable, ModelTable, RecipeTables, ScheduleTable
+from gpurun.planning.tables import DataTable, ModelTable, RecipeTables, SampleTable, ScheduleTable
 
 __all__ = ["cooldown_steps", "what_does_not_add_up"]
 
@@ -122,3 +122,5 @@ def _no_translation(recipe: RecipeTables) -> Iterator[str]:
         yield f"train.label_smoothing is {recipe.train.label_smoothing}, {but} has one"
     if recipe.sample.beams > 1:
         yield f"sample.beams is {recipe.sample.beams}, {but} searches"
+    if recipe.sample.length_penalty != SampleTable.model_fields["length_penalty"].default:
+        yield f"sample.length_penalty is {recipe.sample.length_penalty}, {but} searches"

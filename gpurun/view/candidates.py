@@ -24,7 +24,7 @@ _COLUMNS = (
     Column("Provider", leaves=2),
     Column("GPU", least=12),
     Column("Region", leaves=3, least=9),
-    Column("$/h", right=True),
+    Column("$/h", right=True, leaves=1),
     Column("fit", right=True, leaves=7),
     Column("tok/s", right=True, leaves=8),
     Column("time", right=True, leaves=5),
@@ -50,6 +50,9 @@ _SHORT = tuple(
         (r"over the cap", "over cap"),
         (r".* less than the (\S+ h) that it (needs)", r"\2 \1"),
         (r"(no fit): .*", r"\1"),
+        (r".* tokens a step cannot be shared among .*", "uneven"),
+        (r".* trains in (one process), and here are .*", r"\1"),
+        (r"\S+ (?:has (no bf16);|computes in fp16, which) .*", "no bf16"),
     )
 )
 """The words of the last column: whole beside the other columns of a narrow terminal."""
@@ -57,6 +60,9 @@ _MEANINGS = {
     "NO": "NO: nothing but this laptop does",
     "weak lease": "weak lease: nothing but this laptop would end it; --accept-weak-lease takes it all the same",
     "needs $": "needs: the cap under which it finishes",
+    "uneven": "uneven: a step's tokens are no whole number of sequences for each GPU",
+    "one process": 'one process: train.loop "huggingface" uses one GPU, and more would wait',
+    "no bf16": "no bf16: the card computes in fp16 or fp32, and the recipe does not",
 }
 
 

@@ -124,10 +124,11 @@ class OrphanRow:
     alarming: bool = False
 
 
-def reap_table(rows: Sequence[OrphanRow], style: Style, *, now: float) -> list[Line]:
-    """What bears our tag, wherever it was found."""
+def reap_table(rows: Sequence[OrphanRow], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
+    """What bears our tag, wherever it was found; where nothing was, who was asked."""
     if not rows:
-        return [line(" ", Span("✔", "good"), " Nothing that gpurun made is left anywhere that was asked.")]
+        told = f" Nothing that gpurun made is left anywhere that was asked: {', '.join(asked)}."
+        return [line(" ", Span("✔", "good"), told)] if asked else []
     columns = (
         Column(""),
         Column("RUN"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.clock import local_time
-from gpurun.core.money import cost_of, format_left, format_rate, format_usd, left_of
+from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_usd, left_of
 from gpurun.view.candidates import candidates_table, death
 from gpurun.view.paint import Cell, Line, Span, hang, line, render
-from gpurun.view.quantities import format_bytes, format_count, format_duration, format_exact, short_hash
+from gpurun.view.quantities import format_bytes, format_count, format_duration, format_exact, format_whole, short_hash
 from gpurun.view.style import Style
 from gpurun.view.tables import fields
 
@@ -76,7 +76,7 @@ def _time(plan: Plan) -> list[Cell]:
 def _ship(plan: Plan) -> list[Cell]:
     data = plan.data
     tokens = f"{format_count(data.train_tokens)} tokens " if data.train_tokens else ""
-    parts: list[Cell] = [f"{data.source} {tokens}({data.tokenizer})"]
+    parts: list[Cell] = [f"{data.source} {tokens}({data.tokenizer})" if tokens else f"{data.source}, {data.tokenizer}"]
     if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
         return [*parts, f"about {format_bytes(plan.ship_bytes)}"]
     return [
@@ -114,15 +114,17 @@ def _machine(plan: Plan) -> list[Cell]:
 
 
 def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
-    """The worst case as a sum: billed lease at the hourly rate, and whatever the plan adds to it."""
+    """The worst case as a sum that can be checked: billed lease at the exact rate, and whatever the plan adds to it."""
     offer, lease = plan.offer, plan.lease
     if not plan.worst_micros:
         cap = [f"cap {format_usd(plan.cap_micros)}"] if plan.cap_micros is not None else []
         free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
         return [("Cost", [Span("$0.00", "money"), free, *cap])]
     longest = lease.total_s + lease.kill_allowance_s
+    billed = billed_seconds(longest, offer.billing_unit_s)
+    unit = " (by the minute)" if billed > longest else ""
     extra = left_of(plan.worst_micros, cost_of(offer.rate_micros_per_hour, longest, offer.billing_unit_s))
-    total = f"{format_exact(longest)} × {format_rate(offer.rate_micros_per_hour)}"
+    total = f"{format_exact(billed)}{unit} × {format_exact_usd(offer.rate_micros_per_hour)}/h"
     added = f" + disk and egress {format_usd(extra)}" if extra > 0 else ""
     worst: list[Cell] = [Span(f"{format_usd(plan.worst_micros)} = {total}{added}", "money")]
     if plan.cap_micros is not None:
@@ -131,7 +133,16 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
             f"cap {format_usd(plan.cap_micros)}",
             Span(f"left {format_left(left)}", "good" if left >= 0 else "bad"),
         ]
-    return [("Expected", [format_usd(plan.expected_micros)]), ("Worst case", worst)]
+    return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
+
+
+def _part(plan: Plan) -> list[Cell]:
+    """How far the run gets for that, where the hours that were asked for are too few for all of it."""
+    chosen = next((one for one in plan.candidates if one.offer == plan.offer), None)
+    if chosen is None or chosen.reach is None or chosen.finishes:
+        return []
+    step, steps = chosen.reach.step, chosen.reach.steps
+    return [Span(f"for a part: to step {format_whole(step)} of {format_whole(steps)} ({step / steps:.0%})", "warn")]
 
 
 def _trust(plan: Plan) -> list[Cell]:

@@ -141,7 +141,7 @@ def tell_rate(data: Mapping[str, Any]) -> str:
         return f"{measured}: ends in {format_duration(left_s or 0)}{costs}{holds}"
     steps = whole(data, "steps") or 0
     share = f" ({format_percent((step or 0) / steps)})" if steps else ""
-    far = f"too slow to finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
+    far = f"does not finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
     would = f"to finish takes {format_duration(left_s or 0)} more"
     under = f", under a cap of {format_usd(Micros(needed))}" if needed else ""
     return f"{measured}, {far}; {would}{under}; train --from goes on later"
@@ -176,7 +176,9 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
     "death.proven": _teardown,
-    "salvage.intended": lambda d: "bringing home what the machine has put into the bucket",
+    "salvage.intended": lambda d: (
+        "bringing home what the machine has put into the bucket" if d.get("folder") else "counting what came home early"
+    ),
     "salvage.observed": _collected,
     "step.failed": lambda d: f"{_step(d)} failed: {_text(d, 'message', _text(d, 'code'))}",
     "incident": lambda d: _text(d, "message", _text(d, "code", "an incident")),

@@ -46,7 +46,7 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "ps-empty": lambda s: ps_table((), s, now=NOW),
     "recipes": lambda s: recipes_table(samples.RECIPES, s),
     "audit": lambda s: audit_screen(samples.AUDITED, samples.AUDIT, s, exit_code=10),
-    "reap": lambda s: reap_table(samples.ORPHANS, s, now=NOW),
+    "reap": lambda s: reap_table(samples.ORPHANS, ["runpod"], s, now=NOW),
     "pack": lambda s: pack_listing(samples.PACKED, s, packed_bytes=141_000_000),
     "config": lambda s: config_table(samples.SETTINGS, s),
     "doctor": lambda s: doctor_lines(samples.FINDINGS, s),

@@ -124,6 +124,24 @@ def test_hours_buy_a_part_on_purpose_and_it_is_said() -> None:
     assert "0.5 h are less than" in chosen.why_not
 
 
+@pytest.mark.parametrize("cap", [None, "15", "25"])
+@pytest.mark.parametrize("hours", [0.5, 1.0, 24.0])
+def test_a_part_is_expected_to_cost_what_the_part_takes_and_is_ranked_by_what_all_of_it_would(
+    cap: str | None, hours: float
+) -> None:
+    """An hour on eight A100 was expected to cost $21, of $15 at the worst."""
+    found, whole = plan(cap, hours=hours), {one.offer: one for one in plan(None)}
+    leased = [one for one in found if one.lease is not None]
+    for one in leased:
+        assert one.expected_micros is not None
+        assert one.worst_micros is not None
+        assert one.expected_micros < one.worst_micros
+        if one.finishes:
+            assert one.expected_micros == whole[one.offer].expected_micros
+    parts = [whole[one.offer].expected_micros for one in leased if not one.finishes]
+    assert parts == sorted(parts)
+
+
 def test_without_a_cap_the_lease_is_half_as_long_again_as_the_slow_end() -> None:
     first = plan(None)[0]
     assert first.estimate.train_s is not None

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gpurun.core.model import Offer
 from gpurun.core.money import usd
 from gpurun.core.plan import Estimate
-from gpurun.planning.catalog import offers_for, parse_gpu
-from gpurun.planning.estimate import estimate, flops_per_token
+from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
+from gpurun.planning.estimate import PCIE_SCALING, estimate, flops_per_token
 from gpurun.planning.memory import CONTEXT_BYTES, GIB, REPLICA_BYTES, REPLICA_SHARE, Way, peak_bytes
 from gpurun.planning.recipe import load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
@@ -194,6 +194,32 @@ def test_the_hugging_face_loop_holds_the_logits_whole() -> None:
     keys = ["layers=12", "width=768", "heads=12", "context=1024", "batch_tokens=65536", "micro_batch=64"]
     guesses = [estimate(resolve(load_recipe(name), "full", keys), offer) for name in ("tiny-hf", "tiny-wikitext")]
     assert guesses[0].micro_batch < guesses[1].micro_batch == 64
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_linked"),
+    [("L4", False), ("L40S", False), ("A10G", False), ("A6000", False), ("T4", False), ("B200", True), ("H100", True)],
+)
+def test_cards_that_speak_over_pcie_lose_some_speed_whatever_their_name(gpu: str, is_linked: bool) -> None:
+    """Only those with PCIe in their name did."""
+    of_card = [one for one in all_offers() if one.gpu_count and cards()[one.gpu].name == gpu]
+    several = max(of_card, key=lambda one: one.gpu_count)
+    alone = several.model_copy(update={"gpu_count": 1})
+    one, all_of = (estimate(resolve(load_recipe("gpt2-124m"), "full", processes=1), each) for each in (alone, several))
+    assert one.tokens_per_s is not None
+    assert all_of.tokens_per_s is not None
+    pairs = zip(all_of.tokens_per_s, one.tokens_per_s, strict=True)
+    share = [together / (several.gpu_count * single) for together, single in pairs]
+    assert share == pytest.approx((1.0, 1.0) if is_linked else PCIE_SCALING)
+
+
+def test_on_several_gpus_the_hugging_face_loop_is_told_not_to_run_as_it_would_not() -> None:
+    one = resolve(load_recipe("tiny-hf"), "full")
+    for offer in all_offers():
+        guess = estimate(one, offer)
+        assert not (guess.fits and offer.gpu_count > 1), offer.label
+        assert offer.gpu_count < 2 or "trains in one process" in guess.basis
+    assert estimate(one, offers_for(parse_gpu("A100"))[0]).fits
 
 
 def test_a_small_model_is_launch_bound_and_says_so() -> None:

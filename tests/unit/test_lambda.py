@@ -23,7 +23,7 @@ from gpurun.machine.base import MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.remote import RemoteMachine
 from gpurun.machine.ssh_keys import make_keys
-from gpurun.planning.catalog import rows_for
+from gpurun.planning.catalog import rows_for, terms_of
 from gpurun.providers._http import Answer
 from gpurun.providers.base import HandsOver, LeavesThings, NoCapacity, Rejected, Unknown
 from gpurun.providers.guard import lambda_user_data
@@ -135,6 +135,7 @@ def test_offers_are_the_known_types_at_the_price_of_now_where_some_are_left(
 def test_with_a_guard_key_a_machine_can_end_itself(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     assert {one.dies_by_itself for one in guarded.offers(A100, rows_for(A100, "lambda"))} == {"yes · key on the box"}
+    assert terms_of("lambda").with_guard == "yes · key on the box", "as the catalogue has it"
 
 
 def test_what_cannot_be_had_or_is_not_what_it_was_is_not_offered(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:

@@ -111,8 +111,9 @@ def test_nothing_at_all_is_exit_5_and_the_catalogue_is_never_slipped_in(
 def test_when_no_cloud_could_be_asked_that_is_said_instead(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= dict.fromkeys(clouds, silent(Unknown("no route")))
     told = listed(session)
-    assert told.exit_code is ExitCode.NO_OFFER
+    assert told.exit_code is ExitCode.SETUP, "as for train: this is no want of capacity"
     assert "could be asked" in told.errors[0].what
+    assert "sold as" not in told.errors[0].hint
 
 
 def test_a_price_limit_leaves_out_what_is_dearer_and_names_the_cheapest(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from gpurun.cli.app import build_app
 from gpurun.core.clock import SystemClock
-from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.model import GpuNeed
+from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Plan, Request
+from gpurun.core.plan import Choices, DataSummary, Plan, Request
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes import renting
 from gpurun.lifecycle.quotes.market import Market
+from gpurun.planning.catalog import offers_for, parse_gpu
 
 
 def planned_here(tmp_path: Path, *overrides: str) -> Plan:
@@ -40,6 +43,30 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
     assert not list((tmp_path / "cache" / "staged").glob("*"))
 
 
+@pytest.mark.parametrize(
+    ("gpu", "label"), [("2x4090", "2×RTX 4090 24G"), ("3xA100", "3×A100 PCIe 40G"), ("2xA100-80GB", "2×A100 PCIe 80G")]
+)
+def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card(
+    tmp_path: Path, gpu: str, label: str
+) -> None:
+    """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
+    (tmp_path / "id").write_text("a key")
+    request = Request(
+        recipe="mini-gpt",
+        providers=("ssh",),
+        host="root@box.example.com",
+        host_key="ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD",
+        identity=str(tmp_path / "id"),
+        gpu=parse_gpu(gpu),
+        overrides=("data.limit_mb=1", "train.batch_tokens=6144"),
+    )
+    home = Home(tmp_path / "home").prepare()
+    plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    assert (plan.offer.label, plan.processes) == (label, parse_gpu(gpu).count)
+    assert plan.estimate.fits
+    assert plan.estimate.tokens_per_s is not None
+
+
 def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,3 +80,43 @@ def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(
     with pytest.raises(SetupError, match="No cloud could be asked") as refused:
         make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=True)
     assert refused.value.code == "market.unreachable"
+
+
+def rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *overrides: str) -> Plan:
+    """The plan of a paid run at the catalogue's prices, as if the cloud had been asked."""
+
+    def live(need: GpuNeed, *_: object) -> Market:
+        return Market(tuple(one for one in offers_for(need) if one.provider == provider), (), 0.0, (provider,))
+
+    monkeypatch.setattr(renting, "live_offers", live)
+    monkeypatch.setattr(renting, "_with_keys", lambda request, home: [provider])
+    request = Request(recipe="mini-gpt", providers=(provider,), max_cost_micros=usd(50), gpu=parse_gpu("1xA100"),
+                      overrides=("data.limit_mb=1", *overrides), choices=Choices(weak_lease=True))  # fmt: skip
+    home = Home(tmp_path).prepare()
+    return make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=True)
+
+
+def test_a_disk_that_checkpoints_would_fill_on_paid_time_is_refused_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two checkpoints of 710 million parameters and the third that is being written take 24 GB."""
+    large = ("model.layers=25", "model.width=1536", "model.heads=16", "train.checkpoint_every=100")
+    with pytest.raises(UsageError, match="take at least 24 GB") as refused:
+        rented(tmp_path, monkeypatch, "runpod", *large)
+    assert refused.value.code == "disk.small"
+    wanted = refused.value.hint.removeprefix("Ask for a larger disk: --set ").removesuffix(".")
+    assert rented(tmp_path, monkeypatch, "runpod", *large, wanted).resolved["hardware"]["disk_gb"] == 44
+    assert rented(tmp_path, monkeypatch, "runpod", *large, "train.checkpoint_every=250").lease, "two are enough"
+    assert rented(tmp_path, monkeypatch, "lambda", *large).lease, "its disk is as large as it is"
+
+
+def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = renting.prepared
+
+    def huge(*told: Any, **places: Any) -> DataSummary:
+        return held(*told, **places).model_copy(update={"bytes": 20 * 10**9})
+
+    monkeypatch.setattr(renting, "prepared", huge)
+    with pytest.raises(UsageError, match=r"the data \(20\.0 GB\) and"):
+        rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=20")
+    assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease

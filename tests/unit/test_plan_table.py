@@ -9,25 +9,29 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices, Plan, Request
 from gpurun.lifecycle.plan import make_plan
+from gpurun.lifecycle.quotes.market import Market
 from gpurun.lifecycle.quotes.quote import WEAK
+from gpurun.lifecycle.quotes.unprepared import load_for
 from gpurun.planning.budget import candidates
-from gpurun.planning.catalog import all_offers, parse_gpu
+from gpurun.planning.catalog import all_offers, asked_as, parse_gpu, terms_of
 from gpurun.planning.load import load_of
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import cells
 from gpurun.view.plan import plan_text
+from gpurun.view.quantities import format_bytes
 from gpurun.view.style import Style
 
 OFFERS = [offer for offer in all_offers() if offer.gpu_count]
 
 
 def planned(home: Path, cap: str, **asked: object) -> Plan:
-    request = Request(recipe="gpt2-124m", max_cost_micros=parse_usd(cap), **asked)  # type: ignore[arg-type]
+    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap)} | asked
+    request = Request(**wanted)  # type: ignore[arg-type]
     return make_plan(request, run="fox-41", home=Home(home).prepare(), clock=SystemClock(), say=print, need_data=False)
 
 
@@ -38,8 +42,9 @@ def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:
     plan = planned(tmp_path, "25")
-    assert sorted(one.offer.model_dump_json() for one in plan.candidates) == sorted(
-        offer.model_dump_json() for offer in OFFERS
+    shown = [one.offer for one in plan.candidates]
+    assert sorted([*shown, *(one for one in OFFERS if one.type_id == "gpu_8x_v100_n")], key=str) == sorted(
+        OFFERS, key=str
     )
     finishing = [one for one in plan.candidates if one.finishes]
     assert plan.candidates[: len(finishing)] == tuple(finishing)
@@ -51,6 +56,24 @@ def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(
         assert one.finishes or one.why_not
         assert one.finishes or one.why_not == WEAK or one.reach is None or one.reach.step < one.reach.steps
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_of_types_that_differ_in_nothing_but_their_name_one_is_shown(tmp_path: Path) -> None:
+    both = [one.type_id for one in OFFERS if one.gpu == "V100" and one.provider == "lambda"]
+    assert len(both) == 2, "Lambda has it under two names, and a live price is looked up for either"
+    for asked in ({}, {"gpu": parse_gpu("8xV100"), "choices": Choices(weak_lease=True)}):
+        plan = planned(tmp_path, "100", **asked)
+        assert [one.offer.type_id for one in plan.candidates if one.offer.type_id in both] == both[:1]
+
+
+def test_a_part_that_hours_buy_is_named_beside_what_it_is_expected_to_cost(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=1.0)
+    assert plan.expected_micros < plan.worst_micros
+    reach = plan.candidates[0].reach
+    assert reach is not None
+    told = plan_text(plan, Style(width=120))
+    assert f"for a part: to step {reach.step:,} of 18,865 ({reach.step / 18865:.0%})".replace(",", " ") in told
+    assert "for a part" not in plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=9.0), Style(width=120))
 
 
 def test_eight_a100_land_near_the_published_94_minutes_and_20_dollars_and_say_what_that_rests_on(
@@ -70,6 +93,85 @@ def test_where_the_recipes_own_gpu_is_too_dear_the_best_of_the_others_is_planned
     assert plan.worst_micros <= usd(20)
     assert plan.notes[-1].endswith("`train` takes this one with --gpu 1xH100.")
     assert parse_gpu("1xH100").count == 1
+
+
+def test_where_no_offer_finishes_what_is_advised_is_what_train_would_then_do(tmp_path: Path) -> None:
+    """`train` takes the recipe's own GPU unasked: on that neither the cap nor the hours would do what was said."""
+    with pytest.raises(NoOffer, match="No offer finishes within") as refused:
+        planned(tmp_path, "9")
+    advised = re.findall(r"--gpu (\S+) --(max-cost|hours) ([0-9.]+)", refused.value.hint)
+    (gpu, _, cap), (far, _, hours) = advised
+    whole = planned(tmp_path, cap, gpu=parse_gpu(gpu))
+    assert whole.candidates[0].finishes
+    part = planned(tmp_path, "9", gpu=parse_gpu(far), hours=float(hours))
+    reach = part.candidates[0].reach
+    assert reach is not None
+    assert f"({reach.step / reach.steps:.0%})" in refused.value.what
+    with pytest.raises(NoOffer) as named:
+        planned(tmp_path, "9", gpu=parse_gpu("1xH100"))
+    assert "--gpu" not in named.value.hint, "who named a GPU need not be told to"
+
+
+def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
+    """It ended in a KeyError."""
+    asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
+    plan = planned(tmp_path, "0.06", choices=Choices(weak_lease=True), **asked)
+    assert plan.offer.gpu_count == 0
+    assert plan.notes[-1].endswith("`train` takes this one with --gpu cpu.")
+
+
+def test_where_the_recipes_own_gpu_is_not_sold_the_others_are_shown_and_a_rehearsal_is_free(tmp_path: Path) -> None:
+    """AWS sells A100 in eights alone: a plan of the smallest recipe there was refused, with eight of them as advice."""
+    plan = planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",))
+    assert (plan.offer.gpu_count, {one.offer.provider for one in plan.candidates}) == (1, {"aws"})
+    assert plan.notes[-1] == f"`train` takes this one with --gpu {asked_as(plan.offer)}."
+    assert "aws has no 1xA100. Sold as 8xA100." in plan.notes
+    request = Request(recipe="mini-gpt", overrides=("data.limit_mb=1",), providers=("aws",), dry_run=True)
+    rehearsed = make_plan(
+        request, run="fox-41", home=Home(tmp_path).prepare(), clock=SystemClock(), say=print, need_data=False
+    )
+    assert (rehearsed.candidates, rehearsed.worst_micros) == ((), 0)
+    assert "aws has no 1xA100. Sold as 8xA100." in rehearsed.notes
+    with pytest.raises(NoOffer, match="aws has no 1xA100"):
+        planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("1xA100"))
+    with pytest.raises(NoOffer, match="is not offered in 'mars'"):
+        planned(tmp_path, "5", providers=("aws",), choices=Choices(region="mars"))
+
+
+def test_beside_live_prices_it_is_said_which_are_the_catalogues_and_no_cloud_without_a_key_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = [one.model_copy(update={"price_source": "live"}) for one in OFFERS if one.type_id == "NVIDIA A100-SXM4-80GB"]
+    monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: ["runpod"])
+    for offers in ([one for one in live if one.gpu_count == 8], []):
+        market = Market(tuple(offers), (), 1_800_000_000.0, ("runpod",))
+        monkeypatch.setattr("gpurun.lifecycle.quotes.renting.live_offers", lambda *_, market=market: market)
+        plan = planned(tmp_path, "60")
+        eights = [one.offer for one in plan.candidates if (one.offer.gpu, one.offer.gpu_count) == ("A100 SXM", 8)]
+        assert {one.provider for one in eights} == {"aws", "lambda", *(one.provider for one in offers)}
+        assert {one.provider for one in eights if one.price_source == "live"} == {one.provider for one in offers}
+        told = " ".join(plan.notes)
+        assert "Live is only what runpod has of it; the other prices are the packaged catalogue 20" in told
+        assert any("nobody has 8xA100 now" in note for note in plan.notes) is (not offers)
+
+
+def test_spot_prices_are_not_in_the_catalogue_and_a_plan_by_it_says_so(tmp_path: Path) -> None:
+    spot = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(spot=True))
+    assert "none for --spot" in spot.notes[0]
+    assert "--spot" not in " ".join(planned(tmp_path, "60").notes)
+
+
+def test_a_machine_of_lambdas_that_the_users_key_ends_is_no_weak_lease_in_the_catalogue_either(tmp_path: Path) -> None:
+    """Without a key for Lambda the plan refused --lambda-guard with the advice to add --lambda-guard."""
+    asked = {"gpu": parse_gpu("1xA100"), "providers": ("lambda",)}
+    for cap, words in ((parse_usd("60"), r"can run this under the cap \(1×"), (None, r"can run this \(1×")):
+        with pytest.raises(NoOffer, match=words) as refused:
+            planned(tmp_path, "60", max_cost_micros=cap, **asked)
+        assert "nothing on that machine ends it" in refused.value.what
+    plan = planned(tmp_path, "60", choices=Choices(guard=True), **asked)
+    assert plan.offer.dies_by_itself == terms_of("lambda").with_guard
+    everywhere = planned(tmp_path, "60", choices=Choices(guard=True))
+    assert not any(one.why_not == WEAK for one in everywhere.candidates)
 
 
 def test_with_a_gpu_only_that_is_shown(tmp_path: Path) -> None:
@@ -92,6 +194,49 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
     assert planned(tmp_path, "60", data="~/shards").data.source == "~/shards (not prepared)"
     with pytest.raises(UsageError, match="nowhere is not there"):
         planned(tmp_path, "60", data=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "most"), [("gpt2-124m-owt", 19e9), ("gpt2-124m-epochs", 6.1e9), ("shakespeare-char", 3e6)]
+)
+def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recipe: str, most: float) -> None:
+    """OpenWebText was counted as 590 GB: 33 times what it has, and six times the disk that is rented."""
+    plan = planned(tmp_path, "90000", recipe=recipe, gpu=parse_gpu("1xA100"))
+    assert plan.ship_bytes <= most
+    assert plan.ship_bytes <= 1e9 * plan.resolved["hardware"]["disk_gb"]
+    assert plan.data.train_tokens * 2 == plan.ship_bytes
+    told = " ".join(plan.notes)
+    assert f"(about {format_bytes(plan.ship_bytes)}) are not here yet." in told
+    assert ("pulled from a bucket" in told) is (plan.ship_bytes > 1e9)
+
+
+def test_a_text_is_counted_by_what_is_taken_of_it_in_the_tokens_of_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"x" * (9 << 20))
+    sizes = {
+        limit: planned(
+            tmp_path, "60", recipe="mini-gpt", data=str(tmp_path / "text.txt"), overrides=(f"data.limit_mb={limit}",)
+        ).ship_bytes
+        for limit in (0, 4)
+    }
+    assert sizes == {0: 18 << 20, 4: 8 << 20}, "two bytes for each character"
+
+
+@pytest.mark.parametrize("has_manifest", [False, True])
+def test_data_that_goes_by_a_bucket_is_planned_at_its_pace(tmp_path: Path, has_manifest: bool) -> None:
+    """The plan was for 2 Mbyte/s from here, where `train` then was for the bucket."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    with (shards / "train.bin").open("wb") as sparse:
+        sparse.truncate(10**9)
+    if has_manifest:
+        (shards / "data.json").write_text("{}")
+    full = resolve(load_recipe("gpt2-124m"), "full")
+    by = {
+        stage: Request(recipe="gpt2-124m", data=str(shards), choices=Choices(stage=stage)) for stage in ("", "s3://b")
+    }
+    seconds = {stage: load_for(request, full, None)[0].ship_s for stage, request in by.items()}
+    assert seconds[""] > 400
+    assert seconds["s3://b"] < 40
 
 
 MONEY = ("Provider", "GPU", "$/h", "worst $", "dies by")
@@ -118,6 +263,22 @@ def test_what_protects_money_is_on_the_screen_before_what_is_nice_to_know(
     assert all(word in other for word in ("14.32", "to 81%", "needs $29.39"))
 
 
+def test_at_forty_columns_a_gpu_is_told_from_others_and_the_cap_that_it_needs_stands_whole(tmp_path: Path) -> None:
+    """An A100 was "8×A10…", and what it needs "needs $29.…"."""
+    lines = plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100")), Style(width=40)).splitlines()
+    assert all(cells(line) <= 40 for line in lines)
+    rows = [line for line in lines if "8×" in line]
+    assert len(rows) == 6
+    assert all("8×A100 SXM" in row for row in rows)
+    assert any(row.endswith("needs $29.39") for row in rows)
+
+
+def test_text_that_is_not_counted_in_tokens_yet_is_named_in_one_breath(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text")
+    told = plan_text(planned(tmp_path, "25", recipe="mini-gpt", data=str(tmp_path / "text.txt")), Style(width=200))
+    assert "text.txt (not prepared), char · " in told
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_last_column_is_never_cut_and_the_flag_stands_whole_below(tmp_path: Path, width: int) -> None:
     lines = plan_text(planned(tmp_path, "45"), Style(width=width)).splitlines()
@@ -128,11 +289,38 @@ def test_the_last_column_is_never_cut_and_the_flag_stands_whole_below(tmp_path: 
     assert any("--accept-weak-lease " in f"{line} " for line in lines)
 
 
+def test_why_an_offer_cannot_train_a_recipe_is_a_word_that_is_explained_below(tmp_path: Path) -> None:
+    told = plan_text(planned(tmp_path, "5", recipe="tiny-hf"), Style(width=120))
+    keys = ("train.batch_tokens=192",)
+    odd = plan_text(planned(tmp_path, "5", recipe="mini-gpt", overrides=keys), Style(width=120))
+    for word, gpu, screen in (("one process", "8×A100", told), ("no bf16", "1×T4", told), ("uneven", "2×B200", odd)):
+        rows = [line for line in screen.splitlines() if line.endswith(f"  {word}")]
+        assert any(gpu in row for row in rows)
+        assert f"; {word}: " in " ".join(screen.split())
+
+
 def test_an_offer_that_only_this_laptop_ends_says_no_in_capitals(tmp_path: Path) -> None:
     plan = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(weak_lease=True))
     lines = plan_text(plan, Style(width=80)).splitlines()
     assert any("lambda" in line and line.endswith("  NO") for line in lines)
     assert "NO: nothing but this laptop does" in " ".join(line.strip() for line in lines)
+
+
+@pytest.mark.parametrize("asked", [("lambda", "8xA100"), ("aws", "1xL4"), ("aws", "8xA100"), ("runpod", "8xA100")])
+def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, asked: tuple[str, str]) -> None:
+    """By the rate shown, 60 hours on an L4 came to 31 cents more; at Lambda a minute begun to 26 less."""
+    cloud, gpu = asked
+    plan = planned(tmp_path, "500", gpu=parse_gpu(gpu), providers=(cloud,), choices=Choices(weak_lease=True))
+    told = " ".join(plan_text(plan, Style(width=120)).split())
+    sum_of = re.search(
+        r"Worst case \$([\d.,]+) = (?:(\d+) h)? ?(?:(\d+) m)? ?(?:(\d+) s)?(?: \(by the minute\))? × \$([\d.]+)/h"
+        r"(?: \+ disk and egress \$([\d.]+))?",
+        told,
+    )
+    assert sum_of is not None
+    worst, hours, minutes, seconds, rate, beside = (float((part or "0").replace(",", "")) for part in sum_of.groups())
+    assert worst == pytest.approx((hours + minutes / 60 + seconds / 3600) * rate + beside, abs=0.0101)
+    assert ("by the minute" in told) is (cloud == "lambda")
 
 
 def test_what_is_left_of_the_cap_is_never_rounded_up(tmp_path: Path) -> None:

@@ -202,6 +202,15 @@ def test_a_wheel_without_its_bundle_says_so(tmp_path: Path, monkeypatch: pytest.
     assert bundle.bundle_root() == inside
 
 
+def test_what_a_hint_names_can_be_opened_without_a_checkout(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        load_recipe(written(tmp_path, 'about = "owl"\n[model]\nlayers = 0\nheads = 1\nwidth = 8\ncontext = 8\n'))
+    assert Path(raised.value.hint.split(" lists every key")[0]).read_text().startswith("# ")
+    build = tomllib.loads((bundle_root() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"]["docs"] == "gpurun/_bundle/docs"
+    assert "/docs" in build["sdist"]["include"], "a wheel is built from it"
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_list_tells_of_every_recipe_what_it_is_about_uncut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

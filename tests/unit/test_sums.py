@@ -63,6 +63,10 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
             'sample.beams is 4, but model.preset is "faithful"; only "encoder-decoder" searches',
         ),
         (
+            {"sample": {"length_penalty": 1.0}},
+            'sample.length_penalty is 1.0, but model.preset is "faithful"; only "encoder-decoder" searches',
+        ),
+        (
             {"model": MODERN, "train": HUGGINGFACE},
             'model.preset is "modern", but train.loop "huggingface" has only "faithful"',
         ),

@@ -20,7 +20,7 @@ from gpurun.lifecycle.quotes.renting import shards_of
 from gpurun.machine.remote import scan_host_key
 from gpurun.machine.ssh_keys import fingerprint, make_keys
 from gpurun.planning.budget import candidates, choose
-from gpurun.planning.catalog import offers_for
+from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.load import load_of
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import outfitted
@@ -64,7 +64,9 @@ def box_plan(
     if rate and request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
     box = SshBox(login.host, login.port, login.user, rate, need_of(request, resolved))
-    offer = SshProvider(home, clock, box).offers(box.need, offers_for(box.need))[0]
+    # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
+    known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)
+    offer = SshProvider(home, clock, box).offers(box.need, known)[0]
     identity = _identity(request, home)
     host_key, trusted = _host_key(request, login.host, login.port, home, clock)
     data = shards_of(request, run, resolved, home, say)

@@ -15,8 +15,10 @@ from gpurun.lifecycle.corpus.weights import started
 from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers, ready_providers
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import Quote, elsewhere, need_of, paid_plan, quote
+from gpurun.planning.budget import disk_gb_on
 from gpurun.planning.bundle import bundle_root
-from gpurun.planning.catalog import cards
+from gpurun.planning.catalog import asked_as, terms_of
+from gpurun.planning.load import least_disk_gb
 from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.providers.registry import CLOUDS, OVERRIDES
@@ -32,7 +34,8 @@ def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clo
     if market is not None and not market.offers and market.silent:
         warnings += [f"{name} could not be asked: {why}" for name, why in market.silent]
         market = None
-    made = _on_every_offer(request, run, full, quote(request, full, market, priors=priors), priors)
+    quoted = quote(request, full, market, priors=priors, is_shown=True)
+    made = _on_every_offer(request, run, full, quoted, priors)
     return _warned(made, names, tuple(warnings))
 
 
@@ -47,9 +50,10 @@ def _on_every_offer(request: Request, run: str, full: ResolvedRecipe, quoted: Qu
     try:
         made = paid_plan(request, run, full, quoted)
     except NoOffer:
-        made = paid_plan(request, run, full, every)
-        asked = f"--gpu {made.offer.gpu_count}x{cards()[made.offer.gpu].name}"
-        told = f"The recipe's {need_of(request, full)} does not do under this cap: `train` takes this one with {asked}."
+        made = paid_plan(request, run, full, every, by_gpu=True)
+        asked = f"--gpu {asked_as(made.offer)}"
+        why = f"The recipe's {need_of(request, full)} does not do under this cap: " if quoted.candidates else ""
+        told = f"{why}`train` takes this one with {asked}."
         return made.model_copy(update={"notes": (*made.notes, told)})
     return made.model_copy(update={"candidates": every.candidates, "notes": (*every.notes, *_beyond(made, quoted))})
 
@@ -77,9 +81,24 @@ def rented_plan(
     data = shards_of(request, run, full, home, say)
     market = _market(request, full, names, home, clock)
     made = paid_plan(request, run, full, quote(request, full, market, data, priors), data)
+    _demand_disk(made, full, data)
     until_wall = clock.wall() + made.lease.total_s + made.lease.kill_allowance_s
     ending = key_warning(market, made.offer.provider, until_wall)
     return _warned(made, names, (*market.warnings, *ending, *([damage] if damage else [])))
+
+
+def _demand_disk(plan: Plan, full: ResolvedRecipe, data: DataSummary) -> None:
+    """Refuse a disk that would be full on paid time, where it is ordered by its size."""
+    terms, wanted_gb = terms_of(plan.offer.provider), full.tables.hardware.disk_gb
+    ordered_gb = disk_gb_on(plan.offer.provider, wanted_gb)
+    needed_gb = least_disk_gb(full, data.bytes, vocab_size=data.vocab_size)
+    if terms.disk_per_gb_hour and needed_gb > ordered_gb:
+        raise UsageError(
+            "disk.small",
+            f"hardware.disk_gb is {wanted_gb}; the data ({data.bytes / 1e9:.1f} GB) and the checkpoints of a model of "
+            f"{plan.parameters:,} parameters take at least {needed_gb} GB there, beside what the image takes.",
+            hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
+        )
 
 
 def shards_of(
