@@ -114,3 +114,5 @@ def _check_no_translation(recipe: Any) -> None:
     check(tokenizer not in PAIR_TOKENIZERS, pairs)
     check(not smoothing, f'train.label_smoothing is {smoothing}, but model.preset is "{preset}"; {only} has one')
     check(beams == 1, f'sample.beams is {beams}, but model.preset is "{preset}"; {only} searches')
+    penalty, default = recipe.sample.length_penalty, type(recipe.sample).length_penalty
+    check(penalty == default, f'sample.length_penalty is {penalty}, but model.preset is "{preset}"; {only} searches')

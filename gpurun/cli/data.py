@@ -24,10 +24,15 @@ def prepare_folder(
 ) -> Result:
     """Make a folder of shards for a recipe, or go on with it, and say what it holds."""
     name = recipe or session.settings["recipe"].value
-    resolved = resolve(load_recipe(name), "full")
+    loaded = load_recipe(name)
+    resolved, wanted = resolve(loaded, "full"), loaded.tables.data
     place = Path(out or f"{resolved.name}-data").expanduser().absolute()
+    if "val_fraction" in wanted.model_fields_set:
+        options = {"val-fraction": wanted.val_fraction, **options}
     flags = [part for key, value in options.items() for part in (f"--{key}", str(value))]
     bar = _Bar(session)
+    if wanted.limit_mb:
+        bar.say(f"data.limit_mb {wanted.limit_mb} of {resolved.name} is for text that a run tokenises: all is prepared")
     try:
         answer = prepare_data(
             resolved.record,
@@ -93,7 +98,7 @@ class _Bar:
         self._redraws = self._style.redraw and not (session.no_progress or session.json or session.quiet)
         self._began: tuple[float, int] | None = None
         self._due = 0.0
-        self._drawn = False
+        self._drawn = ""
 
     def say(self, text: str) -> None:
         """Talk above the bar."""
@@ -114,13 +119,12 @@ class _Bar:
             style = probe(sys.stderr, color=self._session.color)
             shown = render([clip_line(line, style.width - 1, style)], style)
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
-            self._drawn = True
-        else:
+            self._drawn = "\n" if figures["done_bytes"] > done_before else "\r\x1b[K"
+        elif figures["done_bytes"] > done_before:
             self._session.say(render([line], self._style))
             self._due = now + _PLAIN_PERIOD_S
 
     def end(self) -> None:
-        """Leave the line as it is and go to the next."""
-        if self._drawn:
-            print(file=sys.stderr, flush=True)
-            self._drawn = False
+        """Leave the line as it is and go to the next; one that tells of nothing yet is wiped away."""
+        print(self._drawn, end="", file=sys.stderr, flush=True)
+        self._drawn = ""

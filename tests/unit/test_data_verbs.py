@@ -112,6 +112,8 @@ def test_an_unfinished_folder_says_how_to_go_on(tmp_path: Path) -> None:
         (["mini-gpt", "--source", "/nowhere"], "data.missing", "Check the path"),
         (["mini-gpt", "--val-fraction", "1.5"], "usage.val_fraction", "0.005"),
         (["mini-gpt", "--workers", "-1"], "usage.workers", "1"),
+        (["mini-gpt", "--similarity", "0.8"], "usage.similarity", "--dedupe near"),
+        (["mini-gpt", "--similarity", "0.8", "--dedupe", "url"], "usage.similarity", "--dedupe url,near"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_in_json(arguments: list[str], code: str, hint: str, tmp_path: Path) -> None:
@@ -138,6 +140,16 @@ def test_interrupted_by_the_keyboard_it_ends_at_once_and_says_that_it_can_go_on(
     assert running.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
+
+
+def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it(tmp_path: Path) -> None:
+    source = tmp_path / "late.jsonl"
+    source.write_text(f"{json.dumps({'text': WORDS})}\n" * 5000 + "no object\n")
+    arguments = ["data", "prepare", "gpt2-124m", "--source", str(source), "--out", str(tmp_path / "out")]
+    done = gpurun(*arguments, home=tmp_path / "home")
+    assert done.returncode == 2
+    assert "data.bad_line" in done.stderr
+    assert "0%" not in done.stderr
 
 
 def test_the_bar_tells_the_share_the_rate_and_the_time_that_is_left() -> None:

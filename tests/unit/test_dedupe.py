@@ -204,6 +204,12 @@ def test_a_document_that_comes_in_several_texts_is_one_and_is_compared_whole(tmp
     assert signature(beginning + "\n", end).tolist() == signature(beginning + "\n" + end).tolist()
 
 
+def test_the_address_of_a_long_document_may_come_with_its_last_text(tmp_path: Path) -> None:
+    page = "https://example.org/page"
+    late = [Text("c", prose(3)), Text("c.1", prose(4), page, continues=True), Text("d", prose(5))]
+    assert dropped(tmp_path, [[Text("a", prose(1), page), Text("b", prose(2))], late], Dedupe(("url",))) == ["c"]
+
+
 def test_signatures_tell_the_jaccard_similarity_of_the_runs_of_five_words() -> None:
     for share in (0.02, 0.05, 0.2):
         one, other = prose(9, 2000), changed(prose(9, 2000), share, 4)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import zstandard
@@ -87,6 +87,42 @@ def test_parquet_gives_every_row_and_its_url(tmp_path: Path) -> None:
     texts = list(read_spans(divide([file], 10**9)[0], "text"))
     assert [t.url for t in texts] == [row["url"] for row in ROWS]
     assert len({t.name for t in texts}) == len(texts)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["whole pages", "pages in parts"])
+def test_an_address_in_parquet_that_is_not_utf8_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(parquet_rows, "_LARGE_PAGE_BYTES", 100 if large else 16 << 20)
+    raw = arrow.array([b"https://a.org/\xff", None, b"https://b.org"], arrow.binary())
+    urls = arrow.Array.from_buffers(arrow.string(), 3, raw.buffers())
+    table = arrow.table({"text": [row["text"] * 9 for row in ROWS[:3]], "url": urls})
+    parquet.write_table(table, tmp_path / "rows.parquet", use_dictionary=False)
+    texts = [text for task in divide(opened(tmp_path).files) for text in read_spans(task, "text")]
+    assert [text.url for text in texts] == ["https://a.org/\ufffd", "", "https://b.org"]
+
+
+@pytest.mark.parametrize("most", [1000, 1 << 20], ids=["a long line", "a short line"])
+@pytest.mark.parametrize(
+    ("row", "url"),
+    [
+        ({"url": 'https://a.org/"é"', "text": "LONG"}, 'https://a.org/"é"'),
+        ({"text": "LONG", "meta": {"url": "https://inner.org"}, "url": "https://late.org"}, "https://late.org"),
+        ({"text": "LONG", "meta": {"url": "https://inner.org"}}, ""),
+        ({"url": None, "text": "LONG"}, ""),
+        ({"url": ["https://a.org"], "text": "LONG"}, ""),
+    ],
+)
+def test_a_line_has_its_address_however_long_it_is_and_wherever_that_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, row: dict[str, Any], url: str
+) -> None:
+    monkeypatch.setattr(json_lines, "PIECE_BYTES", most)
+    path = written(tmp_path / "a.jsonl", json.dumps(row).replace("LONG", "word " * 1000).encode())
+    texts = [text for task in divide(opened(path).files) for text in read_spans(task, "text")]
+    assert "".join(text.text for text in texts) == "word " * 1000
+    assert len(texts) == (5 if most == 1000 else 1)
+    assert "".join(text.url for text in texts) == url
 
 
 def test_a_folder_holds_a_document_a_text_and_a_document_a_row(tmp_path: Path) -> None:
@@ -230,7 +266,7 @@ def test_half_a_surrogate_pair_is_mended_where_it_enters(
     path = written(tmp_path / "a.jsonl", row.encode())
     texts = [text for task in divide(opened(path).files) for text in read_spans(task, "text")]
     assert "".join(text.text for text in texts) == "half \ufffd of a pair, " * 100
-    assert "\ud83d" not in texts[0].url
+    assert texts[-1].url == "https://example.org/\ufffd"
 
 
 @pytest.mark.parametrize(

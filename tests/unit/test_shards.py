@@ -55,8 +55,22 @@ def test_made_by_another_tokeniser(tmp_path: Path) -> None:
     assert refused(folder_of_shards(tmp_path / "s"), tokenizer="gpt2") == "data.other_tokenizer"
 
 
-def test_a_token_outside_the_models_vocabulary(tmp_path: Path) -> None:
-    assert refused(folder_of_shards(tmp_path / "s"), vocab_size=96) == "data.token_too_high"
+def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
+    folder = folder_of_shards(tmp_path / "s")
+    high = shard(folder, "train_000002.bin", TOKENS + 1)
+    assert refused(folder_of_shards(folder, train=[high])) == "data.token_too_high"
+
+
+def test_a_model_with_fewer_tokens_than_the_tokeniser_is_refused_at_home(tmp_path: Path) -> None:
+    """The trainer refuses it whatever tokens occur, and did so on paid time."""
+    folder = folder_of_shards(tmp_path / "s")
+    assert refused(folder, vocab_size=96) == "data.vocabulary_larger"
+    inspect(folder, tokenizer="char", vocab_size=97)
+    record = resolve(load_recipe("mini-gpt"), "full", ["model.vocab_size=64"]).record
+    (tmp_path / "text").write_text("".join(map(chr, range(32, 127))) * 20)
+    places = {"into": tmp_path / "out", "cache": tmp_path / "cache", "root": bundle_root()}
+    with pytest.raises(UsageError, match="has 96 tokens"):
+        prepared(record, str(tmp_path / "text"), **places, say=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +92,59 @@ def test_a_damaged_shard_is_named_with_what_is_wrong(tmp_path: Path, damage: Any
     assert refused(folder) == code
 
 
+def of_another_kind(folder: Path, name: str, tokens: np.ndarray) -> dict[str, Any]:
+    """A shard as nanoGPT (.bin without a header) or build-nanogpt (.npy) has it."""
+    np.save(folder / name, tokens) if name.endswith(".npy") else tokens.tofile(folder / name)
+    content = (folder / name).read_bytes()
+    return {"name": name, "tokens": len(tokens), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.npy"])
+def test_shards_of_nanogpt_and_build_nanogpt_are_checked_to_the_last_token(tmp_path: Path, name: str) -> None:
+    """The trainer reads both: one was refused here, of the other only the trainer looked at the tokens."""
+    folder = folder_of_shards(tmp_path / "s")
+    folder_of_shards(folder, train=[of_another_kind(folder, name, TOKENS)])
+    assert inspect(folder, tokenizer="char", vocab_size=0).train_tokens == 300
+    folder_of_shards(folder, train=[of_another_kind(folder, name, TOKENS + 1)])
+    assert refused(folder) == "data.token_too_high"
+
+
+@pytest.mark.parametrize("tokens", [TOKENS.astype("<i8"), TOKENS.reshape(2, 150), TOKENS[:200]])
+def test_a_npy_shard_that_is_no_row_of_so_many_uint16_is_refused(tmp_path: Path, tokens: np.ndarray) -> None:
+    folder = folder_of_shards(tmp_path / "s")
+    entry = of_another_kind(folder, "train.npy", tokens)
+    assert refused(folder_of_shards(folder, train=[{**entry, "tokens": 300}])) == "data.npy"
+    (folder / "train.npy").write_bytes(b"no header")
+    assert refused(folder) == "data.npy"
+
+
 @pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"train": [], "val": []}', '{"train": [{"name": 1}]}'])
 def test_a_manifest_that_is_none(tmp_path: Path, manifest: str) -> None:
     folder = folder_of_shards(tmp_path / "s")
     (folder / "data.json").write_text(manifest)
     assert refused(folder) == "data.bad_manifest"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda manifest: manifest["train"][0].update(tokens="300"), 'tokens is "300"'),
+        (lambda manifest: manifest["val"][0].update(sha256=None), "sha256 is null"),
+        (lambda manifest: manifest["tokenizer"].update(vocab_size="97"), 'vocab_size is "97"'),
+        (lambda manifest: manifest.update(source="mine"), 'source is "mine"'),
+    ],
+)
+def test_a_value_of_another_type_in_a_manifest_is_named(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    folder = folder_of_shards(tmp_path / "s")
+    manifest = json.loads((folder / "data.json").read_text())
+    damage(manifest)
+    (folder / "data.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError) as raised:
+        inspect(folder, tokenizer="char", vocab_size=0)
+    assert raised.value.code == "data.bad_manifest"
+    assert says in raised.value.what
 
 
 def test_a_name_in_a_manifest_never_leaves_its_folder(tmp_path: Path) -> None:
@@ -167,3 +229,65 @@ def test_two_files_are_a_parallel_text_wherever_the_command_is_run(
     text = recipe | {"data": recipe["data"] | {"tokenizer": "char"}}
     with pytest.raises(UsageError, match="english-german is sentence pairs, and the tokeniser char makes none"):
         prepared(text, None, into=tmp_path / "text", **places)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "prompt", "says"),
+    [
+        ("mini-gpt", "", "the tokeniser char no end of text"),
+        ("annotated-transformer", "a man sees the dog " * 8, "has 40 tokens; model.context leaves room for 22"),
+    ],
+)
+def test_a_prompt_that_the_trainer_would_refuse_is_refused_at_home(
+    tmp_path: Path, recipe: str, prompt: str, says: str
+) -> None:
+    """For text that is tokenised here as for shards that are brought; GPT-2's tokeniser has a token to begin with."""
+    text = tmp_path / "text.txt"
+    pairs = recipe == "annotated-transformer"
+    lines = [f"the dog number {n}\tder Hund Nummer {n}\n" if pairs else "abc\n" for n in range(400)]
+    text.write_text("".join(lines))
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    good = resolve(load_recipe(recipe), "rehearsal").record
+    prepared(good, str(text), into=tmp_path / "own", **places)
+    record = {**good, "sample": {**good["sample"], "prompts": [prompt]}}
+    for number, data in enumerate((text, tmp_path / "own")):
+        with pytest.raises(UsageError, match=says):
+            prepared(record, str(data), into=tmp_path / f"again-{number}", **places)
+
+
+def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe of sentence pairs can have no shards made of it, which is what a missing name is told to do."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.en", "own.de"):
+        (tmp_path / name).write_text("a dog\n")
+    places = {"into": tmp_path / "out", "cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    for source, hint in {"own.en,own.de": "--data own.en,own.de", "corpus-12gb": "data prepare"}.items():
+        record = resolve(load_recipe("annotated-transformer"), "rehearsal", [f'data.source="{source}"']).record
+        with pytest.raises(UsageError) as refused:
+            prepared(record, None, **places)
+        assert hint in refused.value.hint
+
+
+def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> None:
+    """Their vocabulary is JSON, which is text: a run was planned, and would have been paid for, that learned that."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    folder = tmp_path / "all" / "own"
+    prepared(recipe, str(text), into=folder, **places)
+
+    def code(place: Path) -> str:
+        with pytest.raises(UsageError) as raised:
+            prepared(recipe, str(place), into=tmp_path / "out", **places)
+        return raised.value.code
+
+    assert code(tmp_path / "all") == "data.shards_below"
+    (folder / "data.json").rename(folder / "prepare.json")
+    assert (code(tmp_path / "all"), code(folder)) == ("data.shards_below", "data.unfinished")
+    (folder / "prepare.json").unlink()
+    assert code(folder) == "data.no_manifest"
+    for shard_file in folder.glob("*.bin"):
+        shard_file.unlink()
+    text.rename(folder / "text.txt")
+    assert prepared(recipe, str(folder), into=tmp_path / "out", **places).source == "folder", "JSON may be a text"

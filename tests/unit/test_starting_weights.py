@@ -22,9 +22,10 @@ from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 from tests.unit.report_samples import plan_of
 from trainer import pretrained
 from trainer.config import ModelConfig
+from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.prepare.build import Request, prepare
-from trainer.pretrained import find_weights
+from trainer.pretrained import find_weights, load_weights
 from trainer.tensors import write_tensors
 
 SHAPE = {"layers": 2, "heads": 2, "width": 64, "context": 64}
@@ -110,6 +111,52 @@ def test_weights_that_the_trainer_would_refuse_are_refused_at_home(
     with pytest.raises(UsageError, match=words) as refused:
         started(data, resolved)
     assert refused.value.code == code
+
+
+MODERN = {"preset": "modern", "bias": False, "tied": False}
+
+
+@pytest.mark.parametrize(
+    ("held", "wishes", "words"),
+    [
+        ({}, ["model.bias=false"], "has biases, and model.bias is false"),
+        ({"bias": False}, [], "has no biases, and model.bias is true"),
+        ({"tied": False}, [], "has a head of its own, and model.tied is true"),
+        ({}, ["model.preset=modern", "model.bias=false", "model.tied=false"], 'preset "faithful", and model.preset is'),
+        (MODERN, [], 'is of the preset "modern", and model.preset is "faithful"'),
+    ],
+)
+def test_weights_of_another_kind_of_network_are_refused_at_home(
+    shards: Path, held: dict[str, Any], wishes: list[str], words: str
+) -> None:
+    """Their shapes are those of the recipe; the trainer refuses them by their names, or by what they hold."""
+    path = shards / "gpt2" / "model.safetensors"
+    model = GPT(ModelConfig(**SHAPE | {"vocab_size": 64} | held))
+    for name, tensor in model.state_dict().items():
+        tensor += 0.5 if name.endswith(".bias") else 0
+    with path.open("wb") as file:
+        write_tensors(file.write, model.state_dict())
+    wanted = recipe("gpt2", *wishes)
+    with pytest.raises(UsageError, match=words) as refused:
+        started(data_of(shards, wanted), wanted)
+    assert refused.value.code == "weights.unfit"
+    with pytest.raises(Refused):
+        load_weights(GPT(ModelConfig(**wanted.record["model"] | {"vocab_size": 64})), path)
+
+
+def test_weights_that_the_trainer_fits_to_the_network_are_taken_at_home(shards: Path) -> None:
+    """Biases that are all zero, as an export has them; a head that is the embedding; causal masks; no head."""
+    path = shards / "gpt2" / "model.safetensors"
+    state = GPT(ModelConfig(**SHAPE | {"vocab_size": 30})).state_dict()
+    for name, tensor in state.items():
+        tensor *= 0 if name.endswith(".bias") else 1
+    state |= {"lm_head.weight": state["wte.weight"].clone(), "h.0.attn.bias": torch.ones(1, 1, 4, 4)}
+    with path.open("wb") as file:
+        write_tensors(file.write, state)
+    for wishes in (["model.bias=false"], [], ["model.tied=false"]):
+        wanted = recipe("gpt2", *wishes)
+        assert started(data_of(shards, wanted), wanted).bytes
+        load_weights(GPT(ModelConfig(**wanted.record["model"] | {"vocab_size": 64})), path)
 
 
 def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_home(shards: Path) -> None:

@@ -19,8 +19,15 @@ from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, 
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
 from trainer.prepare.manifest import manifest_of, summary_of
-from trainer.prepare.pairs.tokenizers import TOKENIZERS, PairTokenizer
-from trainer.prepare.shards import ShardWriter, read_vocabulary, sha256_of_file, write_json, write_vocabulary
+from trainer.prepare.pairs.tokenizers import ENDS, TOKENIZERS, PairTokenizer
+from trainer.prepare.shards import (
+    ShardWriter,
+    read_vocabulary,
+    sha256_of_file,
+    write_json,
+    write_prompts,
+    write_vocabulary,
+)
 from trainer.prepare.tokenizers import (
     REPLACEMENT,
     BpeTokenizer,
@@ -82,7 +89,7 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
                 for file in sorted(entry.iterdir()):
                     shutil.copyfile(file, folder / file.name)
         manifest = json.loads((folder / "data.json").read_bytes())
-        _write_prompts(folder, manifest["tokenizer"]["name"], request.prompts)
+        write_prompts(folder, reopen(manifest["tokenizer"]["name"], folder), request.prompts)
         source = STDLIB if corpus.kind == STDLIB else request.source
         result = summary_of(manifest, request.out, sha256_of_file(folder / "data.json"), source)
         replace_folder(folder, request.out)
@@ -117,7 +124,8 @@ def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say, *, co
             )
         if (shards / QUESTIONS).exists():
             shutil.copyfile(shards / QUESTIONS, folder / QUESTIONS)
-        _write_prompts(folder, made_by["name"], prompts)
+        most = context - ENDS if "pairs" in manifest else None
+        write_prompts(folder, reopen(made_by["name"], folder), prompts, most=most)
         _demand_trainable(folder, shards, manifest, prompts, context)
         replace_folder(folder, out)
     return {"v": 1, "folder": str(out)}
@@ -135,13 +143,6 @@ def _demand_trainable(
     except Refused as refused:
         hint = "Prepare the text again for this recipe; docs/FORMATS.md has the form of shards made elsewhere."
         raise Refusal("data.untrainable", f"The trainer would not take {shards}: {refused}.", hint=hint) from None
-
-
-def _write_prompts(folder: Path, tokenizer: str, prompts: tuple[str, ...]) -> None:
-    ids = reopen(tokenizer, folder).encode(prompts)
-    write_json(
-        folder / "prompts.json", [{"text": text, "ids": row.tolist()} for text, row in zip(prompts, ids, strict=True)]
-    )
 
 
 def _key_of(request: Request, corpus: Corpus) -> str:

@@ -13,7 +13,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ShardWriter", "read_vocabulary", "sha256_of_file", "sync_folder", "write_json", "write_vocabulary"]
+from trainer.prepare.errors import Refusal
+from trainer.prepare.tokenizers import Tokenizer
+
+__all__ = [
+    "ShardWriter",
+    "read_vocabulary",
+    "sha256_of_file",
+    "sync_folder",
+    "write_json",
+    "write_prompts",
+    "write_vocabulary",
+]
 
 MAGIC, VERSION, HEADER_INTS = 20240520, 1, 256
 SHARD_TOKENS = 100_000_000
@@ -112,3 +123,20 @@ def read_vocabulary(folder: Path) -> list[bytes]:
     """Read what `write_vocabulary` wrote."""
     record = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     return [base64.b64decode(token) for token in record["tokens_b64"]]
+
+
+def write_prompts(folder: Path, tokenizer: Tokenizer, prompts: Sequence[str], *, most: int | None = None) -> None:
+    """Write prompts.json; a Refusal for a prompt that the trainer would refuse, which it does on paid time.
+
+    `most` is how many tokens one may have: a sentence must fit into the context, where a text loses its beginning.
+    """
+    rows = [ids.tolist() for ids in tokenizer.encode(prompts)]
+    for text, ids in zip(prompts, rows, strict=True):
+        if not ids and tokenizer.eot_id is None:
+            what = f"The prompt {json.dumps(text)} has no token, and the tokeniser {tokenizer.name} no end of text."
+            hint = "Give it something to begin with: the recipe's sample.prompts, or --set 'sample.prompts=[\"The \"]'."
+            raise Refusal("prompt.empty", what, hint=hint)
+        if most is not None and len(ids) > most:
+            what = f"The prompt {json.dumps(text[:40])} has {len(ids)} tokens; model.context leaves room for {most}."
+            raise Refusal("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
+    write_json(folder / "prompts.json", [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)])

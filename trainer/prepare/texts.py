@@ -13,7 +13,7 @@ class Text:
     """A document: its name is unique within its source and says where it lies (`part-3.parquet#1204`).
 
     Its text can be written as UTF-8: what reads a source sees to that. A very long one comes in several, one after the
-    other: what `continues` is the same document as the text before it.
+    other: what `continues` is the same document as the text before it. Its `url` may come with any of them.
     """
 
     name: str

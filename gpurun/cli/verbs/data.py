@@ -36,11 +36,11 @@ def prepare(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to make, or to go on with.")] = "",
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes; 0: one a core.")] = 0,
     executor: Annotated[
-        str, typer.Option("--executor", metavar="WHO", help="processes, or datatrove, or ray (docs/DATA.md).")
+        str, typer.Option("--executor", metavar="WHO", help="processes, or datatrove, or ray.")
     ] = "processes",
     val_fraction: Annotated[
-        float, typer.Option("--val-fraction", metavar="F", help="The share of documents that is held out.")
-    ] = 0.005,
+        float | None, typer.Option("--val-fraction", metavar="F", help="Held out; else the recipe's, or 0.005.")
+    ] = None,
     text_column: Annotated[
         str, typer.Option("--text-column", metavar="NAME", help="Where Parquet and JSON Lines have the text.")
     ] = "text",
@@ -48,8 +48,8 @@ def prepare(
         str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: url,exact,near, or some of them.")
     ] = "none",
     similarity: Annotated[
-        float, typer.Option("--similarity", metavar="J", help="Of near duplicates: Jaccard's, of runs of five words.")
-    ] = 0.5,
+        float | None, typer.Option("--similarity", metavar="J", help="Of near duplicates, of runs of five words; 0.5.")
+    ] = None,
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", metavar="N", help="A shard's at most, about.")
     ] = 100_000_000,
@@ -58,9 +58,23 @@ def prepare(
     from gpurun.cli.data import prepare_folder
 
     options: dict[str, int | float | str] = {"workers": workers, "shard-tokens": shard_tokens}
-    options |= {"val-fraction": val_fraction, "text-column": text_column}
-    options |= {"executor": executor, "dedupe": dedupe, "similarity": similarity}
+    options |= {"text-column": text_column, "executor": executor, "dedupe": dedupe}
+    if val_fraction is not None:
+        options["val-fraction"] = val_fraction
+    if similarity is not None:
+        _demand_near(dedupe)
+        options["similarity"] = similarity
     return prepare_folder(session, recipe, source=source, out=out, options=options)
+
+
+def _demand_near(dedupe: str) -> None:
+    """Refuse a similarity where no near duplicates are looked for: it would be taken for a wish to drop them."""
+    from gpurun.core.errors import UsageError
+
+    if "near" not in dedupe.split(","):
+        kinds = "near" if dedupe == "none" else f"{dedupe},near"
+        raise UsageError("usage.similarity", f"--similarity is of near duplicates, and --dedupe is {dedupe}.",
+                         hint=f"Add --dedupe {kinds}, or leave --similarity out.")  # fmt: skip
 
 
 def hellaswag(

@@ -17,7 +17,7 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.plan import DataSummary
 from gpurun.lifecycle.corpus.preparer import run_preparer
-from gpurun.lifecycle.corpus.shards import BUILT_IN, inspect, read_manifest
+from gpurun.lifecycle.corpus.shards import BUILT_IN, demand_whole, inspect, read_manifest
 
 HUB = "hf:"
 ON_THE_HUB = {
@@ -77,12 +77,7 @@ def add_hellaswag(questions: Path, shards: Path, *, root: Path, say: Callable[[s
 
 def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
     """What a folder of shards holds, and its manifest, every byte checked; a UsageError says what is wrong."""
-    if (folder / "prepare.json").is_file() and not (folder / "data.json").exists():
-        raise UsageError(
-            "data.unfinished",
-            f"{folder} holds a prepare that was begun and not ended.",
-            hint="Run the same `gpurun data prepare` again: it goes on where it stood.",
-        )
+    demand_whole(folder)
     manifest = read_manifest(folder)
     found = inspect(folder, tokenizer=manifest["tokenizer"]["name"], vocab_size=0)
     _check_vocabulary(folder, found.tokenizer_sha256)

@@ -16,6 +16,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.plan import DataSummary
 from gpurun.lifecycle.corpus.preparer import run_preparer
+from gpurun.planning.bundle import page
 
 HEADER_BYTES = 1024
 MAGIC = 20240520
@@ -42,6 +43,8 @@ def prepared(
         return found.model_copy(update={"beside": str(into)})
     if data is None and wanted["source"] not in BUILT_IN:
         raise missing_shards(wanted["source"])
+    if data is not None:
+        demand_whole(Path(data).expanduser())
     source = wanted["source"] if data is None else _absolute(data, wanted["tokenizer"])
     text = ["--source", source, "--tokenizer", wanted["tokenizer"], "--cache", str(cache)]
     text += ["--val-fraction", str(wanted["val_fraction"]), "--limit-bytes", str(wanted["limit_mb"] << 20)]
@@ -49,7 +52,7 @@ def prepared(
     text += ["--context", str(resolved["model"]["context"])]
     _prepare(text, resolved, into=into, root=root, say=say)
     _demand_questions(resolved, into, "DIR")
-    return inspect(into, tokenizer=wanted["tokenizer"], vocab_size=0)
+    return inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
 
 
 def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
@@ -70,13 +73,14 @@ def _absolute(data: str, tokenizer: str) -> str:
 
 
 def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
-    """The recipe wants shards that are nowhere."""
-    return UsageError(
-        "data.missing",
-        f"The recipe trains on {source}, and no --data was given.",
-        hint=f"Make the shards once, on this machine: gpurun data prepare {recipe} --out DIR (docs/DATA.md); then add "
-        "--data DIR. To try the recipe now, add --dry-run.",
+    """The recipe wants shards that are nowhere; a path is told where paths go."""
+    hint = (
+        f"Make the shards once, on this machine: gpurun data prepare {recipe} --out DIR; then add --data DIR. "
+        f"To try the recipe now, add --dry-run. More of that: {page('DATA.md')}"
     )
+    if any(Path(part).expanduser().exists() for part in source.split(",")):
+        hint = f"data.source is a name; a text or shards of your own are named by --data {source}."
+    return UsageError("data.missing", f"The recipe trains on {source}, and no --data was given.", hint=hint)
 
 
 def _prepare(
@@ -85,6 +89,31 @@ def _prepare(
     """Run the trainer's own tokeniser on a text of at most some hundred megabytes."""
     prompts = json.dumps(resolved["sample"]["prompts"])
     run_preparer("trainer.prepare", [*what, "--prompts", prompts, "--out", str(into)], root=root, say=say)
+
+
+def demand_whole(folder: Path) -> None:
+    """Refuse a folder of shards without its data.json, and one above such folders: its vocabulary would pass for text.
+
+    Raises UsageError; a folder with a data.json, a file, and what is not there are for others to judge.
+    """
+    if not folder.is_dir() or (folder / "data.json").exists():
+        return
+    if (folder / "prepare.json").is_file():
+        raise UsageError(
+            "data.unfinished",
+            f"{folder} holds a prepare that was begun and not ended.",
+            hint="Run the same `gpurun data prepare` again: it goes on where it stood.",
+        )
+    if (folder / "vocab.json").is_file() and any(folder.glob("*.bin")):
+        raise UsageError(
+            "data.no_manifest",
+            f"{folder} holds shards and a vocabulary, and no data.json that says what they are.",
+            hint="Copy data.json from where the shards were made, or prepare the data again.",
+        )
+    for below in sorted(folder.iterdir()):
+        if (below / "vocab.json").is_file() and any((below / name).is_file() for name in ("data.json", "prepare.json")):
+            what = f"{below} is a folder of shards, and {folder} would be read as text."
+            raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
 
 
 def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
@@ -107,8 +136,14 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
             f"{folder} has a sentence of {longest} positions; model.context is {context}.",
             hint=f"Prepare the text again for this context, or add --set context={longest}.",
         )
-    limit = min(made_by["vocab_size"], vocab_size or made_by["vocab_size"])
-    sizes = [_check_shard(folder, shard, limit) for part in ("train", "val") for shard in manifest[part]]
+    tokens = made_by["vocab_size"]
+    if 0 < vocab_size < tokens:
+        raise UsageError(
+            "data.vocabulary_larger",
+            f"model.vocab_size is {vocab_size}, and the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
+            hint=f"Take its own number with --set model.vocab_size=0, or at least {tokens}.",
+        )
+    sizes = [_check_shard(folder, shard, tokens) for part in ("train", "val") for shard in manifest[part]]
     return DataSummary(
         folder=str(folder.absolute()),
         tokenizer=made_by["name"],
@@ -126,19 +161,27 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "data.json").read_bytes())
-        parts = [
-            shard[key] for part in ("train", "val") for shard in manifest[part] for key in ("name", "tokens", "sha256")
-        ]
-        wanted = [manifest["tokenizer"][key] for key in ("name", "sha256", "vocab_size")]
-        if not manifest["train"] or not parts or not wanted or "source" not in manifest:
+        of_shards = {"name": str, "tokens": int, "sha256": str}
+        for table in (*manifest["train"], *manifest["val"]):
+            _demand_types(table, of_shards)
+        _demand_types(manifest["tokenizer"], {"name": str, "sha256": str, "vocab_size": int})
+        _demand_types(manifest, {"source": dict})
+        if not manifest["train"]:
             raise KeyError("train")
     except OSError as error:
         raise UsageError("data.unreadable", f"{folder}/data.json cannot be read: {error.strerror}.",
                          hint="Check the path and its permissions.") from None  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError("data.bad_manifest", f"{folder}/data.json is not a manifest of shards: {error!r}.",
-                         hint="Prepare the data again; docs/FORMATS.md has the form.") from None  # fmt: skip
+                         hint=f"Prepare the data again; {page('FORMATS.md')} has the form.") from None  # fmt: skip
     return manifest
+
+
+def _demand_types(table: Mapping[str, Any], types: Mapping[str, type]) -> None:
+    """Raise KeyError or TypeError, naming the key, where a table of the manifest has not these keys and types."""
+    for key, kind in types.items():
+        if type(table[key]) is not kind:
+            raise TypeError(f"{key} is {json.dumps(table[key])[:80]}")
 
 
 def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int:
@@ -148,16 +191,17 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     path = folder / Path(str(shard["name"])).name
     if not path.is_file():
         raise _bad_shard(path, "missing", "is named in data.json and is not there")
-    header_bytes = HEADER_BYTES if path.suffix == ".bin" and shard.get("header", True) else 0
     size = path.stat().st_size
-    if shard["tokens"] < 1 or size <= header_bytes:
+    # nanoGPT's have no header: then the size alone says that it is one of those.
+    header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
+    if shard["tokens"] < 1 or size in (0, header_bytes):
         raise _bad_shard(path, "empty", "holds no tokens")
     digest = hashlib.sha256()
-    highest = 0
+    highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
     with path.open("rb") as content:
         head = content.read(header_bytes)
         digest.update(head)
-        if header_bytes and int(np.frombuffer(head[:4], "<i4")[0]) != MAGIC:
+        if header_bytes and head[:4] != MAGIC.to_bytes(4, "little"):
             raise _bad_shard(path, "magic", "does not begin like a shard of llm.c")
         if path.suffix == ".bin" and size != header_bytes + 2 * shard["tokens"]:
             raise _bad_shard(path, "truncated", f"has {size} bytes where {shard['tokens']} tokens need another number")
@@ -170,6 +214,19 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     if digest.hexdigest() != shard["sha256"]:
         raise _bad_shard(path, "digest", "is not what data.json says it is: its sha256 differs")
     return size
+
+
+def _highest_of_npy(path: Path, tokens: int) -> int:
+    """The highest token id of a .npy shard, which must be one row of so many uint16."""
+    import numpy as np
+
+    try:
+        row = np.load(path, mmap_mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise _bad_shard(path, "npy", f"is not a sound .npy file: {error}") from None
+    if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
+        raise _bad_shard(path, "npy", f"holds {row.dtype} of the shape {row.shape}, not one row of {tokens} uint16")
+    return int(row.max())
 
 
 def _bad_shard(path: Path, code: str, what: str) -> UsageError:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.plan import DataSummary
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab
+from gpurun.planning.tables import ModelTable
 
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
+_MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+"""What published GPT-2 files hold besides: no bias, and not looked at."""
 AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
     "layer_norm_epsilon": (1e-5,),
@@ -25,6 +30,7 @@ AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
 }
 """What the trainer wants a config.json to say, where it says it."""
 _HEADER_LIMIT = 100_000_000
+_BLOCK_BYTES = 1 << 20
 _FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
 
 
@@ -79,14 +85,16 @@ def _beside(weights: Path) -> Path:
 
 def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Iterator[str]:
     """What is wrong with a file of weights for this recipe."""
-    shapes, model = _shapes(weights), resolved.tables.model
-    if shapes is None:
+    tensors, model = _tensors(weights), resolved.tables.model
+    if tensors is None:
         yield "is no whole safetensors file, and nothing else is read"
         return
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     embedding, positions = shapes.get("wte.weight", []), shapes.get("wpe.weight", [])
     if len(embedding) != 2:
         yield "holds no wte.weight: it is not a GPT's file"
         return
+    yield from _faults_of_kind(weights, tensors, model)
     layers = len({name.split(".")[1] for name in shapes if name.startswith("h.")})
     if (layers, embedding[1]) != (model.layers, model.width):
         yield f"has {layers} layers of width {embedding[1]}, and the recipe {model.layers} of {model.width}"
@@ -113,16 +121,53 @@ def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Itera
             yield f"is no GPT-2 as published: its config.json says {key} {json.dumps(told[key])}"
 
 
-def _shapes(weights: Path) -> Mapping[str, list[int]] | None:
-    """The shape of each tensor by its name in our files; None for what is no safetensors file, or not a whole one."""
+@dataclass(frozen=True)
+class _Tensor:
+    """Where a file has a tensor."""
+
+    shape: list[int]
+    start: int
+    stop: int
+
+
+def _faults_of_kind(weights: Path, tensors: Mapping[str, _Tensor], model: ModelTable) -> Iterator[str]:
+    """What a file has that the network has not, or the other way round: its blocks, biases, a head of its own."""
+    blocks = "modern" if any(name.endswith("attn.c_q.weight") for name in tensors) else "faithful"
+    if blocks != model.preset:
+        yield f'is of the preset "{blocks}", and model.preset is "{model.preset}"'
+    biases = [name for name in tensors if name.endswith(".bias") and not _MASK.fullmatch(name)]
+    if model.bias and not biases:
+        yield "has no biases, and model.bias is true"
+    # An export has them in any case, all zero.
+    if not model.bias and any(block.strip(b"\0") for name in biases for block in _content(weights, tensors[name])):
+        yield "has biases, and model.bias is false"
+    head = tensors.get("lm_head.weight")
+    if model.tied and head is not None:
+        both = zip_longest(_content(weights, head), _content(weights, tensors["wte.weight"]))
+        if any(one != other for one, other in both):
+            yield "has a head of its own, and model.tied is true"
+
+
+def _content(weights: Path, tensor: _Tensor) -> Iterator[bytes]:
+    with weights.open("rb") as file:
+        file.seek(tensor.start)
+        for start in range(tensor.start, tensor.stop, _BLOCK_BYTES):
+            yield file.read(min(_BLOCK_BYTES, tensor.stop - start))
+
+
+def _tensors(weights: Path) -> Mapping[str, _Tensor] | None:
+    """Each tensor by its name in our files; None for what is no safetensors file, or not a whole one."""
     size = weights.stat().st_size
     try:
         with weights.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(min(length, size, _HEADER_LIMIT)))
         header.pop("__metadata__", None)
-        end_bytes = 8 + length + max(int(entry["data_offsets"][1]) for entry in header.values())
-        shapes = {name.removeprefix("transformer."): [*map(int, entry["shape"])] for name, entry in header.items()}
+        tensors = {}
+        for name, entry in header.items():
+            start, stop = (8 + length + int(offset) for offset in entry["data_offsets"])
+            tensors[name.removeprefix("transformer.")] = _Tensor([*map(int, entry["shape"])], start, stop)
+        end_bytes = max(tensor.stop for tensor in tensors.values())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
-    return shapes if end_bytes == size else None
+    return tensors if end_bytes == size else None

@@ -103,7 +103,8 @@ class SignatureWriter:
         self._file = open(self._unfinished, "wb")  # noqa: SIM115  closed by __exit__
         self._file.write(bytes(_HEADER_BYTES))
         self._digest = hashlib.sha256()
-        self._document: tuple[str, Fingerprint] | None = None
+        self._document: Fingerprint | None = None
+        self._url = ""
         self._keys: list[list[int]] = []
         self._signatures: list[np.ndarray] = []
         self.documents = 0
@@ -123,17 +124,17 @@ class SignatureWriter:
         """Take the next document, or what goes on with the last one."""
         if not text.continues:
             self._close()
-            self._document = text.url, Fingerprint(near="near" in self._dedupe.kinds)
+            self._url, self._document = "", Fingerprint(near="near" in self._dedupe.kinds)
         assert self._document is not None
-        self._document[1].feed(text.text)
+        self._url = text.url or self._url
+        self._document.feed(text.text)
 
     def _close(self) -> None:
         """No more comes of the document that is open."""
         if self._document is None:
             return
-        url, found = self._document
-        kinds = self._dedupe.kinds
-        self._keys.append([url_key(url)] * ("url" in kinds) + [found.text_key] * ("exact" in kinds))
+        found, kinds = self._document, self._dedupe.kinds
+        self._keys.append([url_key(self._url)] * ("url" in kinds) + [found.text_key] * ("exact" in kinds))
         if "near" in kinds:
             self._signatures.append(found.signature)
         self._document = None

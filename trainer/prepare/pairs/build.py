@@ -20,8 +20,8 @@ from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import replace_folder, staging
 from trainer.prepare.manifest import manifest_of, summary_of
 from trainer.prepare.pairs.grammar import english_german
-from trainer.prepare.pairs.tokenizers import END_ID, PAD_ID, START_ID, Pair, PairTokenizer
-from trainer.prepare.shards import ShardWriter, sha256_of_file, write_json, write_vocabulary
+from trainer.prepare.pairs.tokenizers import END_ID, ENDS, PAD_ID, START_ID, Pair, PairTokenizer
+from trainer.prepare.shards import ShardWriter, sha256_of_file, write_json, write_prompts, write_vocabulary
 from trainer.prepare.tokenizers import sha256_of_tokens
 
 __all__ = ["BUILT_IN", "PairRequest", "prepare_pairs"]
@@ -146,8 +146,7 @@ def prepare_pairs(request: PairRequest, say: Say) -> dict[str, Any]:
     tokenizer = PairTokenizer.for_pairs(request.tokenizer, splits["train"], request.vocab_limit)
     with staging(request.out) as folder:
         manifest = _write(request, text, splits, tokenizer, folder, say)
-        prompts = zip(request.prompts, tokenizer.encode(request.prompts), strict=True)
-        write_json(folder / "prompts.json", [{"text": prompt, "ids": ids.tolist()} for prompt, ids in prompts])
+        write_prompts(folder, tokenizer, request.prompts, most=request.context - ENDS)
         sha256 = sha256_of_file(folder / "data.json")
         replace_folder(folder, request.out)
     key = hashlib.sha256(json.dumps([sha256, request.prompts]).encode()).hexdigest()[:32]

@@ -10,12 +10,14 @@ import numpy as np
 
 from trainer.prepare.tokenizers import CharTokenizer, Tokenizer, count_characters
 
-__all__ = ["END_ID", "PAD_ID", "START_ID", "TOKENIZERS", "Pair", "PairTokenizer", "WordTokenizer"]
+__all__ = ["ENDS", "END_ID", "PAD_ID", "START_ID", "TOKENIZERS", "Pair", "PairTokenizer", "WordTokenizer"]
 
 TOKENIZERS = ("char-pairs", "word-pairs")
 SPECIAL = (b"<pad>", b"<s>", b"</s>")
 """The ids 0, 1 and 2; no text is taken for them."""
 PAD_ID, START_ID, END_ID = range(3)
+ENDS = 2
+"""The positions that a sentence takes beside its tokens: its start and its end."""
 UNKNOWN = b"<unk>"
 MOST_WORDS = 32_000
 RAREST = 2

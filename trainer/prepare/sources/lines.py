@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from trainer.prepare.errors import Refusal
@@ -53,10 +54,19 @@ def _long_row(
             if part.endswith(b"\n"):
                 return
 
+    address, held = "", None
+
+    def pieces() -> Iterator[str]:
+        nonlocal address
+        address = yield from string_pieces(parts(), column)
+
     try:
-        pieces = regrouped(map(mended, string_pieces(parts(), column)), PIECE_BYTES)
-        for number, piece in enumerate(pieces):
-            yield Text(f"{file.name}#{place}", piece, continues=number > 0)
+        for piece in regrouped(map(mended, pieces()), PIECE_BYTES):
+            if held is not None:
+                yield held
+            held = Text(f"{file.name}#{place}", piece, continues=held is not None)
+        if held is not None:
+            yield replace(held, url=mended(address))  # Which may stand behind the text.
     except NoSuchKey as other:
         raise _no_text(file, place, column, str(other)) from None
     except NotAText as other:

@@ -26,6 +26,7 @@ _ESCAPES = re.compile(
     re.DOTALL,
 )
 _LONGEST_KEY = 1024
+_ADDRESS, _LONGEST_ADDRESS = b"url", 1 << 16
 
 
 class NoSuchKey(Exception):
@@ -36,8 +37,8 @@ class NotAText(Exception):
     """There is something else than a string under the key."""
 
 
-def string_pieces(chunks: Iterable[bytes], key: str) -> Iterator[str]:
-    """The pieces of the string under a key of the object that `chunks` are, one after the other.
+def string_pieces(chunks: Iterable[bytes], key: str) -> Generator[str, None, str]:
+    """The pieces of the string under a key of the object that `chunks` are, one after the other; returns its `url`.
 
     Raises NoSuchKey, NotAText, or ValueError for what is no JSON. A text that is null has no pieces.
     """
@@ -55,6 +56,8 @@ def string_pieces(chunks: Iterable[bytes], key: str) -> Iterator[str]:
         raise NoSuchKey(", ".join(sorted(scanner.keys)) or "none")
     if not scanner.found and scanner.value not in (b"", b"null"):
         raise NotAText(scanner.value.decode("utf-8", "replace")[:20])
+    address: str = json.loads(b'"%b"' % scanner.address)
+    return address
 
 
 def _safe(raw: bytes) -> tuple[bytes, bytes]:
@@ -77,12 +80,18 @@ class _Scanner:
         self._left = b""
         self.found: bool | None = None
         self.value = b""
+        self.address = b""
         self.keys: set[str] = set()
 
     @property
     def ended(self) -> bool:
         """Whether as much was closed as was opened."""
         return self._depth == 0 and not self._inside
+
+    @property
+    def _is_address(self) -> bool:
+        """Whether a string here is the object's address."""
+        return self._depth == 1 and self._key == _ADDRESS and not self._text
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
         """Some more of the object; yields (a part of the wanted string, whether it is the last)."""
@@ -103,10 +112,13 @@ class _Scanner:
         if not ends:
             # A backslash whose other half comes with the next chunk.
             self._left = raw[stop:]
+        most = _LONGEST_ADDRESS if self._is_address else _LONGEST_KEY
         if self._text:
             yield raw[place:stop], ends
-        elif len(self._last) < _LONGEST_KEY:
+        elif len(self._last) < most:
             self._last += raw[place:stop]
+        if ends and self._is_address:
+            self.address = self._last if len(self._last) < most else b""
         if ends:
             self._inside = self._text = False
             return stop + 1

@@ -28,8 +28,8 @@ _MOST_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
 _LARGE_PAGE_BYTES = 16 << 20
 
-Row = tuple[Source | None, Any]
-"""A row's text, None for null, and what stands in its column `url`."""
+Row = tuple[Source | None, str]
+"""A row's text, None for null, and what stands in its column `url`, if that is a string."""
 
 
 def group_bytes(path: Path, column: str) -> tuple[int, ...]:
@@ -84,14 +84,24 @@ def _whole(file: Any, group: int, column: str, url: str | None, text_bytes: int)
     size = min(max(_BATCH_BYTES * count // max(1, text_bytes), 1), _MOST_ROWS)
     for text, *urls in _scalars(file, group, columns, size):
         value = pyarrow.BufferReader(text.as_buffer()) if text.is_valid else None
-        yield value, urls[0].as_py() if urls else None
+        yield value, _address(urls[0]) if urls else ""
 
 
 def _in_parts(file: Any, group: int, url: str | None, texts: Iterator[Source | None]) -> Iterator[Row]:
     if url is None:
-        return zip(texts, repeat(None), strict=False)
+        return zip(texts, repeat(""), strict=False)
     urls = _scalars(file, group, [url], _MOST_ROWS)
-    return ((text, known.as_py()) for text, (known,) in zip(texts, urls, strict=True))
+    return ((text, _address(known)) for text, (known,) in zip(texts, urls, strict=True))
+
+
+def _address(scalar: Any) -> str:
+    """What stands in a row's column `url`; writers of Parquet do not see to it that a string is UTF-8."""
+    try:
+        value = scalar.as_py()
+    except UnicodeDecodeError:
+        raw = scalar.as_buffer().to_pybytes() if hasattr(scalar, "as_buffer") else b""
+        return str(raw, "utf-8", "replace")
+    return value if isinstance(value, str) else ""
 
 
 def _scalars(file: Any, group: int, columns: list[str], size: int) -> Iterator[tuple[Any, ...]]:
@@ -100,14 +110,13 @@ def _scalars(file: Any, group: int, columns: list[str], size: int) -> Iterator[t
         yield from zip(*batch.columns, strict=True)
 
 
-def _texts(name: str, value: Source, url: Any) -> Iterator[Text]:
+def _texts(name: str, value: Source, url: str) -> Iterator[Text]:
     """A row's document, in pieces where it is long; an empty one has none."""
-    known = url if isinstance(url, str) else ""
     rest, continues = b"", False
     while piece := rest + value.read(PIECE_BYTES - len(rest)):
         # What is cut off of the end of a document is no character.
         piece, rest = whole_characters(piece) if len(piece) == PIECE_BYTES else (piece, b"")
-        yield Text(name, piece.decode("utf-8", "replace"), known, continues)
+        yield Text(name, piece.decode("utf-8", "replace"), url, continues)
         continues = True
 
 

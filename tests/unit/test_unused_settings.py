@@ -1,0 +1,105 @@
+"""What is asked of text and cannot act on finished shards is said, and nothing that acts or was not asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home
+from gpurun.core.plan import Request
+from gpurun.lifecycle.corpus.unused import unused_notes
+from gpurun.lifecycle.plan import make_plan
+from gpurun.planning.recipe import Form, load_recipe, resolve
+from tests.unit.test_data_verbs import gpurun, texts
+from trainer.prepare.build import Request as Text
+from trainer.prepare.build import prepare
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of characters, a fifth of them held out."""
+    place = tmp_path_factory.mktemp("made")
+    (place / "text").write_text("The quick brown fox jumps over the lazy dog.\n" * 400)
+    prepare(Text(str(place / "text"), "char", 0.2, ("The ",), place / "shards"), lambda _: None)
+    return place / "shards"
+
+
+def own_recipe(folder: Path, data: str) -> Path:
+    """The bundled recipe of mini-gpt, with this line in place of its limit."""
+    text = Path(load_recipe("mini-gpt").path).read_text()
+    path = folder / "own.toml"
+    path.write_text(text.replace("limit_mb = 4            # more than it will read", data))
+    return path
+
+
+def notes(recipe: Path, shards: Path, *overrides: str, form: Form = "full", continues: str = "") -> str:
+    loaded = load_recipe(str(recipe))
+    request = Request(recipe=str(recipe), data=str(shards), overrides=overrides, continues=continues)
+    return " ".join(unused_notes(request, loaded, resolve(loaded, form, overrides).record["data"]))
+
+
+def test_what_set_asks_of_finished_shards_is_said_to_do_nothing(tmp_path: Path, shards: Path) -> None:
+    recipe = own_recipe(tmp_path, "")
+    assert notes(recipe, shards) == ""
+    said = notes(recipe, shards, "limit_mb=5", "data.val_fraction=0.5")
+    assert "data.limit_mb 5 and data.val_fraction 0.5 cannot act on them" in said
+    assert "20.0% held out, a vocabulary of" in said
+    assert notes(recipe, shards, "data.val_fraction=0.21") == ""
+    assert "data.val_fraction 0.1 cannot" in notes(recipe, shards, "data.val_fraction=0.1")
+
+
+def test_what_the_recipes_file_asks_is_said_too_but_not_what_makes_a_rehearsal_quick(
+    tmp_path: Path, shards: Path
+) -> None:
+    assert "data.limit_mb 3 cannot" in notes(own_recipe(tmp_path, "limit_mb = 3"), shards)
+    assert "data.val_fraction 0.02 cannot" in notes(own_recipe(tmp_path, "val_fraction = 0.02"), shards)
+    recipe = own_recipe(tmp_path, "")
+    recipe.write_text(recipe.read_text() + "data = { limit_mb = 2 }\n")
+    assert notes(recipe, shards, form="rehearsal") == ""
+    assert "data.limit_mb 2" in notes(recipe, shards, "rehearsal.data.limit_mb=2", form="rehearsal")
+
+
+def test_another_size_of_vocabulary_than_that_of_the_shards_is_said(tmp_path: Path, shards: Path) -> None:
+    recipe = own_recipe(tmp_path, "vocab_size = 4096")
+    recipe.write_text(recipe.read_text().replace('"char"', '"bpe"'))
+    assert "data.vocab_size 4096 cannot" in notes(recipe, shards)
+    size = json.loads((shards / "data.json").read_text())["tokenizer"]["vocab_size"]
+    manifest = json.loads((shards / "data.json").read_text())
+    manifest["tokenizer"]["vocab_size"] = 4096
+    other = tmp_path / "bpe"
+    other.mkdir()
+    (other / "data.json").write_text(json.dumps(manifest))
+    assert size != 4096
+    assert notes(recipe, other) == ""
+
+
+def test_text_and_a_run_that_goes_on_are_told_nothing(tmp_path: Path, shards: Path) -> None:
+    recipe = own_recipe(tmp_path, "limit_mb = 3")
+    assert notes(recipe, shards.parent / "text") == ""
+    assert notes(recipe, shards, continues="fox-41") == ""
+
+
+def test_the_plan_says_it(tmp_path: Path, shards: Path) -> None:
+    request = Request(recipe="mini-gpt", data=str(shards), dry_run=True, overrides=("data.limit_mb=5",))
+    home = Home(tmp_path).prepare()
+    plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    assert [note for note in plan.notes if "data.limit_mb 5 cannot act on them" in note]
+
+
+def test_prepare_holds_out_what_the_recipes_file_names_and_says_that_it_takes_all(tmp_path: Path) -> None:
+    recipe = own_recipe(tmp_path, "val_fraction = 0.4\nlimit_mb = 3")
+    source = str(texts(tmp_path / "in"))
+    shares = {}
+    for name, wish in {"named": [], "chosen": ["--val-fraction", "0.1"]}.items():
+        arguments = ["data", "prepare", str(recipe), "--source", source, "--out", str(tmp_path / name), *wish]
+        done = gpurun(*arguments, home=tmp_path / "home")
+        assert done.returncode == 0, done.stderr
+        assert "data.limit_mb 3 of own is for text that a run tokenises" in done.stderr
+        manifest = json.loads((tmp_path / name / "data.json").read_text())
+        tokens = [sum(shard["tokens"] for shard in manifest[part]) for part in ("val", "train")]
+        shares[name] = tokens[0] / sum(tokens)
+    assert shares["named"] == pytest.approx(0.4, abs=0.15)
+    assert shares["chosen"] < 0.25
