@@ -1,6 +1,17 @@
-"""`python -m gpurun`, for where the command is not on the path."""
+"""The command, by its name or as `python -m gpurun`: small, so that a Ctrl-C is kept while the rest is being read."""
 
-from gpurun.cli.app import main
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """Run the command line; a Ctrl-C that comes first is answered by the verb, in a sentence or an envelope."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Half of a short command's time is its imports.
+    from gpurun.cli.app import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -29,7 +29,7 @@ def check_machine(session: Session, providers: Sequence[str] = (), *, online: bo
     require_known(providers)
     findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
     left, billing = _unfinished(session)
-    findings.append(left)
+    findings += left
     keys = [*_keys(session, providers or CLOUDS)]
     checked: list[Checked] = []
     if online:
@@ -47,16 +47,19 @@ def check_machine(session: Session, providers: Sequence[str] = (), *, online: bo
     return Result(data=data, text=render(doctor_lines(findings, session.style), session.style), exit_code=code)
 
 
-def _unfinished(session: Session) -> tuple[Finding, bool]:
-    """Runs that nobody drives, and whether one of them may be billing."""
-    from gpurun.lifecycle.runs import unfinished_runs
+def _unfinished(session: Session) -> tuple[list[Finding], bool]:
+    """Runs that nobody drives, or nobody here can read, and whether something may be billing."""
+    from gpurun.lifecycle.runs import look_at_unfinished
 
-    left = unfinished_runs(session.home) if session.home.runs.is_dir() else []
-    if not left:
-        return Finding("ok", "no run is left unfinished"), False
-    names = ", ".join(sight.folder.name for sight in left)
-    finding = Finding("bad", f"unfinished and driven by nobody: {names}", f"gpurun resume {left[0].folder.name}")
-    return finding, any(sight.state.may_be_billing for sight in left)
+    left, unread = look_at_unfinished(session.home)
+    findings = [Finding("bad", error.what, error.hint) for error in unread]
+    if left:
+        names = ", ".join(sight.folder.name for sight in left)
+        hint = f"gpurun resume {left[0].folder.name}"
+        findings.append(Finding("bad", f"unfinished and driven by nobody: {names}", hint))
+    elif not unread:
+        findings.append(Finding("ok", "no run is left unfinished"))
+    return findings, any(sight.state.may_be_billing for sight in left)
 
 
 def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
@@ -125,7 +128,7 @@ def _bundle() -> Finding:
     except GpurunError as error:
         return Finding("bad", error.what, error.hint)
     recipes = len(list(Path(root / "recipes").glob("*.toml")))
-    return Finding("ok", f"trainer and {recipes} recipes found")
+    return Finding("ok", f"trainer, {recipes} recipes and docs in {root}")
 
 
 def _ledger(session: Session) -> Finding:

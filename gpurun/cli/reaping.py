@@ -26,7 +26,10 @@ _ACTIONS = {
 def run_reap(
     session: Session, providers: list[str], *, destroy: bool, older_than: str, look_only: bool, use_exit_code: bool
 ) -> Result:
-    """Sweep the providers; exit 9 when something that should be gone is not proven gone."""
+    """Sweep the providers; exit 9 when something that should be gone is not proven gone.
+
+    With `use_exit_code` also when something is overdue, and 4 when there was no cloud to ask.
+    """
     age_s = _age(older_than)
     names = providers or [*ready_providers(session.home), "local"]
     chosen, silent = _opened(session, names)
@@ -44,6 +47,7 @@ def run_reap(
     except MayBeBilling as error:
         silent = silent or error
     silent = silent or _out_of_sight(session, names)
+    keyless = _no_key() if names == ["local"] and not providers else None
     rows = [*map(_orphan_row, found), *map(_stray_row, strays)]
     alive = any(orphan.fate in ("overdue", "not proven gone") for orphan in found)
     lost = any(orphan.fate == "not proven gone" for orphan in found) or any(s.fate == "not removed" for s in strays)
@@ -53,8 +57,18 @@ def run_reap(
         "found": [{**orphan.instance.model_dump(mode="json"), "fate": orphan.fate} for orphan in found],
         "leftovers": [{**stray.leftover.model_dump(mode="json"), "fate": stray.fate} for stray in strays],
     }
-    text = render(reap_table(rows, session.style, now=session.clock.wall()), session.style)
-    return Result(data=data, text=text, errors=(silent,) if silent else (), exit_code=code)
+    asked = [provider.name for provider in chosen]
+    text = render(reap_table(rows, [] if silent else asked, session.style, now=session.clock.wall()), session.style)
+    if silent is None and keyless is not None and use_exit_code:  # A cron job without its keys must not look well.
+        return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
+    after = f"{keyless.what} {keyless.hint}" if keyless is not None else ""
+    return Result(data=data, text=text, after=after, errors=(silent,) if silent else (), exit_code=code)
+
+
+def _no_key() -> SetupError:
+    """Only this machine was asked; what is rented cannot be seen from here."""
+    what = "No cloud was asked: there is no key for any here."
+    return SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:

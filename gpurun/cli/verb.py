@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -119,6 +120,7 @@ def _usual_color(home: Home) -> str:
 def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     """Call the verb; a known error becomes a Result, an unknown one a report with its trace in a file."""
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # It was kept until somebody could answer it.
         if session.color not in ("auto", "always", "never"):
             raise UsageError("usage.color", f"--color {session.color!r} is not one of auto, always, never.",
                              hint="Leave it out, or choose one of the three.")  # fmt: skip
@@ -134,13 +136,21 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except BrokenPipeError as error:
         return _without_output(lost(error), Result(), session)
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
-        result = _bug(session, bug)
+        full = isinstance(bug, OSError) and bug.errno in (errno.ENOSPC, errno.EDQUOT)
+        result = _disk_full(session, bug) if full else _bug(session, bug)
     return _render(name, session.json, result, session)
 
 
 def _interrupted() -> Result:
     error = GpurunError("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
     return Result(errors=(error,), exit_code=ExitCode.INTERRUPTED)
+
+
+def _disk_full(session: Session, full: Exception) -> Result:
+    """A full disk is no fault of gpurun's, and may leave no room for a trace of one either."""
+    where = getattr(full, "filename", None) or session.home.root
+    error = SetupError("disk.full", f"There is no space left to write {where}.", hint="Free some space; then again.")
+    return Result(errors=(error,), exit_code=error.exit_code)
 
 
 def _bug(session: Session, bug: Exception) -> Result:

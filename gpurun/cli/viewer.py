@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from gpurun.cli.interrupts import Interrupts, decide
 from gpurun.cli.panes import open_pane
 from gpurun.cli.reader import RunReader
@@ -34,9 +36,9 @@ class Viewer:
         self._restarts = 0
         self._warned_while_destroying = False
 
-    def follow(self) -> Result:
-        """Show the run until it is closed or left."""
-        with Interrupts() as interrupts:
+    def follow(self, heard: Interrupts | None = None) -> Result:
+        """Show the run until it is closed or left; what was `heard` before is answered first."""
+        with nullcontext(heard) if heard is not None else Interrupts() as interrupts:
             try:
                 while True:
                     number = interrupts.take()
@@ -79,12 +81,20 @@ class Viewer:
         return left_running(self._folder) if leave else None
 
 
-def follow(session: Session, folder: RunFolder, *, on_interrupt: str = "ask", stream: bool = True) -> Result:
+def follow(
+    session: Session,
+    folder: RunFolder,
+    *,
+    on_interrupt: str = "ask",
+    stream: bool = True,
+    heard: Interrupts | None = None,
+) -> Result:
     """Show a run until it is closed, and return its own exit code; or until the person leaves it.
 
-    With `--json` every record and event is streamed as a line, unless `stream` is false.
+    With `--json` every record and event is streamed as a line, unless `stream` is false. Whoever began the run passes
+    on what was `heard` since.
     """
-    return Viewer(session, folder, on_interrupt, stream=stream).follow()
+    return Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
 
 
 def left_running(folder: RunFolder) -> Result:

@@ -42,7 +42,10 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What a script may rely on. Only 9 needs a test of its own: it outranks all others."""
+    """What a script may rely on. Only 9 needs a test of its own: it outranks all others.
+
+    TERMINATED is returned by nobody: a shell says it of a command that SIGTERM ended before it had a run to answer for.
+    """
 
     DONE = 0
     BUG = 1

@@ -169,8 +169,9 @@ class Home:
         """The names of all runs, oldest first by the request's time of writing."""
         if not self.runs.is_dir():
             return []
-        found = [p for p in self.runs.iterdir() if RUN_NAME.fullmatch(p.name) and (p / "request.json").is_file()]
-        return [p.name for p in sorted(found, key=lambda p: ((p / "request.json").stat().st_mtime_ns, p.name))]
+        named = [path for path in self.runs.iterdir() if RUN_NAME.fullmatch(path.name)]
+        found = [(asked_ns, path.name) for path in named if (asked_ns := _asked_ns(path)) is not None]
+        return [name for _, name in sorted(found)]
 
     def prepare(self) -> Home:
         """Make the home, private to its owner; a home that cannot be read or written is a SetupError."""
@@ -186,6 +187,15 @@ class Home:
                 hint="Give yourself read and write access to it, or choose another with --home DIR.",
             ) from None
         return self
+
+
+def _asked_ns(folder: Path) -> int | None:
+    """When a run was asked for; None of what never became one. A folder that is shut to us (sudo) is one."""
+    request = folder / "request.json"
+    try:
+        return request.stat().st_mtime_ns if request.is_file() else None
+    except PermissionError:
+        return folder.stat().st_mtime_ns
 
 
 def default_home() -> Path:

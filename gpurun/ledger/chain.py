@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from gpurun.core.errors import SetupError
 from gpurun.core.model import Frozen, canonical
 from gpurun.core.paths import fsync_folder
 from gpurun.ledger.durable import append_durably, unwritable
@@ -80,7 +81,7 @@ def append_link(path: Path, chain: Chain, link: Link) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for the chain's lock and hold it; a holder's death frees it."""
+    """Wait for the chain's lock and hold it; a holder's death frees it. A refusal of the system names its own file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -90,4 +91,10 @@ def locked(path: Path) -> Iterator[None]:
         finally:
             os.close(descriptor)
     except OSError as error:
+        if error.filename and Path(error.filename) != path:  # A file of the run, of which a receipt was to be made.
+            raise SetupError(
+                "ledger.unreadable",
+                f"{error.filename} cannot be read: {error.strerror}.",
+                hint="Make it readable for you again; `gpurun resume` then goes on from the last record.",
+            ) from error
         raise unwritable(path, error) from error

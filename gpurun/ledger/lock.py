@@ -87,7 +87,7 @@ def holder_of(path: Path) -> str | None:
     """Who holds a lock, in words, or None when nobody does. Needs no lock and leaves none behind."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # What is another user's is not seen to be held.
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpurun.core.crashpoint import crashpoint
-from gpurun.core.errors import UsageError, VerificationFailed
+from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.model import canonical
 from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.ledger.chain import Link, append_link, locked, read_chain
@@ -115,7 +115,8 @@ def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None)
 def read_receipt(home: Home, folder: RunFolder) -> Receipt:
     """Read a run's receipt and check its signature; the figures in it are checked by `audit`.
 
-    Raises a UsageError when there is none, VerificationFailed when the file is not a receipt.
+    Raises a UsageError when there is none, VerificationFailed when the file is not a receipt, SetupError when it
+    cannot be read.
     """
     try:
         content = folder.receipt.read_bytes()
@@ -125,6 +126,12 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
             f"The run {folder.name} has no receipt yet.",
             hint=f"It is written when the run ends: gpurun attach {folder.name}, or gpurun resume {folder.name}.",
         ) from None
+    except OSError as error:
+        raise SetupError(
+            "receipt.shut",
+            f"{folder.receipt} cannot be read: {error.strerror}.",
+            hint="Give yourself read access to it and to its folder.",
+        ) from error
     try:
         envelope = json.loads(content)
         statement = json.loads(payload_of(envelope))

@@ -169,9 +169,11 @@ def _ends_by_its_journal(instance: Instance, home: Home, clock: Clock) -> bool:
 
 def _is_ours(instance: Instance, home: Home) -> bool:
     """Whether this home has the journal that asked for the instance, and that journal still has to see it end."""
-    if not RUN_NAME.fullmatch(instance.run) or not home.run(instance.run).plan.exists():
+    if not RUN_NAME.fullmatch(instance.run):
         return False
     try:
+        if not home.run(instance.run).plan.exists():
+            return False
         sight = look(home, instance.run)
     except (GpurunError, OSError):
         return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from gpurun.core.errors import RunHeld, UsageError, VerificationFailed, did_you_mean
+from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
 from gpurun.core.plan import Candidate, Plan, Request
 from gpurun.core.progress import Event, Phase, Record, RunState
@@ -46,7 +46,7 @@ class Sight:
 
 
 def look(home: Home, name: str) -> Sight:
-    """Read one run; VerificationFailed when its plan is not one."""
+    """Read one run; VerificationFailed when its plan is not one, SetupError when its journal cannot be read."""
     folder = home.run(name)
     reading = read_journal(folder.journal)
     try:
@@ -132,22 +132,35 @@ def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
 
 def unfinished_runs(home: Home) -> list[Sight]:
     """Runs that nobody drives and nobody closed, oldest first."""
-    sights, _ = look_at_all(home, [name for name in planned_runs(home) if not _is_closed(home.run(name))])
-    return [sight for sight in sights if sight.unfinished and sight.owner is None]
+    return look_at_unfinished(home)[0]
+
+
+def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
+    """Runs that nobody drives and nobody closed, oldest first; and why others cannot be told to be none of them."""
+    sights, errors = look_at_all(home, [name for name in planned_runs(home) if not _is_closed(home.run(name))])
+    return [sight for sight in sights if sight.unfinished and sight.owner is None], errors
 
 
 def planned_runs(home: Home) -> list[str]:
     """The names of all runs that came as far as a plan, oldest first."""
-    return [name for name in home.run_names() if home.run(name).plan.exists()]
+    return [name for name in home.run_names() if _is_planned(home.run(name))]
 
 
-def look_at_all(home: Home, names: list[str]) -> tuple[list[Sight], list[VerificationFailed]]:
+def _is_planned(folder: RunFolder) -> bool:
+    """Whether there is a plan; of a folder that is shut to us nobody can say that there is none."""
+    try:
+        return folder.plan.exists()
+    except PermissionError:
+        return True
+
+
+def look_at_all(home: Home, names: list[str]) -> tuple[list[Sight], list[GpurunError]]:
     """Read runs; one that cannot be read is an error beside the others, not instead of them."""
-    sights, errors = [], []
+    sights, errors = list[Sight](), list[GpurunError]()
     for name in names:
         try:
             sights.append(look(home, name))
-        except VerificationFailed as error:
+        except (VerificationFailed, SetupError) as error:
             errors.append(error)
     return sights, errors
 
@@ -158,6 +171,6 @@ def _is_closed(folder: RunFolder) -> bool:
         with folder.journal.open("rb") as journal:
             journal.seek(max(0, folder.journal.stat().st_size - 4096))
             end = journal.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
     return f'"event":"{Event.RUN_CLOSED}"'.encode() in end and _CLOSED_RED not in end

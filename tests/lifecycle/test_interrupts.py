@@ -10,11 +10,16 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpurun.cli.app import build_app
+from gpurun.cli.verb import run_app
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
+from gpurun.lifecycle.runs import look
+from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.providers.local import LocalProvider
 
 LONG = ["train", "mini-gpt", "--provider", "local", "--name", "fox-41", "--set", "steps=100000"]
@@ -81,6 +86,24 @@ def test_before_training_there_is_nothing_to_lose_and_it_is_destroyed(own_home: 
     terminal.type("\x03")
     terminal.until("Receipt fox-41")
     assert terminal.code() == 130
+    assert nothing_is_left(own_home)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_while_the_supervisor_starts_it_is_destroyed_too(
+    number: int, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*given: Any) -> None:
+        os.kill(os.getpid(), number)
+        start_supervisor(*given)
+
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", start)
+    monkeypatch.setattr(sys, "argv", ["gpurun", *LONG, "--yes"])
+    assert run_app(build_app("train")) == 130
+    run = look(Home(own_home), "fox-41")
+    assert run.owner is None
+    assert not run.unfinished
     assert nothing_is_left(own_home)
 
 

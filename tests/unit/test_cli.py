@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from gpurun.cli.app import build_app
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -97,6 +100,18 @@ def test_a_broken_plan_of_one_run_hides_no_other(own_home: Path) -> None:
     answer = json.loads(done.stdout)
     assert [run["run"] for run in answer["data"]["runs"]] == ["owl-7"]
     assert (done.returncode, answer["errors"][0]["code"]) == (10, "run.plan_damaged")
+
+
+def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gpurun.core.credentials.write_atomic", full)
+    words = ["auth", "set", "runpod", "--json"]
+    shown = CliRunner().invoke(build_app("auth"), words, input="rpa_0123456789abcdef\n", standalone_mode=False)
+    answer = json.loads(shown.output)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "disk.full")
+    assert str(own_home) in answer["errors"][0]["message"]
 
 
 def test_a_bug_of_ours_leaves_its_trace_in_a_file_and_a_sentence_on_the_terminal() -> None:

@@ -283,6 +283,24 @@ def test_a_full_disk_leaves_nothing_half_written(home: Home, monkeypatch: pytest
     assert audit(home).sound
 
 
+def test_a_file_of_the_run_that_cannot_be_read_is_named_and_not_the_chain(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = CloudRun(home, "owl-07").until_gone()
+    log, really_open = run.folder.log, Path.open
+    log.touch()
+
+    def shut(path: Path, *given: Any, **named: Any) -> Any:
+        if path == log:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really_open(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", shut)
+    with pytest.raises(SetupError) as caught:
+        write_receipt(home, run.folder)
+    assert caught.value.what == f"{log} cannot be read: Permission denied."
+
+
 # Dying at every point ------------------------------------------------------------------------------------------------
 
 _WRITE = """

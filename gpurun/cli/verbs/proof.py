@@ -58,7 +58,7 @@ def reap(
     older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Only instances older than 1h.")] = "",
     look: Annotated[bool, typer.Option("--look", help="Only list; end nothing.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit 9 if anything is left that should not be.")
+        bool, typer.Option("--exit-code", help="Exit 9 if anything is left that should not be, 4 without a key.")
     ] = False,
 ) -> Result:
     """Find what bears gpurun's mark anywhere, and end what is past its deadline."""

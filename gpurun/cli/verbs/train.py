@@ -42,6 +42,7 @@ def train(
     on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
 ) -> Result:
     """Rent, train, bring it home, destroy, prove it, and leave a receipt."""
+    from gpurun.cli.interrupts import Interrupts
     from gpurun.cli.viewer import follow, left_running
     from gpurun.core.errors import UsageError
     from gpurun.lifecycle.runs import open_run
@@ -54,9 +55,11 @@ def train(
     with _name(session, name) as run:
         made = _make_plan(session, request, run, need_data=True)
         _show_and_ask(session, made, yes=yes)
-        folder = open_run(session.home, request, made)
-    start_supervisor(folder, session.home, session.clock)
-    return left_running(folder) if detach else follow(session, folder, on_interrupt=on_interrupt)
+        # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
+        with Interrupts() as heard:
+            folder = open_run(session.home, request, made)
+            start_supervisor(folder, session.home, session.clock)
+            return left_running(folder) if detach else follow(session, folder, on_interrupt=on_interrupt, heard=heard)
 
 
 @contextmanager

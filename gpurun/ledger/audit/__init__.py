@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.errors import UsageError
 from gpurun.core.money import total
-from gpurun.core.paths import RUN_NAME, Home
+from gpurun.core.paths import RUN_NAME, Home, RunFolder
 from gpurun.ledger.audit.lines import GENESIS, Json, chain_lines, journal_lines
 from gpurun.ledger.audit.report import AuditReport, AuditRow
 from gpurun.ledger.audit.run import audit_run
@@ -130,7 +130,15 @@ def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
         return []
     chained = {str(link["run"]) for link in links}
     names = sorted(path.name for path in home.runs.iterdir() if RUN_NAME.fullmatch(path.name))
-    return [name for name in names if name not in chained and home.run(name).journal.exists()]
+    return [name for name in names if name not in chained and _has_journal(home.run(name))]
+
+
+def _has_journal(folder: RunFolder) -> bool:
+    """Whether there is a journal; one in a folder that is shut to us is there, and reading it says why not."""
+    try:
+        return folder.journal.exists()
+    except PermissionError:
+        return True
 
 
 def _opened_wall(home: Home, name: str) -> float:

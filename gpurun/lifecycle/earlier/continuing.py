@@ -21,6 +21,7 @@ from gpurun.core.plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.ledger.chain import read_chain
 from gpurun.lifecycle.earlier.vouched import Vouched, vouched
 from gpurun.lifecycle.runs import find_run, look
+from gpurun.planning.bundle import page
 from gpurun.planning.recipe import ResolvedRecipe
 
 FOLDER = "continue"
@@ -53,7 +54,7 @@ def as_before(request: Request, home: Home) -> Request:
             "continue.other_recipe",
             f"{run.folder.name} trained {asked.recipe}, not {request.recipe}.",
             hint=f"Leave the recipe out: gpurun train --from {run.folder.name}. To start another run from its weights: "
-            "train.init_from (docs/FORMATS.md).",
+            f"train.init_from, see {page('FORMATS.md')}",
         )
     told: dict[str, Any] = {"continues": run.folder.name, "recipe": asked.recipe}
     told["overrides"] = (*asked.overrides, *request.overrides)
@@ -90,7 +91,7 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
         raise UsageError(
             "continue.finished",
             f"{name} has taken all its {step:,} steps.",
-            hint="To train on from its weights is a run of its own: train.init_from (docs/FORMATS.md).",
+            hint=f"To train on from its weights is a run of its own: train.init_from, see {page('FORMATS.md')}",
         )
     return resolved.model_copy(update={"earlier": _earlier(run, step, files)})
 

@@ -1,0 +1,106 @@
+"""A run folder that is another user's (`sudo gpurun train`) is told of, and keeps no verb from the other runs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.app import build_app
+from gpurun.cli.verb import run_app
+from gpurun.core.errors import SetupError
+from gpurun.core.model import Instance, InstanceState
+from gpurun.core.paths import Home
+from gpurun.ledger.receipt import read_receipt
+from gpurun.lifecycle.reap import _is_ours
+from tests.lifecycle.tiny_runs import make_run
+
+
+@pytest.fixture
+def shut(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home with owl-7, which is ours, and fox-41, whose folder nobody here may look into; also as root."""
+    home = Home(own_home)
+    make_run(home, "owl-7")
+    folder = str(make_run(home, "fox-41").path)
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Any, *given: Any, **named: Any) -> Any:
+            if str(path).startswith(f"{folder}/"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *given, **named)
+
+        return refuse
+
+    monkeypatch.setattr(os, "open", refusing(os.open))
+    for name in ("stat", "open", "exists", "is_file"):
+        monkeypatch.setattr(Path, name, refusing(getattr(Path, name)))
+    return home
+
+
+def told(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
+    """A verb's exit code, what it found, and what it said was wrong."""
+    patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json"])
+    code = run_app(build_app(words.split()[0]))
+    answer = json.loads(capsys.readouterr().out)
+    return code, answer["data"], str(answer["errors"])
+
+
+def test_ps_lists_the_others_and_names_it(
+    shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data, errors = told("ps", monkeypatch, capsys)
+    assert [run["run"] for run in data["runs"]] == ["owl-7"]
+    assert "fox-41/journal.jsonl cannot be read: Permission denied." in errors
+    assert code == 4
+
+
+def test_the_doctor_does_not_call_it_finished(
+    shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data, _ = told("doctor", monkeypatch, capsys)
+    found = [finding["text"] for finding in data["findings"] if finding["level"] == "bad"]
+    assert "fox-41/journal.jsonl cannot be read: Permission denied." in "".join(found)
+    assert "unfinished and driven by nobody: owl-7" in found
+    assert code == 4
+
+
+def test_reap_goes_on_asking(shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, data, errors = told("reap", monkeypatch, capsys)
+    assert (code, data["asked"], errors) == (0, ["local"], "[]")
+    machine = Instance(id="pod-1", provider="runpod", token="gr-fox-41-0000", run="fox-41", state=InstanceState.RUNNING)
+    assert not _is_ours(machine, shut)
+
+
+def test_the_audit_calls_its_journal_a_problem_and_goes_on(
+    shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data, _ = told("audit", monkeypatch, capsys)
+    assert "the journal cannot be read: Permission denied" in str(data)
+    assert code == 10
+
+
+@pytest.mark.parametrize("words", ["attach fox-41", "stop fox-41", "destroy fox-41 --yes", "logs fox-41"])
+def test_a_verb_about_it_says_why_not(
+    words: str, shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, errors = told(words, monkeypatch, capsys)
+    assert "journal.unreadable" in errors
+    assert code == 4
+
+
+def test_a_verb_about_another_run_does_not_notice(
+    shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, errors = told("logs owl-7", monkeypatch, capsys)
+    assert (code, errors) == (0, "[]")
+
+
+def test_its_receipt_cannot_be_read(shut: Home) -> None:
+    with pytest.raises(SetupError, match=r"receipt\.json cannot be read: Permission denied"):
+        read_receipt(shut, shut.run("fox-41"))
