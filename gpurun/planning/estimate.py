@@ -191,7 +191,7 @@ def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:
 
 def _evaluation_share(recipe: ResolvedRecipe) -> float:
     """Evaluation as a share of training: a forward pass costs a third of a training pass."""
-    evaluated = recipe.tables.eval.tokens / recipe.tables.eval.every
+    evaluated = recipe.tables.eval.forward_tokens / recipe.tables.eval.every
     return evaluated / 3.0 / recipe.tables.train.batch_tokens
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpurun.planning.tables import forward_tokens
+
 __all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces", "Seen"]
 
 MEASURED_STEPS = 50
@@ -44,6 +46,8 @@ class Pieces:
         sample, context = resolved.get("sample", {}), resolved.get("model", {}).get("context", 0)
         tokens = len(sample.get("prompts", ())) * sample.get("tokens", 0)
         steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
+        items = evaluation.get("hellaswag_items", 0)
+        eval_tokens = forward_tokens(eval_tokens, items if type(items) is int and items > 0 else 0)
         sampled_steps = tokens * context / 2.0 / batch_tokens
         return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_steps)
 

@@ -21,7 +21,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     step = steps
     if lease.train_s < guess.likely_s:
         tokens = left * recipe.tables.train.batch_tokens
-        tokens += recipe.tables.eval.tokens * left // recipe.tables.eval.every // 3
+        tokens += recipe.tables.eval.forward_tokens * left // recipe.tables.eval.every // 3
         # The slow end starts slowly too: what it has beside its steps is the longest start.
         start_s = max(0.0, guess.train_s[1] - tokens / guess.tokens_per_s[0])
         share = (lease.train_s - start_s) / max(1e-9, guess.likely_s - start_s)

@@ -115,6 +115,17 @@ def test_eight_a100_land_near_the_published_94_minutes_and_say_what_that_rests_o
         assert "56% expected (llm.c's 94 minutes" in guess.basis
 
 
+def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
+    offer = offers_for(parse_gpu("8xA100"))[0]
+    plain, asked = (
+        estimate(resolve(load_recipe("gpt2-124m"), "full", overrides), offer).likely_s
+        for overrides in ((), ("eval.hellaswag_items=10042",))
+    )
+    assert plain is not None
+    assert asked is not None
+    assert 1.01 < asked / plain < 1.03  # 75 evaluations of 5.1 million tokens, a third of a step's work each
+
+
 def test_eight_h100_land_near_the_published_45_minutes() -> None:
     for offer in offers_for(parse_gpu("8xH100")):
         longer = resolve(load_recipe("gpt2-124m"), "full", ["train.steps=19560"])

@@ -83,6 +83,14 @@ def test_an_evaluation_that_was_not_seen_yet_counts_as_a_forward_of_its_tokens()
     assert found.left_s - 340 * found.step_s == pytest.approx(4 * 1.0 * found.step_s)
 
 
+def test_hellaswag_that_was_not_seen_yet_counts_as_a_forward_of_its_rows() -> None:
+    asked = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
+    plain, more = (Pieces.of(one) for one in (RESOLVED, asked))
+    assert plain is not None
+    assert more is not None
+    assert more.eval_tokens - plain.eval_tokens == 100 * 4 * 128
+
+
 def test_samples_that_were_not_seen_yet_count_as_forwards_of_one_sequence() -> None:
     sampled = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50}}
     plain, more = (first(list(training(step_s=0.5, eval_s=1.0, save_s=0.0)), one) for one in (RESOLVED, sampled))
