@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,12 +45,13 @@ def show_recipe(session: Session, name: str) -> Result:
 
 def new_recipe_file(session: Session, name: str) -> Result:
     """Write NAME.toml into the working folder; a file that is there is never replaced."""
-    path = Path(f"{Path(name).stem}.toml")
-    if name not in (path.stem, path.name):
+    stem = name.removesuffix(".toml")
+    if not re.fullmatch(r"\w[\w-]*", stem):  # It stands in TOML, and in commands to copy.
         raise UsageError("recipe.bad_name", f"{name!r} is not a plain name.", hint="Try: gpurun recipes new my-recipe")
+    path = Path(f"{stem}.toml")
     try:
         with path.open("x", encoding="utf-8") as out:
-            out.write(new_recipe(path.stem))
+            out.write(new_recipe(stem))
     except FileExistsError:
         raise UsageError("recipe.exists", f"{path} is here already.", hint="Choose another name.") from None
     after = f"Try it: gpurun train ./{path} --dry-run"

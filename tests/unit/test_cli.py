@@ -52,6 +52,9 @@ WRONG = [
     (["audit", "--since", "yesterday"], 2, "usage.since", ""),
     (["pack", "/nowhere"], 2, "pack.missing", ""),
     (["recipes", "new", "../evil"], 2, "recipe.bad_name", ""),
+    (["recipes", "new", 'a"b'], 2, "recipe.bad_name", "my-recipe"),
+    (["recipes", "new", "my recipe"], 2, "recipe.bad_name", "my-recipe"),
+    (["recipes", "new", ".."], 2, "recipe.bad_name", "my-recipe"),
     (["train", "mini-gpt", "--dry-run", "--name", "../x"], 2, "run.bad_name", ""),
 ]
 
