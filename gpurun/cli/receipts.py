@@ -197,7 +197,9 @@ def _recipe(asked: dict[str, Any]) -> str:
 def _sample(sample: dict[str, Any] | None) -> str:
     """What the model wrote, with the prompt that it went on from; a translation stands below its source."""
     prompt, text = (str(sample.get(key, "")) for key in ("prompt", "text")) if sample else ("", "")
-    return text if text.startswith(prompt) else f"{prompt}\n{text}"
+    # The record has a prompt in one line of bounded length, and the text as it was.
+    prompt = prompt.replace(r"\u{a}", "\n").replace(r"\u{9}", "    ")
+    return text if text.startswith(prompt.removesuffix("…")) else f"{prompt}\n{text}"
 
 
 def _next(told: dict[str, Any]) -> str:

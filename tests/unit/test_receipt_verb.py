@@ -77,3 +77,24 @@ def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_k
 def test_a_cap_that_was_not_kept_is_not_called_used(session: Session, cap: int, says: str, markdown: bool) -> None:
     CloudRun(session.home, cap=cap).until_gone().settle()
     assert says in " ".join(show_receipt(session, "fox-41", markdown=markdown).text.split())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "shown"),
+    [
+        ("def f(x):\n", "def f(x):\n\treturn 1", "def f(x):\n    return 1"),
+        ("a\tb", "a\tb c", "a    b c"),
+        ("long " * 100, "long " * 100 + "end", "long " * 100 + "end"),
+        ("the dog\nsleeps.", "der Hund\nschläft.", "the dog\nsleeps.\nder Hund\nschläft."),
+    ],
+    ids=["a line end", "a tabulator", "longer than a record has it", "a translation"],
+)
+def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
+    session: Session, prompt: str, text: str, shown: str
+) -> None:
+    run = CloudRun(session.home).until_gone()
+    with run.folder.events.open("a") as events:
+        events.write(json.dumps({"kind": "sample", "step": 120, "prompt": prompt, "text": text}) + "\n")
+    run.settle()
+    told = show_receipt(session, "fox-41", markdown=True).text
+    assert told.endswith(f"## Sample\n\n```text\n{shown}\n```")
