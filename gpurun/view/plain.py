@@ -7,6 +7,9 @@ that a flood of warnings cannot fill a CI log. Nothing of the journal is ever he
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from heapq import merge
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from gpurun.core.clock import utc
@@ -46,11 +49,13 @@ class PlainView:
     def update(
         self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float, moving: Moving | None = None
     ) -> list[str]:
-        """The lines to print for new records, for new events and for the transfer of `now`, in that order."""
-        lines = [self._tell(record) for record in records]
+        """The lines to print for new records and events, in the order of their times, and for the transfer of `now`."""
+        lines: list[str] = []
         self._refill(now)
-        for event in events:
-            lines += self._hear(event, now)
+        told = ((record.wall, partial(self._tell, record)) for record in records)
+        heard = ((wall_of(event, now), partial(self._hear, event, now)) for event in events)
+        for _, tell in merge(told, heard, key=itemgetter(0)):
+            lines += tell()
         lines += self._metric(now)
         if moving is not None and moving.seconds >= _WORTH_S and abs(now - self._moving_wall) >= self._metric_period_s:
             lines.append(self._line(now, self._phase, moving_words(moving)))
@@ -66,11 +71,11 @@ class PlainView:
             self._line_wall = now
         return lines
 
-    def _tell(self, record: Record) -> str:
+    def _tell(self, record: Record) -> list[str]:
         name = str(record.event)
         self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
         mark = "! " if is_alarming(record) else ""
-        return self._line(record.wall, self._phase, f"{mark}{tell_record(record)}")
+        return [self._line(record.wall, self._phase, f"{mark}{tell_record(record)}")]
 
     def _hear(self, event: TrainerEvent, now: float) -> list[str]:
         """Steps are held for `_metric`; a stop lets the held one out first, so that the last figures are never lost."""

@@ -43,6 +43,16 @@ def test_the_last_figures_come_out_before_the_stop() -> None:
     assert "trainer stopped: done" in lines[1]
 
 
+def test_whoever_attaches_later_reads_records_and_events_as_they_followed_one_another() -> None:
+    begun = samples.NOW - 20_000
+    records = [*samples.story(begun, samples.usd(0)), *samples.ending(begun)]
+    stop = {"kind": "stop", "step": 120, "reason": "done", "wall": begun + 10_991}
+    events = [step(120, begun + 10_990), stop]
+    stamps = [line[:20] for line in PlainView().update(records, events, NOW)]
+    assert len(stamps) == len(records) + 2
+    assert stamps == sorted(stamps)
+
+
 def test_silence_is_broken_every_minute() -> None:
     view = PlainView()
     view.update([samples.record(1, Event.SHIP_INTENDED, NOW, {})], [], NOW)
