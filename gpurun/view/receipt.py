@@ -13,7 +13,7 @@ from typing import Literal
 
 from gpurun.core.clock import local_time, utc
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
-from gpurun.view.paint import Cell, Line, Span, fold, line, spread, wrap
+from gpurun.view.paint import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
 from gpurun.view.quantities import UNKNOWN, format_duration, short_hash
 from gpurun.view.safe import safe_line, safe_text
 from gpurun.view.style import Style
@@ -105,7 +105,7 @@ def receipt_screen(view: ReceiptView, style: Style, *, now: float) -> list[Line]
     number = "" if view.seq is None else f"#{view.seq:04d}  "
     chain = f"sha256 {short_hash(view.digest)}  " if view.digest else ""
     right = line(Span(number, "title"), Span(chain, "dim"), mark[view.signature])
-    lines = [line(), spread(line("  ", Span(f"Receipt {view.run}", "title")), right, style), line()]
+    lines = [line(), *_headed(line("  ", Span(f"Receipt {view.run}", "title")), right, style), line()]
     lines += fields([(name, parts) for name, parts in _pairs(view, now) if parts], style)
     for title, texts in (("log", list(view.log_lines)), ("sample", safe_text(view.sample, most_lines=12))):
         if any(texts):
@@ -115,6 +115,13 @@ def receipt_screen(view: ReceiptView, style: Style, *, now: float) -> list[Line]
     smoke = view.verdict != "gpu"
     lines += [line(), *wrap(view.sentence, style, indent=2, look="warn" if smoke else "good")]
     return lines
+
+
+def _headed(title: Line, right: Line, style: Style) -> list[Line]:
+    """Title and number in a line, or in two where the name would be cut."""
+    if width_of(title) + 2 + width_of(spell(span, style) for span in right) <= style.width:
+        return [spread(title, right, style)]
+    return [title, (Span("  "), *right)]
 
 
 def _pairs(view: ReceiptView, now: float) -> list[tuple[str, list[Cell]]]:

@@ -98,3 +98,15 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
     run.settle()
     told = show_receipt(session, "fox-41", markdown=True).text
     assert told.endswith(f"## Sample\n\n```text\n{shown}\n```")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 120])
+def test_whose_receipt_it_is_can_be_read_however_narrow_the_terminal(
+    session: Session, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_run(session.home)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    head = show_receipt(session, "fox-41", markdown=False).text.split("\n\n")[0]
+    assert "Receipt fox-41" in head
+    assert "#0001" in head
+    assert max(map(len, head.splitlines())) <= columns
