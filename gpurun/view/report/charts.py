@@ -145,13 +145,15 @@ _LOOKS: dict[str, Any] = {
 def smooth(values: Sequence[float], reach: int) -> list[float]:
     """The mean of each value and its neighbours, as many before it as after it and at most `reach` of each.
 
-    A mean that looks back only would lag behind a falling loss and lie above it.
+    A mean that looks back only would lag behind a falling loss and lie above it. At the end it does look back only: a
+    loss hardly falls there, and what runs are compared by must not be the loss of one batch.
     """
     sums = [0.0, *accumulate(values)]
     means = []
     for i in range(len(values)):
-        near = min(reach, i, len(values) - 1 - i)
-        means.append((sums[i + near + 1] - sums[i - near]) / (2 * near + 1))
+        before = min(reach, i)
+        after = min(before, len(values) - 1 - i)
+        means.append((sums[i + after + 1] - sums[i - before]) / (before + after + 1))
     return means
 
 
