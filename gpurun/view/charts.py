@@ -15,6 +15,7 @@ Point = tuple[float, float]
 
 _BRAILLE = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BARS = "▁▂▃▄▅▆▇█"
+_RINGS = 12
 _ASCII_BARS = "_.-=+*%#"
 
 
@@ -40,7 +41,8 @@ def scale_of(values: Sequence[float]) -> Scale:
     span = high - low or abs(high) or 1.0
     unit = 10.0 ** math.floor(math.log10(span))
     unit /= 10 if span / unit < 2 else 5 if span / unit < 5 else 2
-    return Scale(math.floor(low / unit) * unit, math.ceil(high / unit) * unit or unit)
+    bottom, top = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+    return Scale(bottom, top if top > bottom else bottom + unit)
 
 
 def line_chart(
@@ -52,11 +54,11 @@ def line_chart(
     unicode: bool = True,
     x_name: str = "step",
 ) -> list[str]:
-    """A chart of `height` rows and one row for the x axis, all at most `width` cells wide; `marks` are drawn as rings.
+    """A chart of `height` rows and one row for the x axis, all at most `width` cells wide; a dozen `marks` are rings.
 
     Points that are not finite are left out. The x axis runs from 0 to the largest x; both ends of both are labelled.
     """
-    drawn, rings = _finite(points), _finite(marks)
+    drawn, rings = _finite(points), _thinned(_finite(marks))
     y_axis = scale_of([y for _, y in (*drawn, *rings)])
     x_axis = Scale(0.0, max((x for x, _ in (*drawn, *rings)), default=1.0))
     labels = _y_labels(y_axis, height)
@@ -90,6 +92,11 @@ def bar(share: float, width: int) -> tuple[str, str]:
 
 def _finite(points: Sequence[Point]) -> list[Point]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    """At most a dozen, the last one always among them, so that the line stays visible."""
+    return points[::-1][:: -(-len(points) // _RINGS) or 1][::-1]
 
 
 def _plot(

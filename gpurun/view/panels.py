@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpurun.core.clock import local_time
 from gpurun.core.money import Micros, format_usd, percent_of
-from gpurun.view.charts import Point, Scale, bar, line_chart, sparkline
+from gpurun.view.charts import Scale, bar, line_chart, sparkline
 from gpurun.view.events import number, whole, words
 from gpurun.view.moving import moving_line
 from gpurun.view.paint import Line, Span, clip_line, flow, line, pad, spread, width_of, wrap
@@ -26,7 +26,6 @@ _LABEL = 8
 _MOST_ALARM_LINES = 2
 _SIDE = 34
 _WIDE = 96
-_RINGS = 12
 # Longer than a step, an evaluation or a lost connection usually takes.
 _QUIET_S = 120.0
 _DOING = {
@@ -173,18 +172,13 @@ def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
         return []
     side = _side(screen, style) if style.width >= _WIDE else []
     width = min(style.width - 3 - (_SIDE if side else 0), 110)
-    marks = _thinned(screen.validation.points)
+    marks = screen.validation.points
     rows = line_chart(screen.losses.points, width=width, height=height, marks=marks, unicode=style.unicode)
     lines: list[Line] = []
     for i, row in enumerate(rows):
         left = Span(f"  {row}", "accent" if i < height else "dim")
         lines.append((*pad(left, width + 4), *side[i]) if i < len(side) else (left,))
     return lines
-
-
-def _thinned(points: list[Point]) -> list[Point]:
-    """At most a dozen rings, the last one always among them, so that the line stays visible."""
-    return points[::-1][:: -(-len(points) // _RINGS) or 1][::-1]
 
 
 def _side(screen: Screen, style: Style) -> list[Line]:

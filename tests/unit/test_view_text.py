@@ -115,6 +115,16 @@ def test_a_chart_falls_from_its_top_left_to_its_bottom_right() -> None:
     assert rows[5].split() == ["0", "step", "10"]
 
 
+def test_rings_leave_the_line_to_be_seen() -> None:
+    points = [(float(x), 3.0) for x in range(1000)]
+    assert sum(row.count("○") for row in line_chart(points, width=100, height=5, marks=points)) == 12
+
+
+def test_a_flat_line_is_between_two_figures() -> None:
+    rows = line_chart([(1.0, 2.0), (9.0, 2.0)], width=40, height=5)
+    assert [row[:4] for row in rows[:5:2]] == ["2.20", "2.10", "2.00"]
+
+
 def test_scales_are_round_and_sparklines_fixed() -> None:
     assert scale_of([3.1, 10.9]) == Scale(3.0, 11.0)
     assert sparkline([0, 50, 100, math.nan], width=4, scale=Scale(0, 100)) == "▁▅█ "
