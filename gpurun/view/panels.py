@@ -23,6 +23,7 @@ from gpurun.view.story import PHASES
 from gpurun.view.style import Style
 
 _LABEL = 8
+_APART = "   "
 _MOST_ALARM_LINES = 2
 _SIDE = 34
 _WIDE = 96
@@ -122,7 +123,7 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     lines: list[Line] = []
     step, steps = whole(screen.step, "step"), screen.steps
     if step is not None:
-        lines += [_progress(screen, step, steps, style), *_figures(screen, style)]
+        lines += [*_progress(screen, step, steps, style), *_figures(screen, style)]
     silent_s = screen.silent_s(now)
     if silent_s is not None and silent_s >= _QUIET_S:
         told = Span(f"nothing was heard of the machine for {format_duration(silent_s)}: these figures are old", "warn")
@@ -134,17 +135,19 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     return lines
 
 
-def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> Line:
-    label = pad(Span(" step", "dim"), _LABEL)
+def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> list[Line]:
+    """How far it is: in one line with a bar, or without one and broken where there is no room for that."""
+    label = line(Span(" step", "dim"))
     if not steps:
-        return (*label, Span(format_whole(step), "title"))
-    share = min(1.0, step / steps)
-    eta = screen.eta_s()
-    before = line(Span(format_whole(step), "title"), f" / {format_whole(steps)}   ")
-    after = line(f"   {format_percent(share, 1)}", f"   eta {format_duration(eta)}" if eta is not None else "")
-    room = style.width - _LABEL - width_of(before) - width_of(after) - 1
-    full, empty = bar(share, min(60, room)) if room >= 8 else ("", "")
-    return (*label, *before, Span(full, "accent"), Span(empty, "dim"), *after)
+        return flow([line(Span(format_whole(step), "title"))], style, indent=_LABEL, first=label)
+    share, eta = min(1.0, step / steps), screen.eta_s()
+    parts = [line(Span(format_whole(step), "title"), f" / {format_whole(steps)}"), line(format_percent(share, 1))]
+    parts += [line(f"eta {format_duration(eta)}")] if eta is not None else []
+    room = style.width - _LABEL - sum(width_of(part) + len(_APART) for part in parts) - 1
+    if room >= 8:
+        full, empty = bar(share, min(60, room))
+        parts.insert(1, line(Span(full, "accent"), Span(empty, "dim")))
+    return flow(parts, style, gap=_APART, indent=_LABEL, first=label)
 
 
 def _figures(screen: Screen, style: Style) -> list[Line]:

@@ -151,6 +151,13 @@ def test_when_a_word_came_is_known_to_whoever_attaches_later(tmp_path: Path) -> 
     assert RunReader(folder).read().heard_wall == samples.NOW
 
 
+@pytest.mark.parametrize("width", [40, 50, 80])
+def test_how_long_it_still_takes_is_never_cut(width: int) -> None:
+    screen, now = samples.rented_screen()
+    screen.update([], [{"kind": "step", "step": 4000, "step_s": 100.25, "loss": 3.0}], [])
+    assert "eta 21 h 23 m\n" in drawn(screen, now, width)
+
+
 def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
     screen = Screen(samples.plan())
     screen.update([samples.record(1, Event.RUN_CLOSED, samples.NOW, {"exit_code": 9})], [], [])
