@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpurun.cli.output import put, put_bytes
+from gpurun.cli.reader import lines_in
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, UsageError
@@ -151,9 +152,9 @@ def print_log(session: Session, sight: Sight, *, follow: bool, raw: bool) -> Res
         if raw:
             put_bytes(block)
         elif session.json:
-            put("\n".join(log_json(line) for line in block.splitlines()))
+            put("\n".join(log_json(line) for line in lines_in(block)))
         else:
-            put("\n".join(safe_line(line) for line in block.splitlines()))
+            put("\n".join(safe_line(line) for line in lines_in(block)))
     after = _why_empty(sight) if is_empty else ""
     return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)}, after=after)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -59,4 +60,9 @@ class RunReader:
             return []
         whole = block if len(block) == _MOST_BYTES and b"\n" not in block else block[: block.rfind(b"\n") + 1]
         self._offsets[path] += len(whole)
-        return whole.splitlines()
+        return lines_in(whole)
+
+
+def lines_in(block: bytes) -> list[bytes]:
+    """Its lines, which a line feed alone ends: a progress bar writes over itself after carriage returns."""
+    return [line.rstrip(b"\r\n") for line in BytesIO(block)]

@@ -158,6 +158,14 @@ def test_how_long_it_still_takes_is_never_cut(width: int) -> None:
     assert "eta 21 h 23 m\n" in drawn(screen, now, width)
 
 
+def test_a_progress_bar_that_writes_over_itself_is_one_line_of_the_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.write_bytes(b"a\r\n 10%|#\r 20%|##\r100%|#####\nb\n")
+    screen = Screen(samples.plan())
+    screen.update([], [], RunReader(folder).read().log_lines)
+    assert list(screen.log) == ["a", "100%|#####", "b"]
+
+
 def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
     screen = Screen(samples.plan())
     screen.update([samples.record(1, Event.RUN_CLOSED, samples.NOW, {"exit_code": 9})], [], [])
