@@ -71,8 +71,15 @@ class PlainPane(SilentPane):
 
     def show(self, news: News, now: float) -> None:
         """Print what is new."""
+        self._say(self._view.update(news.records, news.events, now, news.moving))
+
+    def close(self) -> None:
+        """Print what was held back."""
+        self._say(self._view.rest(self._session.clock.wall()))
+
+    def _say(self, lines: list[str]) -> None:
         try:
-            for line in self._view.update(news.records, news.events, now, news.moving):
+            for line in lines:
                 self._session.say(line)
         except OSError:
             _leave()

@@ -1,7 +1,7 @@
 """Off a terminal: one line an event, UTC times, no carriage return, no escape byte, and a sign of life every minute.
 
-Metrics are thinned to one line in `metric_period_s`; what else the far side says is let through at a steady rate, so
-that a flood of warnings cannot fill a CI log. Nothing of the journal is ever held back.
+Metrics are thinned to one line in `metric_period_s`; what else the far side says is let through at a steady rate, the
+newest of it, so that a flood of warnings cannot fill a CI log. Nothing of the journal is ever held back.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _BURST = 40
 _LINES_PER_S = 1.0
+# How training began and ended is told of any history, though not of a flood of such words.
+_ALWAYS = ("start", "stop")
 # A transfer that is over sooner is told by its end alone.
 _WORTH_S = 5.0
 
@@ -44,7 +46,7 @@ class PlainView:
         self._line_wall: float | None = None
         self._allowance = float(_BURST)
         self._allowance_wall: float | None = None
-        self._left_out = 0
+        self._left_out = self._to_skip = 0
 
     def update(
         self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float, moving: Moving | None = None
@@ -52,6 +54,9 @@ class PlainView:
         """The lines to print for new records and events, in the order of their times, and for the transfer of `now`."""
         lines: list[str] = []
         self._refill(now)
+        events = list(events)
+        others = sum(words(event, "kind") not in ("step", *_ALWAYS) for event in events)
+        self._to_skip = max(0, others - max(0, int(self._allowance)))
         told = ((record.wall, partial(self._tell, record)) for record in records)
         heard = ((wall_of(event, now), partial(self._hear, event, now)) for event in events)
         for _, tell in merge(told, heard, key=itemgetter(0)):
@@ -60,9 +65,8 @@ class PlainView:
         if moving is not None and moving.seconds >= _WORTH_S and abs(now - self._moving_wall) >= self._metric_period_s:
             lines.append(self._line(now, self._phase, moving_words(moving)))
             self._moving_wall = now
-        if self._left_out and self._allowance >= 1:
-            lines.append(self._line(now, "run", f"{self._left_out} lines of the trainer left out"))
-            self._left_out = 0
+        if self._allowance >= 1:
+            lines += self._gap(now)
         if lines or self._line_wall is None or now < self._line_wall:
             self._line_wall = now
         elif now - self._line_wall >= self._heartbeat_s:
@@ -70,6 +74,10 @@ class PlainView:
             lines.append(self._line(now, self._phase, f"still at it; nothing new for {silent}"))
             self._line_wall = now
         return lines
+
+    def rest(self, now: float) -> list[str]:
+        """What is still held when nothing more is shown: the last step, and how much was left out."""
+        return [*self._release(now), *self._gap(now)]
 
     def _tell(self, record: Record) -> list[str]:
         name = str(record.event)
@@ -88,11 +96,18 @@ class PlainView:
         lines: list[str] = []
         if kind == "stop":
             lines += self._release(now)
-        if self._allowance < 1 and kind != "stop":
+        if self._allowance <= -_BURST if kind in _ALWAYS else self._to_skip:
+            self._to_skip -= kind not in _ALWAYS
             self._left_out += 1
             return lines
         self._allowance -= 1
-        return [*lines, self._line(wall_of(event, now), "run", tell_event(event, self._steps))]
+        wall = wall_of(event, now)
+        return [*lines, *self._gap(wall), self._line(wall, "run", tell_event(event, self._steps))]
+
+    def _gap(self, wall: float) -> list[str]:
+        """How much was left out since the last line, once."""
+        count, self._left_out = self._left_out, 0
+        return [self._line(wall, "run", f"{count} lines of the trainer left out")] if count else []
 
     def _metric(self, now: float) -> list[str]:
         due = now - self._metric_wall >= self._metric_period_s or now < self._metric_wall

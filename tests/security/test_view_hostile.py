@@ -176,8 +176,17 @@ def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
     view = PlainView()
     flood = [{"kind": "warning", "code": "x", "message": str(i)} for i in range(100_000)]
     lines = view.update([], flood, samples.NOW)
-    assert len(lines) <= 40
-    assert any("99960 lines of the trainer left out" in told for told in view.update([], [], samples.NOW + 5))
+    assert len(lines) == 41
+    assert lines[0].endswith("99960 lines of the trainer left out")
+    assert lines[-1].endswith("99999"), "the newest are told"
+    assert view.update([], flood, samples.NOW) == []
+    assert "100000 lines of the trainer left out" in view.update([], [], samples.NOW + 5)[0]
+
+
+@pytest.mark.parametrize("kind", ["start", "stop"])
+def test_a_flood_of_beginnings_or_ends_is_thinned_too(kind: str) -> None:
+    lines = PlainView().update([], [{"kind": kind, "reason": "done"} for _ in range(10_000)], samples.NOW)
+    assert len(lines) <= 81
 
 
 def test_the_screen_keeps_little_however_much_is_sent() -> None:

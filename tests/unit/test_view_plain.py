@@ -53,6 +53,22 @@ def test_whoever_attaches_later_reads_records_and_events_as_they_followed_one_an
     assert stamps == sorted(stamps)
 
 
+def test_of_a_long_history_the_newest_is_told_and_how_much_is_not() -> None:
+    began: dict[str, object] = {"kind": "start", "wall": NOW - 1000, "device": "cuda", "steps": 200}
+    evals = [{"kind": "eval", "step": s, "wall": NOW - 900 + s, "val_loss": 9.0 - s / 100} for s in range(200)]
+    view = PlainView()
+    lines = view.update([], [began, *evals], NOW)
+    assert "device cuda" in lines[0]
+    assert lines[1].endswith("160 lines of the trainer left out")
+    assert "step 199  val loss 7.010" in lines[-1]
+    assert view.update([], [step(200, NOW), *evals], NOW) != [], "the first step is told at once"
+    view.update([], [step(201, NOW)], NOW)
+    held, left_out = view.rest(NOW)
+    assert "step 201" in held
+    assert left_out.endswith("200 lines of the trainer left out")
+    assert view.rest(NOW) == []
+
+
 def test_silence_is_broken_every_minute() -> None:
     view = PlainView()
     view.update([samples.record(1, Event.SHIP_INTENDED, NOW, {})], [], NOW)
