@@ -242,6 +242,7 @@ def _markdown_pairs(view: ReceiptView) -> list[tuple[str, str]]:
         ("Recipe sha256", view.recipe_sha256),
         ("Trainer sha256", view.trainer_sha256),
         ("Data sha256", view.data_sha256),
+        ("Evidence sha256", view.proof_sha256),
         ("Receipt sha256", view.digest),
         ("After", view.previous),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,14 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
     run.settle()
     told = show_receipt(session, "fox-41", markdown=True).text
     assert told.endswith(f"## Sample\n\n```text\n{shown}\n```")
+
+
+def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:
+    finished_run(session.home)
+    text = show_receipt(session, "fox-41", markdown=True).text
+    cut = re.findall(r"\b([0-9a-f]{4})…([0-9a-f]{4})\b", text)
+    assert cut
+    assert [pair for pair in cut if not re.search(rf"\b{pair[0]}[0-9a-f]{{56}}{pair[1]}\b", text)] == []
 
 
 @pytest.mark.parametrize("columns", [40, 60, 120])
