@@ -492,6 +492,20 @@ def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: 
     assert row.is_floor, "what follows the damage cost something too"
 
 
+@pytest.mark.parametrize("kept", [0, 1, 8, -4])
+def test_what_is_left_of_a_journal_that_was_cut_between_two_lines_is_no_bound(home: Home, kept: int) -> None:
+    folder = finished_run(home)
+    edit_lines(folder.journal, lambda lines: lines[:kept])
+    row = only_row(home)
+    assert (row.may_be_billing, row.death, row.chain) == (False, "proven", "bad")
+    assert row.is_floor, f"{row.measured_micros} is not what the run has cost"
+
+
+def test_a_receipt_that_is_lost_takes_nothing_from_a_whole_journal(home: Home) -> None:
+    finished_run(home).receipt.unlink()
+    assert (only_row(home).chain, only_row(home).is_floor) == ("bad", False)
+
+
 def late(event: str = "create.late") -> tuple[Event, dict[str, Any]]:
     """The record of a machine that showed itself after its absence had been believed, or of its end."""
     return Event.INCIDENT, {"code": event, "message": "pod-2", "id": "pod-2", "token": "gr-fox-41-0"}

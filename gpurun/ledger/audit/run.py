@@ -29,7 +29,7 @@ _MOST_NAMED = 8
 
 @dataclass
 class _Findings:
-    """What is gathered about a run on the way through it."""
+    """What is gathered about a run on the way through it. `is_partial`: its journal is not all that there was."""
 
     must_be_signed: bool = False
     problems: list[str] = field(default_factory=list)
@@ -39,6 +39,7 @@ class _Findings:
     files: str = "0/0"
     verdict: str = "none"
     receipt_proves_death: bool = False
+    is_partial: bool = False
     death: str = "proven"
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
@@ -92,7 +93,7 @@ def audit_run(
         measured_micros=spent,
         verdict="may be billing" if live else found.verdict,
         may_be_billing=live,
-        is_floor=live or more or lines.problem is not None,
+        is_floor=live or more or found.is_partial,
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
     )
@@ -106,6 +107,7 @@ def _after_receipt(records: Sequence[Json]) -> Sequence[Json]:
 
 def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json | None) -> None:
     records = lines.parsed
+    found.is_partial = lines.problem is not None or not records
     if lines.problem is not None:
         found.problems.append(lines.problem)
     elif not records:
@@ -158,6 +160,7 @@ def _check_receipt(
     _check_shutdown(found, folder, statement, hashlib.sha256(content).hexdigest(), keys)
     head = statement["predicate"]["journal"]["head"]
     if head not in lines.digests:
+        found.is_partial = True
         if lines.problem is None:
             found.chain = "bad"
             found.problems.append("the receipt was made from another journal than this one")
