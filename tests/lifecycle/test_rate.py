@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode
+from gpurun.core.money import cost_of
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.quotes.priors import add_prior, load_priors
 from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.planning.priors import Priors
 from gpurun.view.story import is_alarming, tell_record
-from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.lifecycle.scripted_cloud import LEASE, RATE, World
 from tests.lifecycle.test_faults import kept
 
 
@@ -63,6 +64,19 @@ def test_a_rate_that_is_quick_enough_is_told_once_with_the_end_and_the_dollars(w
     assert words.endswith(" in all; the cap of $" + f"{world.plan.cap_micros / 1e6:.2f} holds")
     assert not is_alarming(record)
     assert kept(world)
+
+
+@pytest.mark.parametrize("set_back_s", [0.0, 3600.0])
+def test_a_clock_that_is_set_back_makes_no_run_cheaper(world: World, set_back_s: float) -> None:
+    let_it_say(world, step_s=0.01)
+    world.far.during = lambda: world.clock.jump_wall(-set_back_s if world.far.polls == 1 else 0.0)
+    world.drive()
+    (told,) = world.all_of(Event.RATE_OBSERVED)
+    asked, told_at = (
+        next(one.mono for one in world.records if one.event is event)
+        for event in (Event.CREATE_INTENDED, Event.RATE_OBSERVED)
+    )
+    assert told["expected_micros"] > cost_of(RATE, told_at - asked + told["left_s"])
 
 
 def test_a_rate_that_is_too_slow_says_how_far_it_gets_and_what_would_finish_and_spends_no_more(world: World) -> None:

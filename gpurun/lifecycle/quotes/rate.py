@@ -63,8 +63,7 @@ def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, 
     limit_s = min(at_most_s, max(0.0, lease.train_s - measured.elapsed_s))
     finishes = measured.left_s <= limit_s
     share = 1.0 if finishes else limit_s / measured.left_s
-    age_s = context.clock.wall() - state.create_wall if state.create_wall is not None else 0.0
-    expected_s = age_s + min(measured.left_s, limit_s) + expected_end_s(lease.collect_s)
+    expected_s = context.paid_s(state) + min(measured.left_s, limit_s) + expected_end_s(lease.collect_s)
     longer = lease.model_copy(update={"train_s": ceil(MARGIN * (measured.elapsed_s + measured.left_s))})
     needed = None if finishes else _cost(context, longer.total_s + longer.kill_allowance_s)
     return {
