@@ -7,8 +7,9 @@ import re
 import pytest
 
 from gpurun.core.errors import NoOffer
-from gpurun.core.money import parse_usd
-from gpurun.core.plan import Choices, Request
+from gpurun.core.money import Micros, format_usd, parse_usd, usd
+from gpurun.core.plan import Choices, Plan, Request
+from gpurun.lifecycle.instance.bargain import rose
 from gpurun.lifecycle.quotes.quote import is_weak, paid_plan, quote
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.recipe import load_recipe, resolve
@@ -16,12 +17,12 @@ from gpurun.planning.recipe import load_recipe, resolve
 RECIPE = resolve(load_recipe("gpt2-124m"), "full")
 
 
-def planned(gpu: str, cap: str, **choices: bool) -> str:
-    """The provider that a plan under this cap takes; NoOffer where there is none."""
+def planned(gpu: str, cap: str, **choices: bool) -> Plan:
+    """The plan under this cap; NoOffer where there is none."""
     asked = Request(recipe="gpt2-124m", gpu=parse_gpu(gpu), max_cost_micros=parse_usd(cap), choices=Choices(**choices))
     plan = paid_plan(asked, "fox-41", RECIPE, quote(asked, RECIPE))
     assert choices or not is_weak(plan.offer)
-    return plan.offer.provider
+    return plan
 
 
 @pytest.mark.parametrize("gpu", ["1xA100", "8xA100", "1xH100", "8xH100", "1xA10", "8xV100"])
@@ -33,4 +34,14 @@ def test_the_cap_that_a_refusal_names_is_one_that_does(gpu: str, is_accepted: bo
     (named,) = re.findall(r"--max-cost ([\d.]+)", refused.value.hint)
     if "--accept-weak-lease" in refused.value.hint:  # Nobody else has such a card.
         choices = {"weak_lease": True}
-    assert f"({planned(gpu, named, **choices)} " in refused.value.what
+    assert f"({planned(gpu, named, **choices).offer.provider} " in refused.value.what
+
+
+@pytest.mark.parametrize("gpu", ["8xA100", "8xA10G"])
+def test_the_worst_case_at_a_price_that_rose_is_what_the_next_plan_says(gpu: str) -> None:
+    """With disk, address and egress, which AWS bills beside the rate."""
+    plan = planned(gpu, "500", weak_lease=True)
+    said = f"At the new price the worst case is {format_usd(plan.worst_micros)}"
+    assert said in rose(plan, plan.offer.rate_micros_per_hour, "Nothing was made.").hint
+    dearer = rose(plan, Micros(plan.offer.rate_micros_per_hour + usd(1)), "Nothing was made.").hint
+    assert said not in dearer

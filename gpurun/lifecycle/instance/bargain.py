@@ -5,8 +5,9 @@ from __future__ import annotations
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer
 from gpurun.core.model import GpuNeed, Instance
-from gpurun.core.money import Micros, cost_of, format_rate, format_usd
+from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.plan import Plan
+from gpurun.planning.budget import rental_cost
 from gpurun.planning.catalog import cards, rows_for
 from gpurun.providers.base import Provider, Unknown
 
@@ -78,8 +79,9 @@ def is_another(instance: Instance, plan: Plan) -> bool:
 
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     """The refusal of a price, with the worst case that it would mean."""
-    lease = plan.lease
-    worst = cost_of(rate, lease.total_s + lease.kill_allowance_s, plan.offer.billing_unit_s)
+    lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
+    disk_gb = int(plan.resolved["hardware"]["disk_gb"])
+    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.parameters, disk_gb)
     return NoOffer(
         "price.rose",
         f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",
