@@ -75,6 +75,15 @@ class Record(Frozen):
     event: Event
     data: dict[str, Any]
 
+    def us_since(self, before: Record) -> int:
+        """Microseconds since the record before: by wall time, or the monotonic one within a boot if that is more."""
+        ticked_us = _microseconds(self.mono) - _microseconds(before.mono) if self.boot_id == before.boot_id else 0
+        return max(0, ticked_us, _microseconds(self.wall) - _microseconds(before.wall))
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
 
 class RunState(Frozen):
     """A run's journal, replayed: where it is, what exists, what failed.

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpurun.core.progress import Event
-from gpurun.ledger.rental import Rental, passed_us
+from gpurun.ledger.rental import Rental
 from gpurun.ledger.untrusted import plain_data
 
 # What goes on after each record; a record that is not here changes nothing about that.
@@ -53,7 +53,7 @@ def _phases_us(rental: Rental) -> dict[str, int]:
     phase = "boot"
     for before, after in pairwise(records):
         phase = _BEGINS.get(before.event, phase)
-        spent[phase] = spent.get(phase, 0) + passed_us(before, after)
+        spent[phase] = spent.get(phase, 0) + after.us_since(before)
         if after.event in _LAST_PARTS:
             whole, part, key = _LAST_PARTS[after.event]
             part_us = min(spent.get(whole, 0), _microseconds(after.data, key) or 0)

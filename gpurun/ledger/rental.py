@@ -24,19 +24,8 @@ def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
     Wall time may be set back, and monotonic time begins anew at a boot: from each record to the next the larger counts.
     """
     between = [record for record in records if start.seq <= record.seq <= end.seq]
-    sum_us = sum(passed_us(before, after) for before, after in pairwise(between))
-    widest_us = max(sum_us, _microseconds(end.wall) - _microseconds(start.wall))
-    return -(-widest_us // 1000) / 1000
-
-
-def passed_us(before: Record, after: Record) -> int:
-    """Microseconds from one record to the next: by wall time, or the monotonic one within a boot if that is more."""
-    ticked_us = _microseconds(after.mono) - _microseconds(before.mono) if before.boot_id == after.boot_id else 0
-    return max(0, ticked_us, _microseconds(after.wall) - _microseconds(before.wall))
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
+    passed_us = sum(after.us_since(before) for before, after in pairwise(between))
+    return -(-passed_us // 1000) / 1000
 
 
 @dataclass(frozen=True)

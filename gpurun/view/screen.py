@@ -39,6 +39,25 @@ class PhaseTime:
         return None if self.began is None else max(0.0, (self.ended if self.ended is not None else now) - self.began)
 
 
+@dataclass
+class Rented:
+    """One asking for a machine, in microseconds up to the last record, by the clock that went further in between."""
+
+    last: Record
+    passed_us: int = 0
+    is_over: bool = False
+
+    def take(self, record: Record) -> None:
+        """Go on to the next record, unless its end is proven."""
+        if not self.is_over:
+            self.passed_us, self.last = self.passed_us + record.us_since(self.last), record
+
+    def seconds(self, now: float) -> float:
+        """What may be billed by `now`, rounded up to a millisecond, as the receipt will have it."""
+        since_us = 0 if self.is_over else max(0, round((now - self.last.wall) * 1e6))
+        return -(-(self.passed_us + since_us) // 1000) / 1000
+
+
 class Series:
     """Points of a curve; when there are too many, every second one goes, and only every second new one comes in."""
 
@@ -83,10 +102,10 @@ class Screen:
         self.losses, self.validation = Series(), Series()
         self.speeds: deque[float] = deque(maxlen=64)
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
-        self._rentals: list[tuple[float, float | None]] = []
+        self._rentals: list[Rented] = []
         self._beside, self._once = Micros(0), Micros(0)
         self._machines = 1
-        self._rate = plan.offer.rate_micros_per_hour
+        self._rates: list[Micros] = []
 
     def update(
         self,
@@ -99,6 +118,7 @@ class Screen:
         """Take in what is new since last time, the transfer of now, and when the machine's last word came."""
         self.moving, self.heard_wall = moving, heard_wall
         for record in records:
+            self._count(record)
             self._record(str(record.event), record.wall, record.data)
             self.story = tell_record(record)
             if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
@@ -131,9 +151,9 @@ class Screen:
 
     def spent(self, now: float) -> Micros:
         """What the rentals cost by `now`, each from create sent to death proven, rounded up, as the receipt will."""
-        unit = self.plan.offer.billing_unit_s
-        rates = (self._rate, self._beside)
-        spans = [(end or now) - begin for begin, end in self._rentals]
+        offer = self.plan.offer
+        unit, rates = offer.billing_unit_s, (max(self._rates, default=offer.rate_micros_per_hour), self._beside)
+        spans = [rented.seconds(now) for rented in self._rentals]
         hourly = (cost_of(rate, seconds, unit) for seconds in spans for rate in rates)
         return times(total(usd(0), *hourly, *(self._once for seconds in spans if seconds > 0)), self._machines)
 
@@ -148,7 +168,27 @@ class Screen:
         taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == told), None)
         if taken is not None:
             self.plan = self.plan.on(taken)
-            self._rate = taken.offer.rate_micros_per_hour
+
+    def _count(self, record: Record) -> None:
+        """Follow what is paid for, as the receipt will count it: from each intent to the proof of an end."""
+        for rented in self._rentals[-1:]:
+            rented.take(record)
+        match str(record.event):
+            case "create.intended":
+                self._rentals.append(Rented(record))
+                self._machines, self._rates = 1, []
+                self._beside = Micros(whole(record.data, "beside_micros_per_hour") or 0)
+                self._once = Micros(whole(record.data, "egress_micros") or 0)
+            case "create.refused" if self._rentals:
+                self._rentals.pop()
+            case "death.proven" if self._rentals:
+                self._rentals[-1].is_over = True
+            case "incident" if record.data.get("code") == "create.duplicate":
+                self._machines += 1  # Paid for like the one that is kept.
+        told = record.data.get("instance")
+        rate = whole(told, "rate_micros_per_hour") if isinstance(told, Mapping) else None
+        if rate is not None:
+            self._rates.append(Micros(rate))
 
     def _record(self, name: str, wall: float, data: Mapping[str, Any]) -> None:
         if name in BEGINS:
@@ -162,19 +202,7 @@ class Screen:
                 self.opened_wall = self.opened_wall or wall
             case "create.intended":
                 self._take(data)
-                self._rentals.append((wall, None))
-                self._machines = 1
                 self.deadline_wall = number(data, "deadline_wall")
-                self._beside = Micros(whole(data, "beside_micros_per_hour") or 0)
-                self._once = Micros(whole(data, "egress_micros") or 0)
-            case "create.observed":
-                self._observe(data.get("instance"))
-            case "create.refused" if self._rentals:
-                self._rentals.pop()
-            case "incident" if data.get("code") == "create.duplicate":
-                self._machines += 1  # Paid for like the one that is kept, as the receipt counts it.
-            case "death.proven" if self._rentals:
-                self._rentals[-1] = (self._rentals[-1][0], wall)
             case "rate.observed":
                 self.pace = f"at step {whole(data, 'step')}: {tell_rate(data)}"
                 self.is_too_slow = data.get("finishes") is not True
@@ -191,12 +219,6 @@ class Screen:
             case "run.closed":
                 self.closed_wall = wall
                 self.exit_code = whole(data, "exit_code")
-
-    def _observe(self, instance: object) -> None:
-        """The rate that counts is the one the created instance reports."""
-        rate = whole(instance, "rate_micros_per_hour") if isinstance(instance, Mapping) else None
-        if rate is not None:
-            self._rate = Micros(rate)
 
     def _event(self, event: TrainerEvent) -> None:
         kind, step = words(event, "kind"), whole(event, "step")

@@ -16,13 +16,15 @@ import view_samples as samples
 
 from gpurun.cli.reader import RunReader
 from gpurun.core.money import usd
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.progress import Event
+from gpurun.ledger.receipt import read_receipt
 from gpurun.view.paint import cells, render
 from gpurun.view.panels import live_screen
 from gpurun.view.screen import Screen
 from gpurun.view.story import APART, BEGINS, ENDS, GOES_ON, tell_record
 from gpurun.view.style import Style, probe
+from tests.unit.ledger_samples import RATE, CloudRun
 
 
 def drawn(screen: Screen, now: float, width: int = 100, height: int = 30) -> str:
@@ -71,6 +73,25 @@ def test_a_duplicate_is_paid_for_like_the_machine_that_was_kept() -> None:
     twice = samples.record(4, Event.INCIDENT, begun + 5, {"code": "create.duplicate", "message": "a second one"})
     screen.update([*samples.story(begun, usd("2.49"))[:3], twice], [], [])
     assert screen.spent(begun + 1 + 3600) == usd("4.98")
+
+
+@pytest.mark.parametrize("story", ["plain", "set back", "cheaper once ready", "dearer once ready"])
+def test_what_it_says_was_spent_is_what_the_receipt_says(tmp_path: Path, story: str) -> None:
+    run = CloudRun(Home(tmp_path))
+    told = {"cheaper once ready": RATE // 2, "dearer once ready": RATE + 7}.get(story)
+    run.write(run.opened(), run.intended(), run.created(rate_micros_per_hour=None if told else RATE))
+    run.clock.jump_wall(-1800 if story == "set back" else 0)
+    if told:
+        ready = {"id": run.instance_id, "instance": run.instance(rate_micros_per_hour=told), "facts": {}, "seconds": 1}
+        run.clock.sleep(108)
+        run.write((Event.READY_OBSERVED, ready)).play(run.death())
+    else:
+        run.play(run.through_training(), run.death())
+    run.settle()
+    screen = Screen(samples.plan(offer=samples.offer(rate_micros_per_hour=RATE, billing_unit_s=60)))
+    screen.update(run.journal.records, [], [])
+    told_cost = read_receipt(run.home, run.folder).predicate["cost"]
+    assert screen.spent(run.clock.wall()) == told_cost["upper_bound_micros"]
 
 
 def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had() -> None:
