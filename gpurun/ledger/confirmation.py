@@ -96,13 +96,18 @@ def box_of(receipt: Receipt) -> str:
 def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
     """What the box cost from the asking to a stamp, at the rate of the receipt; None when a time is unknown.
 
-    Both times are the stated ones, to the millisecond: whoever checks it has no others.
+    Both times are the stated ones, to the millisecond: whoever checks it has no others. What the receipt counts up to
+    its end is never less here, also where a clock was set back meanwhile.
     """
-    asked, rentals = receipt.predicate["timeline"]["asked"], receipt.predicate["cost"]["rentals"]
-    if asked == "unknown" or not rentals:
+    times, rentals = receipt.predicate["timeline"], receipt.predicate["cost"]["rentals"]
+    if times["asked"] == "unknown" or not rentals:
         return None
     last = rentals[-1]
-    seconds = (datetime.fromisoformat(confirmed_at) - datetime.fromisoformat(asked)).total_seconds()
+    since_asked_s, since_gone_s = (
+        (datetime.fromisoformat(confirmed_at) - datetime.fromisoformat(times[name])).total_seconds()
+        for name in ("asked", "gone")
+    )
+    seconds = max(since_asked_s, last["billable_s"] + since_gone_s)
     return cost_of(Micros(last["rate_micros_per_hour"]), seconds, last["billing_unit_s"])
 
 

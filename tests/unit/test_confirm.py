@@ -115,6 +115,19 @@ def test_it_says_what_the_box_cost_until_then_and_not_only_while_it_trained(
     assert "it cost at most $5.03 until then" in told.text
 
 
+def test_a_clock_that_was_set_back_during_the_run_makes_the_box_no_cheaper_than_the_receipt(
+    session: Session, home: Home, clock: VirtualClock
+) -> None:
+    run = BoxRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    run.clock.jump_wall(-3000)
+    run.play(run.through_training(), run.death()).settle()
+    clock.jump_wall(-6500)  # Some five minutes after the end.
+    told = confirm(session, "fox-41", None, always("timed out")).data["statement"]["cost"]["until_confirmed_micros"]
+    assert told > (read_receipt(home, run.folder).predicate["cost"]["upper_bound_micros"] or 0)
+    assert row(home).problems == ()
+
+
 @pytest.mark.parametrize("past_s", [0.0004, 0.0006, 0.9999])
 def test_what_it_cost_follows_from_the_stated_times_however_near_a_billing_unit_it_ended(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, past_s: float

@@ -80,8 +80,10 @@ def _unlike(told: Json, receipt: Json, run: str, receipt_sha256: str) -> list[st
 
 
 def _cost(receipt: Json, confirmed_at: str) -> Micros | None:
-    asked, rentals = receipt["timeline"]["asked"], receipt["cost"]["rentals"]
-    if asked == "unknown" or not rentals:
+    rentals, until = receipt["cost"]["rentals"], datetime.fromisoformat(confirmed_at)
+    if receipt["timeline"]["asked"] == "unknown" or not rentals:
         return None
-    seconds = (datetime.fromisoformat(confirmed_at) - datetime.fromisoformat(asked)).total_seconds()
-    return cost_of(Micros(rentals[-1]["rate_micros_per_hour"]), seconds, rentals[-1]["billing_unit_s"])
+    whole = (until - datetime.fromisoformat(receipt["timeline"]["asked"])).total_seconds()
+    after = (until - datetime.fromisoformat(receipt["timeline"]["gone"])).total_seconds()
+    longest = max(whole, rentals[-1]["billable_s"] + after)
+    return cost_of(Micros(rentals[-1]["rate_micros_per_hour"]), longest, rentals[-1]["billing_unit_s"])
