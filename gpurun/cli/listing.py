@@ -14,6 +14,7 @@ from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.money import Micros
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.lock import holder_of
+from gpurun.ledger.rental import is_more, rentals_of
 from gpurun.lifecycle.runs import Sight, look_at_all, planned_runs
 from gpurun.view.envelope import log_json
 from gpurun.view.events import parse_event, whole
@@ -84,6 +85,7 @@ def _row(sight: Sight, now: float) -> RunRow:
         dies_by=plan.offer.dies_by_itself if dies else "",
         live=sight.owner is not None,
         may_be_billing=orphaned,
+        spent_is_floor=sight.damage is not None or is_more(rentals_of(sight.records)),
     )
 
 

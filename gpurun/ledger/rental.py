@@ -128,13 +128,14 @@ class Rental:
 
 
 def all_bounded(rentals: Sequence[Rental]) -> bool:
-    """Whether the journal bounds what was paid: each machine ended, none after its absence was believed, and no more.
+    """Whether the journal bounds what was paid: each machine ended, and there is no more than it tells."""
+    return all(rental.ended for rental in rentals) and not is_more(rentals)
 
-    What lay beside a machine and was billed after its end is more.
-    """
+
+def is_more(rentals: Sequence[Rental]) -> bool:
+    """Whether more was paid than the records tell: for a machine that came late, or for what lay beside one, billed."""
     incidents = [record.data for one in rentals for record in one.records if record.event is Event.INCIDENT]
-    more = any(one["code"] == "create.late" or (one["code"] == "leftover" and one.get("billed")) for one in incidents)
-    return all(rental.ended for rental in rentals) and not more
+    return any(one["code"] == "create.late" or (one["code"] == "leftover" and one.get("billed")) for one in incidents)
 
 
 def rentals_of(records: Sequence[Record]) -> list[Rental]:

@@ -16,7 +16,10 @@ from gpurun.view.tables import Column, table
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run for `ps`. `dies_wall` with `dies_by` is when it ends at the latest and who enforces that."""
+    """One run for `ps`. `dies_wall` with `dies_by` is when it ends at the latest and who enforces that.
+
+    `spent_is_floor`: it cost at least that, and may have cost more.
+    """
 
     run: str
     recipe: str
@@ -30,6 +33,7 @@ class RunRow:
     dies_by: str = ""
     live: bool = False
     may_be_billing: bool = False
+    spent_is_floor: bool = False
 
 
 def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
@@ -63,7 +67,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
         Span(state, look),
         Span(row.progress, look),
         Span(UNKNOWN if row.started_wall is None else format_duration(now - row.started_wall), look),
-        Span(_amount(row.spent_micros), look),
+        Span(("≥" if row.spent_is_floor else "") + _amount(row.spent_micros), look),
         Span(_amount(row.worst_micros), look),
         Span(_dies(row, now), look),
     ]

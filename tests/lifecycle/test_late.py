@@ -14,6 +14,7 @@ from gpurun.cli.session import Session
 from gpurun.cli.unfinished import note_unfinished
 from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.model import Instance
+from gpurun.core.money import format_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.audit import audit
@@ -195,7 +196,9 @@ def test_it_is_red_in_the_list_and_in_the_audit(closed_red: World) -> None:
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
     assert [one["run"] for one in listed.data["runs"]] == ["fox-41"]
     assert "MAY BE BILLING" in listed.text
-    assert audit(closed_red.home).rows[0].may_be_billing
+    row = audit(closed_red.home).rows[0]
+    assert row.may_be_billing
+    assert f" ≥{format_usd(row.measured_micros or usd(0))} " in listed.text
 
 
 def test_every_later_command_tries_again(
