@@ -5,7 +5,7 @@ One dollar is 1,000,000 micros. Rates are micros per hour. Nothing here is a flo
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
 from typing import NewType
 
 from gpurun.core.errors import UsageError
@@ -14,12 +14,13 @@ Micros = NewType("Micros", int)
 
 MICROS_PER_USD = 1_000_000
 SECONDS_PER_HOUR = 3_600
+_MICRO = Decimal(1) / MICROS_PER_USD
 
 
-def parse_usd(text: str, *, name: str = "--max-cost", example: str = "") -> Micros:
+def parse_usd(text: str, *, name: str = "--max-cost", example: str = "", is_limit: bool = True) -> Micros:
     """Read a dollar amount such as `25`, `$0.50` or `12.345678`; zero or less, nan and words are UsageErrors.
 
-    `name` says where it was written, `example` how it is written there.
+    `name` says where it was written, `example` how it is written there. A limit is rounded down, a price up.
     """
     like = example or f"{name} 25 or {name} 0.50"
     try:
@@ -30,7 +31,7 @@ def parse_usd(text: str, *, name: str = "--max-cost", example: str = "") -> Micr
             f"{name} {text!r} is not an amount of dollars.",
             hint=f"Write a plain number, for instance {like}.",
         ) from None
-    if not amount.is_finite() or amount <= 0:
+    if not amount.is_finite() or amount <= 0 or (is_limit and amount < _MICRO):
         raise UsageError(
             "money.not_positive",
             f"{name} {text!r} is not a positive amount of dollars.",
@@ -42,7 +43,7 @@ def parse_usd(text: str, *, name: str = "--max-cost", example: str = "") -> Micr
             f"{name} {text!r} is more than a million dollars.",
             hint="Write it in dollars, not in cents or micro-dollars.",
         )
-    return usd(amount)
+    return usd(amount.quantize(_MICRO, ROUND_FLOOR) if is_limit else amount)
 
 
 def usd(amount: Decimal | str | int) -> Micros:

@@ -92,6 +92,20 @@ def test_a_cap_of_what_it_needs_is_enough(guess: Estimate, load: Load, cap: int 
         assert lease.train_s >= expected_train_s(guess)
 
 
+@pytest.mark.parametrize(
+    ("written", "cap", "price"),
+    [("25", 25_000_000, 25_000_000), ("$0.50", 500_000, 500_000), ("12.3456781", 12_345_678, 12_345_679)],
+)
+def test_a_cap_is_rounded_down_and_a_price_up(written: str, cap: int, price: int) -> None:
+    assert (parse_usd(written), parse_usd(written, is_limit=False)) == (cap, price)
+
+
+@pytest.mark.parametrize("written", ["0.0000009", "1e-400", "1e999999", "-0", "Infinity"])
+def test_what_is_no_cap_to_the_micro_dollar_is_refused(written: str) -> None:
+    with pytest.raises(UsageError):
+        parse_usd(written)
+
+
 def test_25_dollars_train_gpt2_on_eight_a100() -> None:
     found = plan("25")
     chosen = choose(found, LOAD, cap=parse_usd("25"))
