@@ -185,7 +185,7 @@ def _order(state: RunState, context: Context) -> Order:
         raise NoOffer(
             "cap.too_small",
             f"The worst case {format_usd(worst)} is over the cap {format_usd(plan.cap_micros)}.",
-            hint=f"Raise it: --max-cost {format_usd(worst).lstrip('$')}.",
+            hint=f"Raise it: --max-cost {format_usd(worst).removeprefix('$').replace(',', '')}",
         )
     keys = make_keys(context.folder.ssh) if plan.mode is Mode.PAID and plan.box is None else None
     return Order(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from gpurun.core.errors import NoOffer
 from gpurun.core.money import Micros, format_usd, parse_usd, usd
+from gpurun.core.paths import Home
 from gpurun.core.plan import Choices, Plan, Request
+from gpurun.core.progress import Event
 from gpurun.lifecycle.instance.bargain import rose
 from gpurun.lifecycle.quotes.quote import is_weak, paid_plan, quote
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.recipe import load_recipe, resolve
+from tests.lifecycle.scripted_cloud import World
 
 RECIPE = resolve(load_recipe("gpt2-124m"), "full")
 
@@ -45,3 +49,15 @@ def test_the_worst_case_at_a_price_that_rose_is_what_the_next_plan_says(gpu: str
     assert said in rose(plan, plan.offer.rate_micros_per_hour, "Nothing was made.").hint
     dearer = rose(plan, Micros(plan.offer.rate_micros_per_hour + usd(1)), "Nothing was made.").hint
     assert said not in dearer
+
+
+def test_a_worst_case_over_the_cap_is_refused_with_one_that_can_be_typed(
+    tmp_path: Path,
+) -> None:
+    world = World(Home(tmp_path))
+    world.plan = world.plan.model_copy(update={"worst_micros": usd("1234.561")})
+    world.folder.plan.write_text(world.plan.to_json())
+    world.drive()
+    (failed,) = world.all_of(Event.STEP_FAILED)
+    assert (failed["code"], world.cloud.created) == ("cap.too_small", 0)
+    assert parse_usd(failed["hint"].partition("--max-cost ")[2]) == usd("1234.57")
