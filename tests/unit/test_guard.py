@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import os
+import resource
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -123,6 +125,7 @@ class Shell:
         self.bin, self.disk, self.ssh = folder / "bin", folder / "disk", folder / "ssh"
         self.bin.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
+        self.how: dict[str, Any] = {}  # What else a program is started with.
         self.provide(*TOOLS, words[0], "curl")
 
     def provide(self, *tools: str) -> None:
@@ -165,7 +168,8 @@ class Shell:
         with open(self.folder / "console", "ab") as console:
             child = subprocess.Popen(
                 [str(self.bin / self.words[0]), *self.words[1:], *argv],
-                env=known | env, start_new_session=True, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
+                env=known | env, start_new_session=True, stdin=subprocess.DEVNULL,
+                **{"stdout": console, "stderr": console, **self.how},
             )  # fmt: skip
         self.started.append(child)
         return child
@@ -458,6 +462,81 @@ def test_the_guard_is_not_ended_by_what_ends_other_programs(pod: Pod) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.killpg(first.pid, number)
     assert first.wait(5) != 0, "start.sh itself is ended"
+    pod.shell.set_clock(DEADLINE)
+    pod.api.wait_for(1)
+
+
+def running(shell: Shell, words: bytes) -> list[Path]:
+    """What /proc has of the processes of this machine that were started with these words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            is_it = entry.name.isdigit() and words in (entry / "cmdline").read_bytes()
+            if is_it and str(shell.disk).encode() in (entry / "environ").read_bytes():
+                found.append(entry)
+    return found
+
+
+def who_waits(shell: Shell) -> int:
+    """The process that sleeps between two looks at the clock; 0 while none does."""
+    with suppress(OSError):
+        for entry in running(shell, b"sleep\x000.1\0"):
+            return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def test_a_guard_that_was_killed_is_followed_by_another(shell: Shell, api: Api) -> None:
+    shell.set_clock(NOW)
+    pod = Pod(shell, api)
+    pod.boot(DEADLINE)
+    pod.is_armed()
+    os.kill(until(lambda: who_waits(shell)), signal.SIGKILL)
+    shell.is_left_waiting()
+    assert api.requests == []
+    shell.set_clock(DEADLINE)
+    api.wait_for(1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user with a limit of its own")
+@pytest.mark.parametrize("words", [["sh"], pytest.param(["busybox", "sh"], marks=pytest.mark.slow)])
+def test_a_pod_that_was_short_of_processes_for_a_while_ends_all_the_same(api: Api, words: list[str]) -> None:
+    """A shell that gets no new process ends, and nobody but a shell would start another."""
+    if not shutil.which(words[0]):
+        pytest.skip(f"{words[0]} is not installed here; sh is tested")
+    user, most = 61_234, 40
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        shell = Shell(Path(folder), words)
+        stack.callback(shell.kill)
+        shell.set_clock(NOW)
+        shell.how = {"user": user, "group": user, "extra_groups": [], "preexec_fn": limit}
+        pod = Pod(shell, api)
+        for path in [shell.folder, *shell.folder.iterdir()]:
+            os.chown(path, user, user)
+        pod.boot(DEADLINE)
+        pod.is_armed()
+        others = [subprocess.Popen(["sleep", "60"], user=user, group=user, extra_groups=[]) for _ in range(most)]
+        try:
+            until(lambda: len(running(shell, b"wait_for_it")) < 2)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        shell.set_clock(DEADLINE)
+        api.wait_for(1)
+
+
+def test_a_pod_whose_log_nobody_reads_any_more_ends_all_the_same(pod: Pod) -> None:
+    pod.shell.set_clock(NOW)
+    reader, writer = os.pipe()
+    pod.shell.how = {"stdout": writer, "stderr": writer}
+    pod.boot(DEADLINE)
+    pod.is_armed()
+    os.close(reader)
+    os.close(writer)
     pod.shell.set_clock(DEADLINE)
     pod.api.wait_for(1)
 

@@ -193,7 +193,7 @@ def test_what_was_chosen_is_what_is_asked_for(
 def test_an_older_contract_gets_the_guard_as_arguments(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     cloud.refused_fields = frozenset({"entrypoint", "cmd"})
     runpod.create(order())
-    assert shlex.split(cloud.bodies("create")[-1]["args"]) == ["bash", "-c", runpod_wrapper(), "/start.sh"]
+    assert shlex.split(cloud.bodies("create")[-1]["args"]) == ["/bin/sh", "-c", runpod_wrapper(), "/start.sh"]
     assert len(cloud.world.pods) == 1
 
 
@@ -714,7 +714,7 @@ def test_a_spot_pod_is_bid_for_at_the_lowest_price_with_the_same_guard(
     (pod,) = cloud.world.alive
     assert pod.spot
     assert pod.body["image"] == 'say "hi" \\ ü'
-    assert shlex.split(pod.body["args"]) == ["bash", "-c", runpod_wrapper(), "/start.sh"]
+    assert shlex.split(pod.body["args"]) == ["/bin/sh", "-c", runpod_wrapper(), "/start.sh"]
     assert (born.id, born.token, born.rate_micros_per_hour) == (pod.id, TOKEN, usd("6.32"))
     assert base64.b64decode(pod.env["GPURUN_HOST_KEY_B64"]).decode() == HOST_PRIVATE
     assert [one.deadline_wall for one in runpod.find(TOKEN)] == [1_795_172_400.0]

@@ -1,13 +1,9 @@
 # Run at every boot: arms the power-off that AWS turns into the end of the instance. DEADLINE and LEASE_S stand above.
 
-power_off() { insist "systemctl poweroff" "shutdown -P now" "systemctl --force poweroff" "systemctl --force --force poweroff"; }
+end_in_time() { wait_for_it && insist "systemctl poweroff" "shutdown -P now" "systemctl --force poweroff" "systemctl --force --force poweroff"; }
 
 begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}" "$DEADLINE" "$LEASE_S"
-(
-    trap '' HUP INT TERM
-    wait_for_it
-    power_off
-) </dev/null >/dev/null 2>&1 &
+lasting end_in_time </dev/null >/dev/null 2>&1 &
 
 # A second hand, in case somebody kills the first. In the background, as it may wait for the boot that waits for this.
 at="--timer-property=AccuracySec=1s"

@@ -49,3 +49,11 @@ insist() {
         sleep "${GPURUN_GUARD_PAUSE_S:-30}"
     done
 }
+
+# lasting PROGRAM: run it in a process of its own until it ends well, and anew when it was killed or ended by itself, as
+# a shell does that gets no new process. This one gets over that: what `command` runs may fail.
+lasting() {
+    trap '' HUP INT TERM PIPE
+    exec 3>&2 2>/dev/null
+    while :; do command eval '{ command eval "$1"; exit; } 2>&3 & wait $! && exit 0; sleep 1'; done
+}

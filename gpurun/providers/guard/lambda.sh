@@ -7,10 +7,13 @@ key() { cat "$here/guard.key"; }
 armed() { [ -f "$here/guard.key" ] || exit 0; }
 terminate() { armed && ask POST "$BASE_URL/instance-operations/terminate" "{\"instance_ids\":[\"$INSTANCE\"]}"; }
 
-trap '' HUP INT TERM
+end_in_time() {
+    until due; do
+        armed
+        sleep "${GPURUN_GUARD_TICK_S:-5}"
+    done
+    insist terminate
+}
+
 begin "$here" "$DEADLINE" "$LEASE_S"
-until due; do
-    armed
-    sleep "${GPURUN_GUARD_TICK_S:-5}"
-done
-insist terminate
+lasting end_in_time

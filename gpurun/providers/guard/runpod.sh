@@ -28,11 +28,8 @@ install_host_key() {
 begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}" "$GPURUN_DEADLINE" "$GPURUN_LEASE_S"
 # Not in the background: a start that fails over and over would take it down before it has said a word.
 due && end_pod
-(
-    trap '' HUP INT TERM
-    wait_for_it
-    end_pod
-) &
+end_in_time() { wait_for_it && end_pod; }
+lasting end_in_time &
 install_host_key
 unset GPURUN_HOST_KEY_B64 RUNPOD_API_KEY
 command -v "$0" >/dev/null && exec "$0" "$@"

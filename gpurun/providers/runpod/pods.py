@@ -116,7 +116,7 @@ def needs_cuda(image: str) -> bool:
 
 def arguments_of(guard: str) -> str:
     """The guard and what it hands over to, as one line that is split like a shell's."""
-    return shlex.join(["bash", "-c", guard, START])
+    return shlex.join(["/bin/sh", "-c", guard, START])
 
 
 def flavour_of(type_id: str) -> tuple[str, int]:
