@@ -677,14 +677,29 @@ def test_a_second_hand_is_armed_for_the_day_and_for_the_time_that_is_left(vm: Vm
 
 def test_a_reboot_arms_it_again_for_less(vm: Vm) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    vm.shell.disk.mkdir()
-    (vm.shell.disk / "spent").write_text(f"400 999999999 not-{boot} {FAR}\n")
+    spent = vm.shell.disk / str(FAR) / "spent"
+    spent.parent.mkdir(parents=True)
+    spent.write_text(f"400 999999999 not-{boot} {FAR}\n")
     vm.boot(aws(FAR, lease_s=500))
     until(lambda: len(vm.asked) == 2)
     assert "systemd-run --on-active=100 --timer-property=AccuracySec=1s systemctl poweroff" in vm.asked
     vm.shell.kill()
-    (vm.shell.disk / "spent").write_text(f"500 999999999 not-{boot} {FAR}\n")
+    spent.write_text(f"500 999999999 not-{boot} {FAR}\n")
     vm.boot(aws(FAR, lease_s=500))
+    until(lambda: vm.ends)
+
+
+def test_an_image_of_an_earlier_machine_brings_none_of_its_time_along(vm: Vm) -> None:
+    """Whoever installs for an hour makes an image of that, which has the record of the first rental on it."""
+    vm.shell.set_clock(NOW)
+    vm.boot(aws(DEADLINE))
+    vm.shell.is_left_waiting()
+    vm.shell.kill()
+    vm.shell.set_clock(DEADLINE + 60)
+    vm.boot(aws(FAR))
+    vm.shell.is_left_waiting()
+    assert vm.ends == []
+    vm.shell.set_clock(FAR)
     until(lambda: vm.ends)
 
 
