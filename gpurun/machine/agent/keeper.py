@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gpurun.machine.agent.protocol import Answer, Json
 
 BEAT_S = 1.0
-DUMP_S, LAST_WORDS_S = 1.0, 5.0
+# One that is still there so long after a KILL hangs in the kernel, as with a card that fell off the bus, for good.
+DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0
 TICK_S = 0.1
 
 
@@ -66,6 +67,7 @@ class Keeper:
         self.child: Any = None
         self.reason: Optional[str] = None
         self.asked_at: Optional[float] = None
+        self.killed_at: Optional[float] = None
         self.pid: int = 0
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
@@ -98,6 +100,15 @@ class Keeper:
         code: Optional[int] = self.child.poll() if self.child else None
         return code is not None or (self.child is None and self.pid not in trainers(self.root))
 
+    def cannot_end(self) -> bool:
+        """Whether it was killed long ago and is still there: nobody is to wait for that, as the machine is paid."""
+        return self.killed_at is not None and monotonic() >= self.killed_at + KILLED_S
+
+    def kill(self) -> None:
+        """Kill all of the trainer."""
+        self.killed_at = self.killed_at or monotonic()
+        kill_all(self.root)
+
     def keep(self) -> None:
         """Wait for the end, enforce lease and wishes, and write down how it ended."""
         while not self.is_over():
@@ -107,7 +118,7 @@ class Keeper:
     def is_over(self) -> bool:
         """Look around once, and act; whether all of the trainer has ended."""
         try:
-            if self.ended():
+            if self.ended() or self.cannot_end():
                 kill_all(self.root)
                 return True
             self.enforce()
@@ -132,7 +143,7 @@ class Keeper:
         self.reason = self.reason or (wish["reason"] if wish else "lease")
         late = wish and self.asked_at is not None and now >= self.asked_at + self.job["save_s"]
         if late or due("hard") or (wish and wish["now"]):
-            kill_all(self.root)
+            self.kill()
         elif self.asked_at is None:
             self.asked_at = now
             self.ask()
@@ -160,7 +171,7 @@ class Keeper:
             end = monotonic() + wait_s
             while monotonic() < end and not self.ended():
                 time.sleep(TICK_S)
-        kill_all(self.root)
+        self.kill()
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer."""
