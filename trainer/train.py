@@ -119,6 +119,10 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
             # Not in a step that could be taken again: the optimiser's, an evaluation's or a sharded model's memory.
             size = f"micro_batch {run.plan.micro_batch} of context {recipe.model.context}"
             raise OutOfMemory(f"{size} does not fit into the card's memory; halve train.micro_batch") from error
+        except (NonFinite, Spiked):
+            # All processes come here, the first once it has saved: torchrun kills it 30 s after any other has left.
+            processes.agree(lambda: None)
+            raise
     reporter.stop(progress.step, reason, "", progress.train_s(), progress.loss)
 
 

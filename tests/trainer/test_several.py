@@ -92,6 +92,25 @@ sample.pick = slow
 train.leave(train.main())
 """
 
+# The loss of step 6 is BAD while the checkpoint of step 5 is being written; the second process tells what it saw there.
+BAD_WHILE_SAVING = """
+import os, sys, time
+from trainer import checkpoint, spike, step, train
+spike.WINDOW, save, gradient = 4, checkpoint.CheckpointStore.save, step.Stepper._gradient
+def slow(*given):
+    time.sleep(0.3)
+    return save(*given)
+def bad(self):
+    figures = gradient(self)
+    return (float("BAD"), *figures[1:]) if self._run.progress.step == 5 else figures
+checkpoint.CheckpointStore.save, step.Stepper._gradient = slow, bad
+code = train.main()
+out = sys.argv[sys.argv.index("--out") + 1]
+if os.environ["RANK"] == "1":
+    print("SAVED", os.path.exists(out + "/MANIFEST.json"), flush=True)
+train.leave(code)
+"""
+
 
 def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(out, "step")}
@@ -200,6 +219,18 @@ def test_the_others_wait_for_the_first_ones_samples_only_so_long_and_it_says_wha
     assert "1 of 3 prompts were answered" in events(tmp_path / "out", "warning")[0]["message"]
     for event in events(tmp_path / "out", "sample"):
         assert len(prompt["text"]) < len(event["text"]) < len(prompt["text"]) + 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "reason"), [("nan", "nonfinite"), ("1e9", "spike")])
+def test_no_process_leaves_a_training_that_went_wrong_before_the_first_has_saved(
+    tmp_path: Path, data: Path, loss: str, reason: str
+) -> None:
+    """torchrun leaves the others 30 s once one has failed; a large checkpoint takes longer to the disk."""
+    argv = command(recipe_record(train={"checkpoint_every": 5, "spike": "stop"}), data, tmp_path / "out")
+    done = torchrun(BAD_WHILE_SAVING.replace("BAD", loss), argv, tmp_path)
+    assert "SAVED True" in done.stdout, done.stderr
+    assert (manifest(tmp_path / "out")["latest"], events(tmp_path / "out")[-1]["reason"]) == (5, reason)
 
 
 def free_port() -> int:
