@@ -44,7 +44,8 @@ def train(run: Run) -> str:
     run.reporter.beat(UNKNOWN_S)  # the first step compiles
     try:
         make_owed_samples(run)
-        reason = loop(run)
+        # The first step compiles, perhaps for minutes: whoever asked for an end before it pays for no such step.
+        reason = "signal" if run.processes.any(run.stop_asked.is_set(), run.device.torch) else loop(run)
     except Spiked:
         save(run, None)
         finish_saving(run)

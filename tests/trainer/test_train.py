@@ -232,6 +232,21 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
     assert (events(tmp_path)[-1]["reason"], manifest(tmp_path)["latest"]) == ("signal", 7)
 
 
+def test_a_stop_that_comes_before_the_first_step_waits_for_none(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = assemble_module.assemble
+
+    def asked(*given: Any, **more: Any) -> Run:
+        more["stop_asked"].set()
+        return real(*given, **more)
+
+    monkeypatch.setattr(train_module, "assemble", asked)
+    assert train(recipe_record(), tmp_path) == 0
+    assert [event["kind"] for event in events(tmp_path)] == ["start", "stop"]
+    assert (events(tmp_path)[-1]["reason"], (tmp_path / "MANIFEST.json").exists()) == ("signal", False)
+
+
 def test_less_eval_text_than_asked_for_is_said(tmp_path: Path, train: Train) -> None:
     assert train(recipe_record(train={"steps": 2}, eval={"tokens": 99999}), tmp_path) == 0
     (warning,) = events(tmp_path, "warning")
