@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import traceback
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -97,7 +98,11 @@ def _graphs() -> tuple[int, int]:
 
 def _part() -> bytes | None:
     """Return what this process has compiled or found, for the next one in its place."""
-    made = torch.compiler.save_cache_artifacts()
+    try:
+        made = torch.compiler.save_cache_artifacts()
+    except Exception:  # noqa: BLE001  a cache that is not made costs time, and no checkpoint
+        traceback.print_exc()
+        return None
     return None if made is None else zlib.compress(made[0])
 
 

@@ -115,6 +115,21 @@ def test_a_compile_cache_that_cannot_be_read_costs_nothing_but_time(tmp_path: Pa
         assert CompileCache(NAME, Processes()).load([tmp_path]) is False
 
 
+def test_a_compile_cache_that_torch_cannot_give_costs_no_checkpoint(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise AssertionError("an artifact of a kind that torch forgot to register")
+
+    cache = CompileCache(NAME, Processes())
+    compiler.compile(made=1)
+    with monkeypatch.context() as once:
+        once.setattr(torch.compiler, "save_cache_artifacts", broken)
+        assert cache.renewed(CPU.torch) is None
+    compiler.compile(made=1)
+    assert cache.renewed(CPU.torch) is not None
+
+
 # Four processes on two machines, of which only the one with local rank 1 on the first machine compiles anything.
 ONE_OF_FOUR = """
 import os, sys, torch, torch.distributed as dist
