@@ -6,6 +6,7 @@ Three kinds of shard, all uint16: llm.c's `.bin` (a header of 1,024 bytes), nano
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ __all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "load_tokenizer", "open_
 _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _SCAN_TOKENS = 1 << 22
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where control groups of version 2 and of version 1, which older hosts have, say it."""
 
 
 @dataclass(frozen=True)
@@ -240,10 +243,10 @@ def windows_in(tokens: int, context: int, name: str) -> int:
 
 def spare_memory_bytes() -> int:
     """Return how much memory may still be taken here: what the machine has left, or the container's limit if less."""
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):
-        limit = 1 << 62
+    limit = 1 << 62
+    for path in _CONTAINER_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # not of this kind; "max"
+            limit = min(limit, int(path.read_text()))
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -15,6 +15,7 @@ import torch
 from conftest import Train, events, recipe_record, shard_entry, write_data, write_shard
 
 from trainer import data as data_module
+from trainer import shards as shards_module
 from trainer.data import Samples, TokenRow, ahead, position_seed, sample_starts
 from trainer.errors import Refused
 from trainer.shards import Shard, TokenData, open_data
@@ -38,6 +39,18 @@ def test_a_read_crosses_the_ends_of_shards(tmp_path: Path, memory: int, monkeypa
     assert tokens.tokens == 117
     for start, count in ((0, 117), (49, 2), (50, 7), (45, 30), (57, 60), (116, 1)):
         assert tokens.read(start, count).tolist() == list(range(start, start + count))
+
+
+@pytest.mark.parametrize("limits", [("4096", None), (None, "4096"), ("max", "4096")])
+def test_a_containers_limit_counts_whichever_kind_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[str | None, ...]
+) -> None:
+    paths = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    for path, text in zip(paths, limits, strict=True):
+        if text is not None:
+            path.write_text(text + "\n")
+    monkeypatch.setattr(shards_module, "_CONTAINER_LIMITS", tuple(paths))
+    assert shards_module.spare_memory_bytes() == 4096
 
 
 def test_every_epoch_shows_every_window_once_in_another_order(tmp_path: Path) -> None:
