@@ -113,7 +113,8 @@ def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = Fal
             if empty_lists >= EMPTY_LISTS:
                 return []
             for one in left:
-                provider.remove(one)
+                with suppress(Unknown, Rejected, SetupError):  # What holds it may be the next of them.
+                    provider.remove(one)
         except (Unknown, Rejected, SetupError) as error:
             unseen = Leftover(provider=provider.name, kind=f"side resource ({error})", id=token, run="", token=token)
             left = left or [unseen.model_copy(update={"billed": is_billed})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ from gpurun.cli.session import Session
 from gpurun.cli.unfinished import note_unfinished
 from gpurun.cli.viewer import _gave_up, abandoned
 from gpurun.core.errors import ExitCode, SetupError
-from gpurun.core.model import Leftover
+from gpurun.core.model import Leftover, Order
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.audit import audit
@@ -163,3 +164,23 @@ def test_a_supervisor_whose_last_word_is_a_note_was_killed_and_is_started_again(
     lines = left.folder.journal.read_bytes().splitlines(keepends=True)
     left.folder.journal.write_bytes(b"".join(lines[:-1]))
     assert not _gave_up(look(left.home, "fox-41"))
+
+
+def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:
+    """A firewall group stays as long as a network card is in it; it is listed first, and is free."""
+    world.cloud.profile = replace(world.cloud.profile, leaves=("group", "disk"))
+    leave, remove = world.cloud._leave_things, world.cloud.remove
+
+    def left(order: Order) -> None:
+        leave(order)
+        group = world.cloud.things[0]
+        group.leftover = group.leftover.model_copy(update={"billed": False})
+
+    def held(leftover: Leftover) -> None:
+        if leftover.kind == "group":
+            raise Unknown("DependencyViolation")
+        remove(leftover)
+
+    world.cloud._leave_things, world.cloud.remove = left, held  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert [one.kind for one in world.cloud.leftovers(None)] == ["group"]
