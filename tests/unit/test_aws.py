@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from math import inf
 from pathlib import Path
@@ -23,10 +24,11 @@ from typer.testing import CliRunner
 
 from gpurun.cli.verbs import aws as verbs_of_aws
 from gpurun.core.clock import Clock, SystemClock, VirtualClock, ticks
-from gpurun.core.errors import ExitCode, SetupError
+from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
 from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices
+from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.catalog import rows_for
@@ -470,6 +472,22 @@ def test_a_region_that_is_not_there_is_told_by_those_that_are_and_keeps_nobody_f
     assert refused.value.hint.startswith("Did you mean us-east-1? aws has eu-west-1, us-east-1, us-west-2.")
     assert [one.token for one in lost.find(TOKEN)] == [TOKEN]
     assert AwsProvider(clock, region="US-KS-2").offers(P4D, rows_for(P4D, "aws")) == [], "it may be another cloud's"
+
+
+def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    """The SDK reads any XML, and a page as one without a single machine in it."""
+    made = aws.create(order_of(clock))
+    for listing in ("DescribeInstances", "DescribeVolumes"):
+        cloud.fail(listing, *[Fault.NOT_JSON] * 1000)
+    for asked in (partial(aws.find, TOKEN), partial(aws.read, made.id), partial(aws.leftovers, TOKEN)):
+        with pytest.raises(Unknown, match="without its list"):
+            asked()
+    cloud.fail("TerminateInstances", *[Fault.LIE] * 1000)
+    with pytest.raises(MayBeBilling, match="without its list"):
+        list(end(aws, clock, made.id, TOKEN, run="fox-41"))
+    assert len(billed(cloud)) == 1
 
 
 def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:

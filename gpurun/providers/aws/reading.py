@@ -66,12 +66,12 @@ def read_instance(wire: Wire, instance_id: str) -> Instance:
     region, identifier = place_of(instance_id)
     gone = Instance(id=instance_id, provider="aws", token="", run="", state=InstanceState.GONE, region=region)
     try:
-        answer = wire.call("ec2", region, "describe_instances", InstanceIds=[identifier])
+        listed = list(wire.pages("ec2", region, "describe_instances", "Reservations", InstanceIds=[identifier]))
     except Refused as refused:
         if refused.code in NOT_THERE:
             return gone
         raise
-    for told in (one for held in answer.get("Reservations") or () for one in held.get("Instances") or ()):
+    for told in (one for held in listed for one in held.get("Instances") or ()):
         if told.get("InstanceId") == identifier:
             return instance_of(region, told)
     return gone

@@ -118,11 +118,16 @@ class Wire:
         raise Unknown(f"AWS {region} takes no more requests for now")
 
     def pages(self, service: str, region: str, operation: str, key: str, **asked: Any) -> Iterator[Any]:
-        """Every item of a listing, over all its pages; Unknown when it does not end."""
+        """Every item of a listing, over all its pages; Unknown when it does not end, or is none.
+
+        The SDK takes any XML for an answer: in a proxy's page there is no list, which is not an empty one.
+        """
         more: Told = {}
         for _ in range(_MOST_PAGES):
             answer = self.call(service, region, operation, **asked, **more)
-            yield from answer.get(key) or ()
+            if not isinstance(answer.get(key), list):
+                raise Unknown(f"AWS {region} answered {operation} without its list")
+            yield from answer[key]
             token = answer.get("NextToken")
             if not token:
                 return
