@@ -655,6 +655,21 @@ def test_a_machine_that_ails_for_five_minutes_has_stopped_unless_it_recovers(
     assert cloud.world.meter.running == [born.id], "that is no end: it is billed until it is terminated"
 
 
+def test_a_machine_that_ails_twice_in_a_day_has_not_ailed_for_all_of_it(
+    cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
+) -> None:
+    """It is read only while it does not answer: in between it trained, and nobody asked Lambda about it."""
+    born = running(lamb)
+    cloud.world.ail(cloud.world.instances[born.id])
+    assert lamb.read(born.id).state is InstanceState.RUNNING
+    clock.sleep(3 * 3600.0)
+    assert lamb.read(born.id).state is InstanceState.RUNNING
+    for _ in range(4):
+        clock.sleep(80)
+        state = lamb.read(born.id).state
+    assert state is InstanceState.STOPPED
+
+
 # What it leaves
 
 

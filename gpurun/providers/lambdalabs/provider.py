@@ -69,7 +69,7 @@ class LambdaProvider:
         self._guard_key = guard_key
         self._pace = pace
         self._launched_mono = float("-inf")
-        self._ailing_mono: dict[str, float] = {}
+        self._ailing_mono: dict[str, tuple[float, float]] = {}  # Since when, and when it was last told so.
         self._mark = mark_of_key(self.name, self._base_url, key)
         headers = {"Authorization": f"Bearer {key.reveal()}"}
         self._http = Http(self._base_url, headers=headers, clock=clock, name="lambda", least_gap_s=pace.request_s)
@@ -197,12 +197,18 @@ class LambdaProvider:
         return self._mark
 
     def _has_failed(self, read: Instance) -> bool:
-        """Whether it has ailed for too long, as far as this process has looked."""
+        """Whether it has ailed for too long, as far as this process has looked.
+
+        A look that comes so long after the last one begins anew: nobody asks about a machine that answers again.
+        """
         if read.said != AILING:
             self._ailing_mono.pop(read.id, None)
             return False
         now = self._clock.monotonic()
-        return now - self._ailing_mono.setdefault(read.id, now) >= AILING_LIMIT_S
+        since, last = self._ailing_mono.get(read.id, (now, now))
+        since = since if now - last < AILING_LIMIT_S else now
+        self._ailing_mono[read.id] = since, now
+        return now - since >= AILING_LIMIT_S
 
     def _instances(self) -> list[Instance]:
         """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""
