@@ -115,7 +115,9 @@ class Context:
             raise StopWanted
 
     def is_down(self, instance: Instance) -> bool | None:
-        """Whether the provider says that the instance does not run; two answers that differ mean no, none means None.
+        """Whether the provider says that the instance, as it was known, does not run; None where it says nothing.
+
+        Two answers that differ mean no.
 
         It is asked when the instance did not answer: perhaps only because this laptop has another address now.
         """
@@ -123,12 +125,18 @@ class Context:
             with suppress(Unknown, Rejected, SetupError):
                 self.provider.let_in(instance)
         try:
-            said = self.provider.read(instance.id).state
-            if said is not InstanceState.GONE:
-                return said is InstanceState.STOPPED
+            told = self.provider.read(instance.id)
+            if told.state is not InstanceState.GONE:
+                return told.state is InstanceState.STOPPED or _is_elsewhere(told, instance)
             return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))
         except (Unknown, Rejected, SetupError):
             return None
+
+
+def _is_elsewhere(told: Instance, known: Instance) -> bool:
+    """Whether it runs at another address: a cloud gives one only with a restart, which has ended all that ran there."""
+    now, before = told.address, known.address
+    return told.state is InstanceState.RUNNING and now is not None and before is not None and now != before
 
 
 def instance_of(state: RunState) -> Instance:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode, TrainingFailed
+from gpurun.core.model import Address, Instance
 from gpurun.core.paths import Home
 from gpurun.core.plan import Lease
 from gpurun.core.progress import Event
@@ -124,6 +125,20 @@ def test_a_machine_that_runs_and_is_never_reached_again_is_paid_as_long_again_an
     assert world.drive() is ExitCode.TRAINING_FAILED
     died_s = world.cloud.boxes[0].died_s or 0
     assert 2 * TRAINS_S < died_s < 2 * TRAINS_S + 600 < LONG.total_s / 4
+    assert kept(world)
+
+
+def test_a_machine_that_was_restarted_at_another_address_is_not_paid_until_its_lease_is_over(world: World) -> None:
+    """A pod gets another port by that, and what ran in it has ended: nobody will ever answer at the old one."""
+    read, calls = world.cloud.read, dead_for(world, "poll", float("inf"))
+
+    def restarted(instance_id: str) -> Instance:
+        moved = {"address": Address(kind="folder", folder="another")} if calls else {}
+        return read(instance_id).model_copy(update=moved)
+
+    world.cloud.read = restarted  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert (world.cloud.boxes[0].died_s or 0) < LONG.ship_s + 300
     assert kept(world)
 
 

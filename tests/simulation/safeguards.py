@@ -94,7 +94,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/context.py": (
         ("return min(by_wall, ", "return max(by_wall, "),
         ("return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))", "return True"),
-        ("return said is InstanceState.STOPPED", "return said is not InstanceState.RUNNING"),
+        ("return told.state is InstanceState.STOPPED", "return told.state is not InstanceState.RUNNING"),
     ),
     "gpurun/lifecycle/collect.py": (
         ("partial(far.manifest, MOST_ANNOUNCED_BYTES)", "partial(far.manifest, 1 << 62)"),
