@@ -26,6 +26,7 @@ from gpurun.lifecycle.reap import sweep
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.providers.base import Unknown
+from gpurun.providers.fake import Box
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 REVOKED = SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")
@@ -205,6 +206,28 @@ def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
     world.cloud.gpu = "T4"
     assert world.drive() is ExitCode.NO_OFFER
     assert (world.state.failure or {})["code"] == "gpu.other"
+    assert kept(world)
+
+
+@pytest.mark.parametrize("verbs", [("create", "find", "read"), ("read",)])
+@pytest.mark.parametrize(("wanted", "told"), [("EU-RO-1", "US-KS-2"), ("EU-RO-1", ""), ("any", "US-KS-2")])
+def test_a_machine_in_another_place_than_the_one_asked_for_is_sent_nothing(
+    world: World, wanted: str, told: str, verbs: tuple[str, ...]
+) -> None:
+    """RunPod's document calls a data centre preferred; whoever names one may be bound to it."""
+    world.folder.plan.write_text(
+        world.plan.model_copy(update={"offer": world.plan.offer.model_copy(update={"region": wanted})}).to_json()
+    )
+    tell = world.cloud._told
+
+    def placed(box: Box, at_s: float, verb: str) -> Instance:
+        return tell(box, at_s, verb).model_copy(update={"region": told if verb in verbs else ""})
+
+    world.cloud._told = placed  # type: ignore[method-assign]
+    is_another = bool(told) and wanted != "any"
+    assert world.drive() is (ExitCode.NO_OFFER if is_another else ExitCode.DONE)
+    assert bool(world.all_of(Event.SHIP_INTENDED)) is not is_another
+    assert (world.state.failure or {}).get("code") == ("region.other" if is_another else None)
     assert kept(world)
 
 

@@ -1,4 +1,4 @@
-"""What was agreed to, held against what is on sale and against what was made: price, machine type, number of GPUs."""
+"""What was agreed to, held against what is on sale and what was made: price, machine type, number of GPUs, region."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
 
 
 def check_made(instance: Instance, plan: Plan) -> None:
-    """Refuse an instance that costs more than was agreed to, or is another; the driver destroys it."""
+    """Refuse an instance that costs more than was agreed to, is another or elsewhere; the driver destroys it."""
     rate = instance.rate_micros_per_hour
     if rate is not None and costs_more(instance, plan):
         raise rose(plan, rate, "It is being destroyed.")
@@ -53,12 +53,21 @@ def check_made(instance: Instance, plan: Plan) -> None:
             f"It is {instance.gpu_count or '?'}×{kind}, not the {plan.offer.label} agreed to.",
             hint="It is being destroyed. Run the plan again, or choose another --provider.",
         )
+    if is_elsewhere(instance, plan):
+        raise NoOffer(
+            "region.other",
+            f"It stands in {instance.region}, not in {plan.offer.region} as was agreed to.",
+            hint="It is being destroyed, and nothing was sent there. Try again, or another --region or --provider.",
+        )
 
 
 def is_told_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
     """Whether the provider says only now that what it made is not what was agreed to."""
-    now, before = ((one.rate_micros_per_hour, one.type_id, one.gpu, one.gpu_count) for one in (instance, born))
-    return now != before and instance.token == born.token and (costs_more(instance, plan) or is_another(instance, plan))
+    now, before = (
+        (one.rate_micros_per_hour, one.type_id, one.gpu, one.gpu_count, one.region) for one in (instance, born)
+    )
+    is_wrong = costs_more(instance, plan) or is_another(instance, plan) or is_elsewhere(instance, plan)
+    return now != before and instance.token == born.token and is_wrong
 
 
 def costs_more(instance: Instance, plan: Plan) -> bool:
@@ -75,6 +84,11 @@ def is_another(instance: Instance, plan: Plan) -> bool:
         or (bool(instance.gpu) and instance.gpu != offer.gpu)
         or (bool(instance.gpu_count) and instance.gpu_count != offer.gpu_count)
     )
+
+
+def is_elsewhere(instance: Instance, plan: Plan) -> bool:
+    """Whether it stands in another region than the one that was named; where it stands may be told late, or never."""
+    return bool(instance.region) and plan.offer.region not in ("", "any", instance.region)
 
 
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
