@@ -78,11 +78,13 @@ def _destroy_unwritten(session: Session, sight: Sight, unwritten: SetupError) ->
     return Result(data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(told,), exit_code=told.exit_code)
 
 
-def sweep_damaged(session: Session, sight: Sight) -> Result:
+def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False) -> Result:
     """End what a run with a damaged journal may have left, by its tokens, with proof, and without writing to it.
 
-    Every provider of the plan is asked, since the damage may hide which one made the machine.
+    Every provider of the plan is asked, since the damage may hide which one made the machine. One that shows nothing to
+    another account's key has not said that there is nothing.
     """
+    from gpurun.lifecycle.instance.account import demand_account
     from gpurun.lifecycle.reap import sweep_run
     from gpurun.providers.base import Unknown
     from gpurun.providers.registry import open_provider
@@ -92,7 +94,10 @@ def sweep_damaged(session: Session, sight: Sight) -> Result:
     for name in names:
         try:
             provider = open_provider(name, session.home, session.clock, sight.plan.choices)
-            ended += sweep_run(provider, sight.folder, session.clock)
+            gone = sweep_run(provider, sight.folder, session.clock)
+            ended += gone
+            if not gone and sight.state.may_be_billing and sight.state.provider == name:
+                demand_account(provider, sight.state, same_account=same_account)
         except MayBeBilling as error:
             left.append(error)
         except (Unknown, GpurunError) as error:

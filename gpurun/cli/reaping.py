@@ -5,10 +5,11 @@ from __future__ import annotations
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError, UsageError
+from gpurun.lifecycle.instance.account import demand_account
 from gpurun.lifecycle.quotes.market import ready_providers
 from gpurun.lifecycle.reap import Orphan, Stray, sweep, sweep_leftovers
 from gpurun.lifecycle.runs import unfinished_runs
-from gpurun.providers.base import Provider
+from gpurun.providers.base import Provider, Unknown
 from gpurun.providers.registry import open_provider
 from gpurun.view.listings import OrphanRow, reap_table
 from gpurun.view.paint import render
@@ -46,7 +47,7 @@ def run_reap(
             strays.append(stray)
     except MayBeBilling as error:
         silent = silent or error
-    silent = silent or _out_of_sight(session, names)
+    silent = silent or _out_of_sight(session, names, chosen)
     keyless = _no_key() if names == ["local"] and not providers else None
     rows = [*map(_orphan_row, found), *map(_stray_row, strays)]
     alive = any(orphan.fate in ("overdue", "not proven gone") for orphan in found)
@@ -82,13 +83,24 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
     return opened, silent
 
 
-def _out_of_sight(session: Session, asked: list[str]) -> MayBeBilling | None:
-    """A run of this home that may be billed by somebody who was not asked."""
+def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
+    """A run of this home that may be billed by somebody who was not asked, or was asked with another account's key."""
     for sight in unfinished_runs(session.home) if session.home.runs.is_dir() else []:
-        provider = sight.plan.offer.provider
-        if sight.state.may_be_billing and provider not in (*asked, "ssh"):
-            what = f"{sight.folder.name} may be billed by {provider}, which was not asked."
-            return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {provider}, then: gpurun reap")
+        name, run = sight.plan.offer.provider, sight.folder.name
+        if not sight.state.may_be_billing:
+            continue
+        if name not in (*names, "ssh"):
+            what = f"{run} may be billed by {name}, which was not asked."
+            return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {name}, then: gpurun reap")
+        try:
+            for provider in asked:
+                if provider.name == name:
+                    demand_account(provider, sight.state)
+        except MayBeBilling as error:
+            return error
+        except (Unknown, SetupError) as error:
+            what = f"{run} may be billed by {name}, which does not say whose account the key belongs to ({error})."
+            return MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers.")
     return None
 
 

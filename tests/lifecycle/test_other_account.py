@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cli import control, reaping
+from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event, Phase
 from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.runs import look
+from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 from tests.lifecycle.scripted_cloud import ScriptedCloud, World
 from tests.lifecycle.test_faults import receipt_of
@@ -171,3 +175,59 @@ def test_a_machine_whose_create_was_cut_is_adopted_although_nobody_says_whose_th
     monkeypatch.setattr(world.cloud, "account_mark", silent)
     assert world.drive() is ExitCode.DONE
     assert (world.cloud.created, world.cloud.alive) == (1, [])
+
+
+def reaped(world: World, patch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """The exit code of `gpurun reap --exit-code`, and the code of what it could not see."""
+    patch.setattr(reaping, "ready_providers", lambda home: [])
+    patch.setattr(reaping, "open_provider", lambda name, home, clock: world.cloud)
+    asks = {"destroy": False, "older_than": "", "look_only": False, "use_exit_code": True}
+    told = reaping.run_reap(Session(home=world.home, clock=world.clock), ["local"], **asks)  # type: ignore[arg-type]
+    return int(told.exit_code), "".join(one.code for one in told.errors)
+
+
+@pytest.mark.parametrize("mark", ["key:2222", "account:2222"])
+def test_a_sweep_with_another_accounts_key_is_no_all_clear_for_a_run_of_this_home(
+    world: World, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    right = killed_while_it_trained(world)
+    world.cloud = other(world, mark)
+    assert reaped(world, monkeypatch) == (9, "account.other")
+    monkeypatch.setattr(world.cloud, "account_mark", silent)
+    assert reaped(world, monkeypatch) == (9, "reap.cannot_look")
+    world.cloud = right
+    assert reaped(world, monkeypatch) == (0, "")
+    new_key(right, "key:3333")
+    assert reaped(world, monkeypatch) == (0, ""), "it is shown all, so it is the same account's"
+
+
+def test_a_damaged_run_that_another_accounts_key_does_not_show_was_not_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = killed_while_it_trained(world)
+    lines = world.folder.journal.read_bytes().splitlines(keepends=True)
+    world.folder.journal.write_bytes(b"".join([*lines[:-2], b"damage\n", lines[-1]]))
+    sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
+    assert sight.damage
+    monkeypatch.setattr(registry, "open_provider", lambda *_: world.cloud)
+    world.cloud = other(world, "key:2222")
+    told = control.sweep_damaged(session, sight)
+    assert (told.exit_code, [one.code for one in told.errors]) == (ExitCode.MAY_BE_BILLING, ["account.other"])
+    assert len(right.alive) == 1
+    world.cloud = right
+    assert control.sweep_damaged(session, sight).exit_code is ExitCode.DONE
+    assert right.alive == []
+
+
+def test_whoever_vouches_for_the_key_of_a_damaged_run_is_believed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = killed_while_it_trained(world)
+    for box in right.boxes:
+        box.died_s = right.now
+    world.folder.journal.write_bytes(world.folder.journal.read_bytes() + b"damage\n{}\n")
+    new_key(right, "key:2222")
+    monkeypatch.setattr(registry, "open_provider", lambda *_: world.cloud)
+    sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
+    assert control.sweep_damaged(session, sight).exit_code is ExitCode.MAY_BE_BILLING
+    assert control.sweep_damaged(session, sight, same_account=True).exit_code is ExitCode.DONE

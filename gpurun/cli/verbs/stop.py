@@ -77,5 +77,5 @@ def destroy(
     if sight.unfinished and not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("destroy.declined", "Nothing was destroyed.", hint="gpurun stop keeps a checkpoint first.")
     if sight.damage is not None:
-        return sweep_damaged(session, sight)
+        return sweep_damaged(session, sight, same_account=same_account)
     return stop_run(session, sight, "destroy", "destroyed by the user", same_account=same_account)

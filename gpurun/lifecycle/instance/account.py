@@ -36,6 +36,13 @@ def is_other_account(provider: Provider, account: str, token: str) -> bool:
     return not any(one.token == token for one in provider.find(token))
 
 
+def demand_account(provider: Provider, state: RunState, *, same_account: bool = False) -> None:
+    """MayBeBilling where the key used now is another account's than the run's, unless the user can and does vouch."""
+    is_vouched = same_account and not state.account.startswith(NAMED)
+    if not is_vouched and is_other_account(provider, state.account, state.token):
+        raise other_account(provider, state)
+
+
 def vouched(state: RunState, context: Context) -> list[Note]:
     """Nothing, if an absence at the provider says something; what the user vouched for, if only that makes it so.
 
