@@ -103,7 +103,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
                 _set_up(far, state, context)
                 facts = far.hello()
                 break
-            last = f"{len(extras)} more bear its token" if extras else f"the provider says {instance.state}"
+            said = f"the provider says {instance.said or instance.state}"
+            last = f"{len(extras)} more bear its token" if extras else said
         except FarRefusal as refusal:
             last = _passing(refusal)
         except (Unknown, Rejected, MachineLost) as error:

@@ -238,6 +238,19 @@ def test_an_agent_that_never_answers_is_given_up_within_the_boot_limit(world: Wo
     assert kept(world)
 
 
+def test_a_machine_that_died_at_its_birth_is_told_with_the_providers_reason(world: World) -> None:
+    """EC2 takes a launch, and ends the machine a second later, for want of room for its disk or of a key for that."""
+    why, read = "terminated · Client.VolumeLimitExceeded: Volume limit exceeded", world.cloud.read
+
+    def stillborn(instance_id: str) -> Instance:
+        return read(instance_id).model_copy(update={"state": InstanceState.GONE, "said": why})
+
+    world.cloud.read = stillborn  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.NO_OFFER
+    assert why in (world.state.failure or {})["message"]
+    assert kept(world)
+
+
 # ship and run
 
 
