@@ -671,7 +671,9 @@ def test_sold_out_beside_a_failure_of_the_service_leaves_the_doubt() -> None:
         ("This machine does not have the resources to deploy your pod.", NoCapacity),
         ("You must have at least $0.01 in your account balance.", Rejected),
         ('Field "x" is not defined by type "PodRentInterruptableInput".', Rejected),
+        ("Insufficient funds.", Rejected),
         ("Something went wrong. Please try again later or contact support.", Unknown),
+        ("The load balancer gave up before the upstream answered.", Unknown),
     ],
 )
 def test_graphql_says_only_in_words_what_it_did(words: str, expected: type[Exception]) -> None:

@@ -20,7 +20,7 @@ _SOLD_OUT = (
     "could not find any pods with required specifications",
     "no available datacenter with requested resources",
 )
-_NO_FUNDS = ("balance", "at least $", "funds")
+_NO_FUNDS = re.compile(r"\b(balance|funds)\b|at least \$", re.IGNORECASE)
 _BILLING_URL = "https://console.runpod.io/user/billing"
 _ANOTHER_KEY = "Give a key with full access to pods: gpurun auth set runpod."
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_]{40,}")
@@ -77,7 +77,7 @@ def refusal_in_words(words: str) -> NoCapacity | Rejected | Unknown:
     """The same for GraphQL, which has no status: only what certainly made nothing is called so."""
     if is_sold_out(words):
         return NoCapacity(words)
-    if any(sign in words.lower() for sign in _NO_FUNDS):
+    if _NO_FUNDS.search(words):
         return _penniless(words)
     if any(sign in words for sign in ("Syntax Error", "Cannot query", "is not defined by type", "was not provided")):
         return Rejected(words)
