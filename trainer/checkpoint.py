@@ -212,13 +212,23 @@ class CheckpointStore:
             names = {kind: f"checkpoints/{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
             written = [self._put(names[kind], kind, step, fill) for kind, fill in fills.items()]
         with self._saving(what, clear=False):
-            if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
-                self.best = {"step": step, "val_loss": val_loss}
             self.latest = step
-            self._forget_old()
-            self._write_manifest()
+            self._announce(val_loss)
         self._clear_leftovers()
         return [e["name"] for e in written], sum(e["bytes"] for e in written)
+
+    def judge(self, val_loss: float) -> None:
+        """Note the validation loss of the latest checkpoint, which was saved without."""
+        with self._saving(f"the validation loss of step {self.latest}", clear=False):
+            self._announce(val_loss)
+        self._clear_leftovers()
+
+    def _announce(self, val_loss: float | None) -> None:
+        """Write the manifest of the latest checkpoint; `val_loss` is its own."""
+        if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
+            self.best = {"step": self.latest, "val_loss": val_loss}
+        self._forget_old()
+        self._write_manifest()
 
     @contextlib.contextmanager
     def _saving(self, what: str, *, clear: bool = True) -> Iterator[None]:

@@ -17,7 +17,7 @@ from trainer.resume import snapshot
 from trainer.run import Run
 from trainer.step import StepResult
 
-__all__ = ["Due", "finish_saving", "make_owed_samples", "save"]
+__all__ = ["Due", "finish_saving", "make_what_is_owed", "save"]
 
 LEAST_PATIENCE_S = 120.0
 """How long a step may take, at least, before the trainer is taken for stuck."""
@@ -35,7 +35,7 @@ class Due:
         run, train, progress = self._run, self._run.recipe.train, self._run.progress
         self._durations.append(step_s)
         run.reporter.beat(max(LEAST_PATIENCE_S, 5 * step_s))
-        progress.step, progress.loss = progress.step + 1, result.loss
+        progress.step, progress.loss, progress.val_loss = progress.step + 1, result.loss, None
         step, last = progress.step, progress.step == train.steps
         if run.writer is not None:
             run.writer.check()
@@ -46,18 +46,23 @@ class Due:
             self._durations.clear()
         if result.stop_asked and not last:
             return _save_and_stop(run)
-        # A checkpoint is judged when it is made, so that the best one is known.
-        due = last or step % train.checkpoint_every == 0
-        val_loss = None
-        if due or step % run.recipe.eval.every == 0:
-            run.reporter.beat(UNKNOWN_S)
-            val_loss = _evaluate(run)
-            if val_loss is None:
-                return _save_and_stop(run)
-        if due:
-            save(run, val_loss)
+        if _is_judged(run) and not _evaluate(run):
+            return _save_and_stop(run)
+        if _is_kept(run):
+            save(run)
             write_samples(run)
         return None
+
+
+def _is_kept(run: Run) -> bool:
+    """Tell whether a checkpoint with samples is due after the step that was taken last."""
+    step, train = run.progress.step, run.recipe.train
+    return step == train.steps or step % train.checkpoint_every == 0
+
+
+def _is_judged(run: Run) -> bool:
+    """Tell whether an evaluation is: a checkpoint is judged when it is made, so that the best one is known."""
+    return _is_kept(run) or run.progress.step % run.recipe.eval.every == 0
 
 
 def _report_step(run: Run, result: StepResult, step_s: float) -> None:
@@ -79,8 +84,9 @@ def _report_step(run: Run, result: StepResult, step_s: float) -> None:
     run.reporter.step(run.progress.step, figures)
 
 
-def _evaluate(run: Run) -> float | None:
-    """Evaluate and report; return the validation loss, or None if a stop was asked for meanwhile."""
+def _evaluate(run: Run) -> bool:
+    """Evaluate, note and report; False if a stop was asked for before the end: what was found until then stays."""
+    run.reporter.beat(UNKNOWN_S)
     began = time.perf_counter()
     tokenizer, stopping, task = run.data.tokenizer, run.stop_asked.is_set, run.translation
     found = validation(
@@ -89,51 +95,52 @@ def _evaluate(run: Run) -> float | None:
         device=run.device, processes=run.processes, stopping=stopping,
     )  # fmt: skip
     if found is None:
-        return None
+        return False
     if not math.isfinite(found.val_loss):
         raise NonFinite(f"after step {run.progress.step} the validation loss is {found.val_loss}; nothing was saved")
-    right = None
+    run.progress.val_loss, right = found.val_loss, None
     if run.hellaswag:
         right = accuracy(run.model, run.hellaswag, device=run.device, processes=run.processes, stopping=stopping)
-        if right is None:
-            return None
     figures = {
         "val_loss": found.val_loss,
         "perplexity": found.perplexity,
         "bits_per_byte": found.bits_per_byte,
         "eval_tokens": run.eval_windows * run.recipe.model.context if task is None else task.eval_tokens,
         "hellaswag": right,
-        "hellaswag_items": len(run.hellaswag),
+        "hellaswag_items": 0 if right is None else len(run.hellaswag),
         "eval_s": time.perf_counter() - began,
     }
     run.reporter.eval(run.progress.step, figures)
-    return found.val_loss
+    return right is not None or not run.hellaswag
 
 
-def save(run: Run, val_loss: float | None) -> None:
+def save(run: Run) -> None:
     """Start to save a checkpoint, unless this step's is already there."""
     if run.saved_step == run.progress.step:
         return
     run.reporter.beat(UNKNOWN_S)
     compiled = None if run.compile_cache is None else run.compile_cache.renewed(run.device.torch)
     if run.writer is not None:
-        run.writer.save(snapshot(run), val_loss, compiled)
+        run.writer.save(snapshot(run), run.progress.val_loss, compiled)
     elif run.parallel.is_collective:
         snapshot(run).drop()
     run.saved_step = run.progress.step
     gc.collect()
 
 
-def make_owed_samples(run: Run) -> None:
-    """Make the samples of the checkpoint gone on from, where whoever saved it died before they were written."""
-    step, train = run.progress.step, run.recipe.train
+def make_what_is_owed(run: Run) -> None:
+    """Judge the checkpoint gone on from and make its samples, where whoever saved it was ended before they were due."""
+    step, store = run.progress.step, run.writer.store() if run.writer is not None else None
+    is_here = store is not None and store.latest == step
+    if step and _is_judged(run) and run.progress.val_loss is None:
+        _evaluate(run)
+        if store is not None and is_here and run.progress.val_loss is not None:
+            store.judge(run.progress.val_loss)
 
     def are_owed() -> bool:
-        store = run.writer.store() if run.writer is not None else None
-        return store is not None and store.latest == step and not store.has_samples(step)
+        return store is not None and is_here and not store.has_samples(step)
 
-    was_due = step == train.steps or step % train.checkpoint_every == 0
-    if step and was_due and run.processes.from_first(are_owed):
+    if step and _is_kept(run) and run.processes.from_first(are_owed):
         write_samples(run)
 
 
@@ -146,5 +153,5 @@ def finish_saving(run: Run) -> None:
 
 def _save_and_stop(run: Run) -> str:
     """Save where training stands; no evaluation, no samples: whoever sent SIGTERM may not wait long."""
-    save(run, None)
+    save(run)
     return "signal"

@@ -42,7 +42,8 @@ def snapshot(run: Run) -> Snapshot:
     """Return what a checkpoint of this moment holds. Where it is sharded, all processes must go through it."""
     step, tokens = run.progress.step, run.progress.step * run.recipe.train.batch_tokens
     state: dict[str, Any] = {"v": 1, "step": step, "tokens": tokens, "torch": torch.__version__}
-    state |= {"loss": run.progress.loss, "skipped_steps": run.progress.skipped_steps}
+    state |= {"loss": run.progress.loss, "val_loss": run.progress.val_loss}
+    state |= {"skipped_steps": run.progress.skipped_steps}
     state |= {"loss_scale": run.scale.as_record(), "recent": run.spikes.as_record()}
     state |= {"recipe": run.recipe.as_record(), "data": run.data.identity()}
     model = run.parallel.whole(run.model.state_dict())
@@ -120,6 +121,7 @@ def restore_optimizer(run: Run, restored: Restored) -> None:
         try:
             load_optimizer_tensors(run.model, run.optimizer, tensors)
             run.progress.step, run.progress.loss = state["step"], state["loss"]
+            run.progress.val_loss = state.get("val_loss")  # One from before this was noted is judged again.
             run.progress.skipped_steps = state["skipped_steps"]
             run.scale.restore(state["loss_scale"])
             run.spikes.restore(state["recent"])

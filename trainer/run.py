@@ -39,6 +39,8 @@ class Progress:
     """Steps in which the weights did not move: fp16 overflowed, or the recipe skips spikes."""
     loss: float | None = None
     """The last step's."""
+    val_loss: float | None = None
+    """After the last step; None where it was not taken there."""
     began_monotonic_s: float | None = None
     """When this process started to train."""
 

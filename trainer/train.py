@@ -26,7 +26,7 @@ from trainer.assemble import assemble
 from trainer.config import load_recipe
 from trainer.device import choose_device, prepare_allocator
 from trainer.distributed import Processes, joined, leave
-from trainer.due import Due, finish_saving, make_owed_samples, save
+from trainer.due import Due, finish_saving, make_what_is_owed, save
 from trainer.errors import NonFinite, OutOfMemory, Refused, Spiked, TrainerError
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.run import Progress, Run
@@ -43,11 +43,11 @@ def train(run: Run) -> str:
     run.progress.began_monotonic_s = time.monotonic()
     run.reporter.beat(UNKNOWN_S)  # the first step compiles
     try:
-        make_owed_samples(run)
+        make_what_is_owed(run)
         # The first step compiles, perhaps for minutes: whoever asked for an end before it pays for no such step.
         reason = "signal" if run.processes.any(run.stop_asked.is_set(), run.device.torch) else loop(run)
     except Spiked:
-        save(run, None)
+        save(run)
         finish_saving(run)
         raise
     except BaseException:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Train, events, recipe_record, write_data, write_items
+from conftest import Train, events, manifest, recipe_record, write_data, write_items
 
 from trainer.config import ModelConfig
 from trainer.device import Device
@@ -106,6 +106,19 @@ def test_a_run_answers_the_items_and_learns_to(tmp_path: Path, train: Train) -> 
     (warning,) = events(tmp_path / "out", "warning")
     assert warning["code"] == "eval.fewer_items"
     assert f"hellaswag {found['hellaswag']:.4f}" in (tmp_path / "out" / "trainer.log").read_text()
+
+
+def test_a_stop_among_the_items_leaves_the_loss_that_was_found(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_data(tmp_path / "data")
+    write_items(folder)
+    monkeypatch.setattr("trainer.due.accuracy", lambda *_, **__: None)
+    assert train(recipe_record(eval={"hellaswag_items": 11}), tmp_path / "out", folder) == 0
+    assert events(tmp_path / "out")[-1]["reason"] == "signal"
+    (found,) = events(tmp_path / "out", "eval")
+    assert (found["step"], found["hellaswag"], found["hellaswag_items"]) == (10, None, 0)
+    assert manifest(tmp_path / "out")["best"] == {"step": 10, "val_loss": found["val_loss"]}
 
 
 GOOD = {"context": [1], "endings": [[1], [2], [3], [4]], "label": 0}

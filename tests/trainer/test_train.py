@@ -232,6 +232,29 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
     assert (events(tmp_path)[-1]["reason"], manifest(tmp_path)["latest"]) == ("signal", 7)
 
 
+@pytest.mark.parametrize("cut_at", [10, 20])
+def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    assert train(recipe_record(), tmp_path / "straight") == 0
+    kept: list[Run] = []
+    real, forward = assemble_module.assemble, GPT.forward
+    monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[-1])
+
+    def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(kept) == 1 and kept[0].progress.step == cut_at:
+            kept[0].stop_asked.set()
+        return forward(self, ids, targets)
+
+    monkeypatch.setattr(GPT, "forward", asking)
+    for reason in ("signal", "done"):
+        assert train(recipe_record(), tmp_path / "cut") == 0
+        assert events(tmp_path / "cut")[-1]["reason"] == reason
+    told = [[(e["step"], e["val_loss"]) for e in events(tmp_path / name, "eval")] for name in ("straight", "cut")]
+    assert told[0] == told[1]
+    assert manifest(tmp_path / "cut")["best"] == manifest(tmp_path / "straight")["best"]
+
+
 def test_a_stop_that_comes_before_the_first_step_waits_for_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
