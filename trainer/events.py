@@ -43,7 +43,8 @@ class Reporter:
         self._is_first = is_first
         # The thread that writes checkpoints reports them itself.
         self._lock = threading.Lock()
-        self._path, self._end = out / "events.jsonl", 0
+        self._path = out / "events.jsonl"
+        self._before = self._path.stat().st_size if self._path.exists() else 0
         self._heartbeat = out / "heartbeat.json"
         self._patience_s, self._beaten_s = 0.0, 0.0
         self._log: Any = None
@@ -54,7 +55,6 @@ class Reporter:
             # A process that was killed may have left half a line; it must not swallow the next one.
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")
-            self._end = file.seek(0, os.SEEK_END)
         self._log = self._open_log(out / "trainer.log")
 
     @staticmethod
@@ -102,7 +102,6 @@ class Reporter:
         with self._lock, self._path.open("ab") as file:
             file.write(line.encode("utf-8", errors="replace"))
             file.flush()
-            self._end = file.tell()
 
     @staticmethod
     def elapsed_s() -> float:
@@ -155,13 +154,21 @@ class Reporter:
     ) -> None:
         """Report the end; `alone` says that the other processes do not know why.
 
-        A lone failure reaches the first process as a broken connection: that consequence is not reported as a cause.
+        A lone failure reaches the other processes as a broken connection: that consequence is not reported as a cause.
         """
         if not self._is_first and not alone:
             return
         # On another machine of several nothing has been reported, and nobody has made the folder.
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if not (self._is_first and alone and self._path.stat().st_size > self._end):
+        if not (alone and self._is_told()):
             values = {"reason": reason, "message": message, "train_s": round(train_s, 3), "final_loss": final_loss}
             self._append("stop", step, values)
         self.say(f"stop: {reason} | {message}" if message else f"stop: {reason}")
+
+    def _is_told(self) -> bool:
+        """Tell whether a process has said since this one began why the training ended."""
+        if not self._path.exists():
+            return False
+        with self._path.open("rb") as file:
+            file.seek(self._before)
+            return any(line.startswith(b'{"kind":"stop"') for line in file)

@@ -43,6 +43,17 @@ def test_only_the_first_process_reports_but_any_may_say_why_it_failed(
     assert [(e["kind"], e["reason"]) for e in events(tmp_path)] == [("stop", "out_of_memory")]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_only_the_process_that_failed_first_says_why_and_an_earlier_end_hides_nothing(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    for _ in range(2):
+        reporters = [Reporter(tmp_path, is_first=rank == 0) for rank in range(3)]
+        for rank, reason in zip(order, ("out_of_memory", "error", "error"), strict=True):
+            reporters[rank].stop(1, reason, "connection closed", 0.0, None, alone=True)
+    assert [event["reason"] for event in events(tmp_path)] == ["out_of_memory", "out_of_memory"]
+
+
 def test_control_characters_of_a_sample_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
