@@ -48,7 +48,10 @@ class _Source:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the file of weights that a path means: the file, a folder's model.safetensors or its newest checkpoint."""
+    """Return the file of weights that a path means: the file, a folder's model.safetensors or its newest checkpoint.
+
+    Where a manifest is, only what it names is a checkpoint: beside it lies what a death in mid-save has left.
+    """
     if not path.is_dir():
         return path
     whole = path / "model.safetensors"
@@ -56,7 +59,18 @@ def find_weights(path: Path) -> Path:
     found = sorted(file for file in folder.iterdir() if _CHECKPOINT.fullmatch(file.name))
     if whole.is_file() or not found:
         return whole
-    return found[-1]
+    named = _named(folder.parent / "MANIFEST.json")
+    return max((file for file in found if f"{folder.name}/{file.name}" in named), default=found[-1])
+
+
+def _named(manifest: Path) -> set[str]:
+    """Return the names in a manifest; none where it is not there, as for checkpoints that were copied elsewhere."""
+    try:
+        return {entry["name"] for entry in json.loads(manifest.read_text(encoding="utf-8"))["files"]}
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{manifest} cannot be understood: {error!r}; name one file of weights") from error
 
 
 def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:

@@ -75,6 +75,21 @@ def test_a_folder_means_its_newest_checkpoint_and_what_is_not_said_is_the_recipe
     assert (code, told["tokens"], told["temperature"], told["seed"]) == (0, 12, 0.8, 42)
 
 
+@pytest.mark.parametrize("inside", ["", "checkpoints"])
+def test_what_a_death_in_mid_save_has_left_is_no_checkpoint(
+    weights: Path, capsys: pytest.CaptureFixture[str], inside: str
+) -> None:
+    out = weights.parents[1]
+    named = [{"name": f"checkpoints/{weights.name}", "kind": "weights", "step": 7}]
+    (out / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": 7, "best": None, "files": named}))
+    weights.with_name("000009.model.safetensors").write_bytes(weights.read_bytes())
+    code, said = ask(weights, capsys, "--prompt=a", place=out / inside)
+    assert (code, json.loads(said)["step"]) == (0, 7)
+    (out / "MANIFEST.json").write_text("[")
+    code, said = ask(weights, capsys, "--prompt=a", place=out)
+    assert (code, "MANIFEST.json cannot be understood" in said) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("prompt", "sentence"),
     [
