@@ -133,8 +133,8 @@ def assemble(
         _start_from(run, data_folder)
     run.parallel = _parallel(run)
     run.optimizer = make_optimizer(run.model, recipe.optim)
+    compile_cache = _compile(run, folders)  # named for the micro-batch that is planned, whatever fitted
     if restored is not None:
         restore_optimizer(run, restored)
-    compile_cache = _compile(run, folders)
     announce(run, out, compile_cache=compile_cache)
     return run

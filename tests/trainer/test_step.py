@@ -15,6 +15,7 @@ from conftest import Train, events, manifest, patience_s, recipe_record
 from trainer import assemble, spike
 from trainer.checkpoint import read_checkpoint
 from trainer.device import precision_of_card
+from trainer.due import save
 from trainer.errors import Refused
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
@@ -78,6 +79,25 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     assert f"in step {step + 1}: micro_batch 2 became 1, in 8 portions" in warning["message"]
     assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "straight"), rel=1e-5)
     assert sum(len(ids) for ids in seen) == 20 * 8 + 2 * ((call - 1) % 4)
+
+
+@pytest.mark.parametrize(("planned", "then"), [(4, 2), (8, 8)])
+def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_another_is_asked_for(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, planned: int, then: int
+) -> None:
+    def full(ids: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+    tamper(monkeypatch, full)
+    with monkeypatch.context() as once:
+        once.setattr("trainer.due.save", lambda run: save(run) or run.stop_asked.set())
+        assert train(recipe_record(train={"micro_batch": 4}), tmp_path) == 0
+    assert train(recipe_record(train={"micro_batch": planned}), tmp_path) == 0
+    assert [event["micro_batch"] for event in events(tmp_path, "start")] == [4, then]
+    assert len(events(tmp_path, "warning")) == (1 if then == 2 else 3)
+    assert events(tmp_path)[-1]["reason"] == "done"
 
 
 def test_a_step_that_is_taken_again_may_take_as_long_as_the_first_for_it_compiles_too(
