@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -35,6 +35,7 @@ __all__ = [
     "SampleConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "completed",
     "differing_keys",
     "load_recipe",
     "parse_recipe",
@@ -88,6 +89,16 @@ def load_recipe(path: Path) -> Recipe:
     return parse_recipe(record)
 
 
+def completed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's recipe with the keys that have come since: their defaults are what was trained before."""
+    whole = dict(record)
+    for name, kind in get_type_hints(Recipe).items():
+        if is_dataclass(kind):
+            defaults = {key.name: key.default for key in fields(kind) if key.default is not MISSING}
+            whole[name] = {**defaults, **whole.get(name, {})}
+    return whole
+
+
 _MAY_CHANGE = {
     *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
     *("train.spike", "train.spike_z"),
@@ -101,9 +112,9 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
     so may what follows at a spike, or a run that stopped at one would stop there whenever it goes on.
     """
-    different = []
+    different, old = [], completed(old)
     for table in ("model", "data", "optim", "schedule", "train", "eval"):
-        before, after = old.get(table, {}), new.get(table, {})
+        before, after = old[table], new.get(table, {})
         for key in sorted({*before, *after}):
             if f"{table}.{key}" not in _MAY_CHANGE and before.get(key) != after.get(key):
                 different.append(f"{table}.{key}")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, completed
 from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
 from trainer.model_card import model_card
@@ -89,7 +89,7 @@ def _read(weights: Path, data: Path | None) -> _Trained:
         _check_digest(weights)
         state = json.loads(beside.read_text(encoding="utf-8"))
         recipe, sha256 = state["recipe"], state["data"]["tokenizer"]
-        model = read_table(ModelConfig, recipe["model"], "model")
+        model = read_table(ModelConfig, completed(recipe)["model"], "model")
         if model.preset != "faithful":
             plain = f"{weights.name} is plain safetensors already, and {beside.name} has its settings"
             raise Refused(f'a model of preset "{model.preset}" is no GPT-2, so transformers cannot load it; {plain}')

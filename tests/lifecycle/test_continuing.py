@@ -316,6 +316,10 @@ def test_the_trainers_rule_of_what_may_change_is_ours() -> None:
     assert continuing._MAY_CHANGE == config._MAY_CHANGE
     old, new = RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002", "eval.every=7"), 1).record
     assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr"]
+    del old["train"]["label_smoothing"], old["optim"]["muon_lr"]
+    assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr"], "keys that came later"
+    new["train"]["label_smoothing"] = 0.1
+    assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr", "train.label_smoothing"]
 
 
 def test_the_key_that_signs_is_of_this_home(home: Home) -> None:

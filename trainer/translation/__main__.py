@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import parse_recipe
+from trainer.config import completed, parse_recipe
 from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.pretrained import find_weights
@@ -39,7 +39,7 @@ def measure(
     try:
         beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
         state = json.loads(beside.read_text(encoding="utf-8"))
-        recipe, identity, step = parse_recipe(state["recipe"]), state["data"], state["step"]
+        recipe, identity, step = parse_recipe(completed(state["recipe"])), state["data"], state["step"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(f"{weights.name} has no sound state beside it: {error}") from error
     data = open_data(data_folder, recipe.data.tokenizer, ())

@@ -23,6 +23,7 @@ from gpurun.lifecycle.earlier.vouched import Vouched, vouched
 from gpurun.lifecycle.runs import find_run, look
 from gpurun.planning.bundle import page
 from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.planning.tables import TABLES
 
 FOLDER = "continue"
 """Where the trainer finds the checkpoint, beside the shards."""
@@ -125,10 +126,15 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The dotted keys in which two resolved recipes would train differently, sorted: the trainer's own rule."""
+    """The dotted keys in which two resolved recipes would train differently, sorted: the trainer's own rule.
+
+    A key that has come since the old one was made has its default there.
+    """
     found = []
     for table in ("model", "data", "optim", "schedule", "train", "eval"):
-        before, after = old.get(table, {}), new.get(table, {})
+        fields = TABLES[table].model_fields
+        defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
+        before, after = {**defaults, **old.get(table, {})}, new.get(table, {})
         keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
         found += [f"{table}.{key}" for key in sorted(keys) if f"{table}.{key}" not in _MAY_CHANGE]
     return found
