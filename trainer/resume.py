@@ -61,8 +61,8 @@ def _asked_of_the_card(run: Run) -> dict[str, Any]:
 def _cut_as_before(run: Run, room: Mapping[str, Any]) -> None:
     """Begin with the micro-batch that fitted where the same was asked of such a card: else memory runs out again."""
     if room.items() >= _asked_of_the_card(run).items():
-        while run.plan.micro_batch > room["fits"]:
-            run.plan = smaller(run.plan) or run.plan
+        while run.plan.micro_batch > room["fits"] and (plan := smaller(run.plan)):
+            run.plan = plan
 
 
 def _refuse_another_run(state: Mapping[str, Any], recipe: Recipe, data: TokenData) -> None:
