@@ -46,12 +46,13 @@ def list_runs(session: Session, *, all_runs: bool) -> Result:
     sights, errors = look_at_all(session.home, planned_runs(session.home))
     shown = [sight for sight in sights if all_runs or sight.unfinished]
     rows = [_row(sight, session.clock.wall()) for sight in shown]
+    told = [_as_data(sight, row) for sight, row in zip(shown, rows, strict=True)]
     billing = any(row.may_be_billing for row in rows)
     text = render(ps_table(rows, session.style, now=session.clock.wall()), session.style)
     if not rows and sights:
         text = f"Nothing is running. {len(sights)} finished: gpurun ps --all"
     return Result(
-        data={"runs": [_as_data(sight) for sight in shown]},
+        data={"runs": told},
         text=text,
         after="\n".join(_ways_on(rows)),
         errors=tuple(errors),
@@ -70,14 +71,13 @@ def _row(sight: Sight, now: float) -> RunRow:
     state, plan = sight.state, sight.plan
     orphaned = state.may_be_billing and sight.owner is None
     dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
-    steps = plan.resolved.get("train", {}).get("steps")
-    step = _last_step(sight)
     return RunRow(
         run=sight.folder.name,
         recipe=plan.recipe,
         where=f"{plan.offer.provider} {plan.offer.label}",
         state=state_word(sight),
-        progress=f"{step}/{steps}" if step is not None else "",
+        step=_last_step(sight),
+        steps=plan.resolved.get("train", {}).get("steps"),
         started_wall=sight.opened_wall or None,
         spent_micros=_spent(sight, now),
         worst_micros=plan.worst_micros,
@@ -109,13 +109,18 @@ def state_word(sight: Sight) -> str:
     return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or nothing
 
 
-def _as_data(sight: Sight) -> dict[str, object]:
+def _as_data(sight: Sight, row: RunRow) -> dict[str, object]:
     state = sight.state
     return {
         "run": sight.folder.name,
         "recipe": sight.plan.recipe,
         "provider": sight.plan.offer.provider,
         "phase": state.phase,
+        "step": row.step,
+        "steps": row.steps,
+        "spent_micros": row.spent_micros,
+        "spent_is_floor": row.spent_is_floor,
+        "worst_micros": row.worst_micros,
         "outcome": state.outcome,
         "owner": sight.owner,
         "may_be_billing": state.may_be_billing and sight.owner is None,

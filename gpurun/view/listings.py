@@ -25,7 +25,8 @@ class RunRow:
     recipe: str
     where: str
     state: str
-    progress: str = ""
+    step: int | None = None
+    steps: int | None = None
     started_wall: float | None = None
     spent_micros: Micros | None = None
     worst_micros: Micros | None = None
@@ -65,7 +66,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
         Span(row.recipe, look),
         Span(row.where, look),
         Span(state, look),
-        Span(row.progress, look),
+        Span("" if row.step is None else f"{row.step}/{row.steps}", look),
         Span(UNKNOWN if row.started_wall is None else format_duration(now - row.started_wall), look),
         Span(("≥" if row.spent_is_floor else "") + _amount(row.spent_micros), look),
         Span(_amount(row.worst_micros), look),

@@ -221,13 +221,13 @@ def local_screen() -> tuple[Screen, float]:
 
 
 RUNS = (
-    RunRow("owl-07", "mini-gpt", "local", "closed", "500/500", NOW - 90_000, usd(0), usd(0)),
+    RunRow("owl-07", "mini-gpt", "local", "closed", 500, 500, NOW - 90_000, usd(0), usd(0)),
     RunRow(
-        "fox-41", "gpt2-124m", "runpod EU-RO-1", "training", "2 410/4 768", NOW - 6163, usd("4.34"), usd("11.23"),
+        "fox-41", "gpt2-124m", "runpod EU-RO-1", "training", 2410, 4768, NOW - 6163, usd("4.34"), usd("11.23"),
         NOW + 9300, "pod key", live=True,
     ),
     RunRow(
-        "elk-33", "gpt2-124m", "lambda us-west-3", "destroying", "4 768/4 768", NOW - 16_000, usd("9.99"), usd("11.23"),
+        "elk-33", "gpt2-124m", "lambda us-west-3", "destroying", 4768, 4768, NOW - 16_000, usd("9.99"), usd("11.23"),
         NOW - 600, "laptop only", may_be_billing=True,
     ),
 )  # fmt: skip

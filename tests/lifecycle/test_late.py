@@ -199,6 +199,8 @@ def test_it_is_red_in_the_list_and_in_the_audit(closed_red: World) -> None:
     row = audit(closed_red.home).rows[0]
     assert row.may_be_billing
     assert f" ≥{format_usd(row.measured_micros or usd(0))} " in listed.text
+    figures = [(one["spent_micros"], one["spent_is_floor"]) for one in listed.data["runs"]]
+    assert figures == [(row.measured_micros, True)]
 
 
 def test_every_later_command_tries_again(

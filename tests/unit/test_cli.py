@@ -105,6 +105,15 @@ def test_a_broken_plan_of_one_run_hides_no_other(own_home: Path) -> None:
     assert (done.returncode, answer["errors"][0]["code"]) == (10, "run.plan_damaged")
 
 
+def test_a_program_that_asks_for_the_runs_is_told_how_far_they_are_and_what_they_cost(own_home: Path) -> None:
+    begun = make_run(Home(own_home), "fox-41")
+    begun.events.write_bytes(b'{"kind": "step", "wall": 1.0, "elapsed_s": 1.0, "step": 7, "loss": 2.5}\n')
+    make_run(Home(own_home), "owl-7")
+    runs = {run["run"]: run for run in json.loads(gpurun("ps", "--json").stdout)["data"]["runs"]}
+    told = [(run["step"], run["steps"], run["spent_micros"], run["worst_micros"]) for run in runs.values()]
+    assert told == [(7, 40, 0, 0), (None, 40, 0, 0)]
+
+
 def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
