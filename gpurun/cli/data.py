@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ def prepare_folder(
         skipped=answer["skipped"],
     )
     text = render(data_lines(place.name, figures, session.style), session.style)
-    after = f"Train on it: gpurun train {name} --data {out or place.name}"
+    after = f"Train on it: gpurun train {shlex.quote(name)} --data {shlex.quote(out or place.name)}"
     data = {**found, "made": answer["made"], "documents": answer["source"]["documents"]}
     return Result(data=data, text=text, after=after)
 

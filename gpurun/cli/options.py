@@ -69,7 +69,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     named = typed["provider"] or [name.strip() for name in settings["providers"].value.split(",") if name.strip()]
     price, continues = typed["price_per_hour"], typed["continues"]
     request = Request(
-        recipe=typed["recipe"] or (settings["recipe"].value if continues is None else ""),
+        recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
@@ -99,6 +99,11 @@ def request_from(session: Session, **typed: Any) -> Request:
     from gpurun.lifecycle.earlier.continuing import as_before
 
     return as_before(request, session.home)
+
+
+def _whole(recipe: str) -> str:
+    """A bundled recipe's name as it is; a file's whole path, so that `--from` and hints find it from any folder."""
+    return str(Path(recipe).expanduser().absolute()) if recipe.endswith(".toml") or "/" in recipe else recipe
 
 
 def _script(path: str) -> str:

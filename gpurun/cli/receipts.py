@@ -11,7 +11,8 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import VerificationFailed
 from gpurun.core.money import Micros
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.plan import Request
 from gpurun.ledger.receipt import Receipt, read_receipt
 from gpurun.ledger.signing import Signature
 from gpurun.lifecycle.runs import Sight, find_run
@@ -29,7 +30,7 @@ def show_receipt(session: Session, run: str, *, markdown: bool) -> Result:
     folder = session.home.run(find_run(session.home, run))
     receipt = read_receipt(session.home, folder)
     shutdown = shutdown_line(session, folder.name, receipt)
-    view = replace(view_of(receipt), shutdown=shutdown)
+    view = replace(view_of(receipt, folder), shutdown=shutdown)
     if shutdown.startswith("shutdown "):  # It is done, so it is not the next thing to do.
         view = replace(view, next_command=f"gpurun audit {folder.name}")
     text = receipt_markdown(view) if markdown else receipt_text(view, session)
@@ -55,7 +56,7 @@ def _error(session: Session, run: str, found: Signature) -> VerificationFailed |
 
 def receipt_view(home: Home, sight: Sight) -> ReceiptView:
     """The receipt of a run that has just ended."""
-    return view_of(read_receipt(home, sight.folder))
+    return view_of(read_receipt(home, sight.folder), sight.folder)
 
 
 def receipt_text(view: ReceiptView, session: Session) -> str:
@@ -63,8 +64,8 @@ def receipt_text(view: ReceiptView, session: Session) -> str:
     return render(receipt_screen(view, session.style, now=session.clock.wall()), session.style)
 
 
-def view_of(receipt: Receipt) -> ReceiptView:
-    """A receipt's statement as the view wants it."""
+def view_of(receipt: Receipt, folder: RunFolder) -> ReceiptView:
+    """A receipt's statement as the view wants it; of the run's folder only what to type next."""
     told: dict[str, Any] = receipt.predicate
     digests, cost, training = told["digests"], told["cost"], told["training"]
     files = [FileProof(one["name"], one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] != "sample"]
@@ -100,7 +101,7 @@ def view_of(receipt: Receipt) -> ReceiptView:
         incidents=[f"{one['code']}: {one['message']}" for one in told["incidents"]],
         log_lines=training["log"]["lines"],
         sample=_sample(told["sample"]),
-        next_command=_next(told),
+        next_command=_next(told, folder),
     )
 
 
@@ -202,13 +203,22 @@ def _sample(sample: dict[str, Any] | None) -> str:
     return text if text.startswith(prompt.removesuffix("…")) else f"{prompt}\n{text}"
 
 
-def _next(told: dict[str, Any]) -> str:
+def _recipe_word(folder: RunFolder) -> str:
+    """The recipe as it was asked for, with the path of a file, of which the receipt has the name; "" where unknown."""
+    try:
+        return Request.from_json(folder.request.read_bytes()).recipe_word
+    except (OSError, ValueError):
+        return ""
+
+
+def _next(told: dict[str, Any], folder: RunFolder) -> str:
     """What a person types after this."""
     asked = told["asked"]
     if told["teardown"]["is"] == "user_operated":
         return f"gpurun confirm-shutdown {told['run']}   # once you have shut the box down"
-    if asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
-        return f"gpurun plan {asked['recipe']}   # what the paid run would take, on every offer"
+    recipe = _recipe_word(folder)
+    if recipe and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
+        return f"gpurun plan {recipe}   # what the paid run would take, on every offer"
     step = told["checkpoint"]["latest"]
     if asked["mode"] != "rehearsal" and told["training"]["outcome"] in ("stopped", "none") and step:
         return f"gpurun train --from {told['run']}   # goes on after step {step}"

@@ -6,6 +6,7 @@ a home of its own, so that the user's runs and receipts stay what they are; only
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def check_recipes(session: Session, names: list[str]) -> Result:
         try:
             with _own_home(session.home) as home:
                 row = _check(session, name, home)
-            _judge(row)
+            _judge(row, name)
         except GpurunError as error:
             rows.append(replace(row, verdict=f"failed: {error.what}"))
             errors.append(error)
@@ -110,18 +111,18 @@ def _planned(name: str, plan: Plan) -> CheckRow:
     )
 
 
-def _judge(row: CheckRow) -> None:
+def _judge(row: CheckRow, name: str) -> None:
     """Refuse a recipe that nobody can rent for, or that learned nothing."""
     if row.planned_micros is None:
         what = f"No offer in the catalogue finishes {row.recipe}."
-        raise NoOffer("recipes.no_offer", what, hint=f"See why: gpurun plan {row.recipe}")
+        raise NoOffer("recipes.no_offer", what, hint=f"See why: gpurun plan {shlex.quote(name)}")
     if row.first_loss is None or row.last_loss is None or not row.last_loss < row.first_loss:
         what = f"The rehearsal of {row.recipe} ended with the loss {row.last_loss}, having begun with {row.first_loss}."
-        raise TrainingFailed("recipes.learned_nothing", what, hint=_again(row.recipe))
+        raise TrainingFailed("recipes.learned_nothing", what, hint=_again(name))
 
 
 def _again(name: str) -> str:
-    return f"Look at it closely: gpurun train {name} --dry-run, then gpurun logs @last."
+    return f"Look at it closely: gpurun train {shlex.quote(name)} --dry-run, then gpurun logs @last."
 
 
 def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:

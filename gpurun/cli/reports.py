@@ -109,7 +109,7 @@ def _receipt(session: Session, sight: Sight) -> tuple[ReceiptView | None, str]:
     if not sight.folder.receipt.exists():
         return None, "it goes on" if sight.unfinished and sight.owner else "it was not finished"
     try:
-        return view_of(read_receipt(session.home, sight.folder)), ""
+        return view_of(read_receipt(session.home, sight.folder), sight.folder), ""
     except GpurunError as error:
         return None, error.what
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -5,6 +5,7 @@ Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a doll
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -51,7 +52,7 @@ class Box(Frozen):
 
 
 class Request(Frozen):
-    """What the user asked for, as typed, before anything was decided."""
+    """What the user asked for, as typed but for a recipe's file, which has its whole path; nothing is decided yet."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -68,6 +69,11 @@ class Request(Frozen):
     price_micros_per_hour: Micros | None = None
     continues: str = ""
     """The earlier run whose newest checkpoint this one goes on from."""
+
+    @property
+    def recipe_word(self) -> str:
+        """The recipe as a command that is to be copied names it."""
+        return shlex.quote(self.recipe)
 
 
 class Estimate(Frozen):

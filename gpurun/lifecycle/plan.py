@@ -86,7 +86,7 @@ def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
         raise UsageError(
             "recipe.needs_gpu",
             f"{recipe.name} is written for {full.tables.hardware.gpu}; it is not trained on a CPU.",
-            hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {recipe.name} --dry-run",
+            hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
         )
     return resolve(recipe, "rehearsal", request.overrides, processes=1)
 
@@ -112,7 +112,7 @@ def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[
         raise UsageError(
             "recipe.needs_gpu",
             f"{recipe.name} is written for {hardware.gpu}, and this machine has no CUDA device.",
-            hint=f"Rehearse it here for nothing: gpurun train {recipe.name} --dry-run",
+            hint=f"Rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
         )
     note = "There is no CUDA device here, so the recipe's rehearsal form is trained."
     return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)

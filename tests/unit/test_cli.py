@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.paths import Home
+from gpurun.core.plan import Request
 from tests.lifecycle.tiny_runs import make_run
 
 WRONG = [
@@ -136,6 +138,20 @@ def test_a_bug_of_ours_leaves_its_trace_in_a_file_and_a_sentence_on_the_terminal
     trace = Path(answer["errors"][0]["hint"].split(" is in ")[1].split(";")[0])
     assert "ZeroDivisionError" in trace.read_text()
     trace.unlink()
+
+
+@pytest.mark.parametrize("named", ["mine.toml", "./mine.toml", "../a b/mine.toml"])
+def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path / "a b")
+    asked: list[Request] = []
+    monkeypatch.setattr("gpurun.lifecycle.plan.make_plan", lambda request, **_: asked.append(request))
+    CliRunner().invoke(build_app("plan"), ["plan", named])
+    monkeypatch.chdir("/")
+    assert (Path(asked[0].recipe).is_absolute(), Path(asked[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
+    assert shlex.split(asked[0].recipe_word) == [asked[0].recipe]
 
 
 def broken_verb(session: Session) -> Result:

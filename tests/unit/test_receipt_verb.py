@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.receipts import show_receipt
+from gpurun.cli.receipts import show_receipt, view_of
 from gpurun.cli.session import Session
 from gpurun.core.paths import Home
+from gpurun.core.plan import Request
+from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
-from tests.unit.ledger_samples import CloudRun, finished_run
+from tests.unit.ledger_samples import CloudRun, Note, finished_run
 
 COST = 57 * 60 * 2_490_000 // 3600
 
@@ -99,6 +101,27 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
     run.settle()
     told = show_receipt(session, "fox-41", markdown=True).text
     assert told.endswith(f"## Sample\n\n```text\n{shown}\n```")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "after"),
+    [("mini-gpt", "gpurun plan mini-gpt"), ("/srv/a b/my.toml", "gpurun plan '/srv/a b/my.toml'")],
+)
+def test_what_to_type_after_a_rehearsal_names_the_recipe_as_it_was_asked_for(
+    session: Session, recipe: str, after: str
+) -> None:
+    class Rehearsed(CloudRun):
+        def opened(self) -> Note:
+            event, told = super().opened()
+            return event, {**told, "mode": "rehearsal"}
+
+    run = Rehearsed(session.home).until_gone()
+    run.folder.request.write_text(Request(recipe=recipe, dry_run=True).to_json())
+    run.settle()
+    shown = view_of(read_receipt(session.home, run.folder), run.folder).next_command
+    assert shown.split("   #")[0] == after
+    run.folder.request.unlink()
+    assert view_of(read_receipt(session.home, run.folder), run.folder).next_command == "gpurun audit fox-41"
 
 
 def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:

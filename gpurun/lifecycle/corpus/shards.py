@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> N
         raise UsageError(
             "data.no_hellaswag",
             f"eval.hellaswag_items is {items}, and there is no hellaswag.jsonl beside the shards.",
-            hint=f"gpurun data hellaswag hellaswag_val.jsonl {data} makes it; or --set eval.hellaswag_items=0.",
+            hint=f"gpurun data hellaswag hellaswag_val.jsonl {shlex.quote(data)} makes it; "
+            "or --set eval.hellaswag_items=0.",
         )
 
 
@@ -79,7 +81,7 @@ def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
         f"To try the recipe now, add --dry-run. More of that: {page('DATA.md')}"
     )
     if any(Path(part).expanduser().exists() for part in source.split(",")):
-        hint = f"data.source is a name; a text or shards of your own are named by --data {source}."
+        hint = f"data.source is a name; a text or shards of your own are named by --data {shlex.quote(source)}."
     return UsageError("data.missing", f"The recipe trains on {source}, and no --data was given.", hint=hint)
 
 

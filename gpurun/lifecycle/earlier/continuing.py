@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +48,7 @@ def as_before(request: Request, home: Home) -> Request:
     if asked is None or plan is None:
         raise _altered(run.folder.name, "its request or its plan")
     if plan.mode is Mode.REHEARSAL:
-        hint = f"The whole run: gpurun train {asked.recipe}"
+        hint = f"The whole run: gpurun train {asked.recipe_word}"
         raise UsageError("continue.rehearsal", f"{run.folder.name} was a rehearsal; there is nothing to go on from.",
                          hint=hint)  # fmt: skip
     if request.recipe and request.recipe != asked.recipe:
@@ -84,7 +85,7 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
         raise UsageError(
             "continue.changed",
             f"{name} was trained with other values of {', '.join(changed)}; to go on is to train the same.",
-            hint=f"Leave those as they were, or begin a new run: gpurun train {request.recipe}",
+            hint=f"Leave those as they were, or begin a new run: gpurun train {request.recipe_word}",
         )
     files = _newest(run)
     step = int(files[0]["step"])
@@ -108,10 +109,11 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
     run = _run(earlier.run, home)
     plan, files = run.plan(), [one for one in run.files(*_KINDS) if one["step"] == earlier.step]
     if plan is None or plan.data.sha256 != data.sha256:
+        where = shlex.quote(plan.data.folder) if plan and Path(plan.data.folder).is_dir() else ""
         raise UsageError(
             "continue.other_data",
             f"{earlier.run} trained on other shards than these.",
-            hint=f"Give those with --data{f': {plan.data.folder}' if plan and Path(plan.data.folder).is_dir() else ''}",
+            hint=f"Give those with --data{f' {where}' if where else ''}",
         )
     place = into / FOLDER
     for file in files:
@@ -164,7 +166,9 @@ def _newest(run: Vouched) -> list[dict[str, Any]]:
     ]
     if not whole:
         name, before = run.folder.name, run.told["asked"].get("continues")
-        hint = f"Is it in the bucket? gpurun collect {name}. Or begin anew: gpurun train {run.told['asked']['recipe']}"
+        asked = run.request()
+        anew = f". Or begin anew: gpurun train {asked.recipe_word}" if asked else ""
+        hint = f"Is it in the bucket? gpurun collect {name}{anew}"
         if before:
             hint = f"It went on from {before['run']} itself: gpurun train --from {before['run']}"
         raise UsageError("continue.no_checkpoint", f"{name} brought no whole checkpoint home.", hint=hint)

@@ -73,7 +73,7 @@ def rented_plan(
     if request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
     if request.data is None and full.tables.data.source not in BUILT_IN:
-        raise missing_shards(full.tables.data.source, full.name)
+        raise missing_shards(full.tables.data.source, request.recipe_word)
     names = _with_keys(request, home)
     priors, damage = load_priors(home)
     before = quote(request, full, _market(request, full, names, home, clock), priors=priors)
