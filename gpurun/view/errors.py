@@ -7,10 +7,15 @@ from gpurun.view.style import Style
 
 
 def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> list[Line]:
-    """The sentence, the hint under it, and the code at the end of the hint where there is room."""
+    """The sentence, the hint under it, and the code at the end of the hint where there is room.
+
+    Lines of a hint after its first are to be copied: each is left whole, wherever the terminal ends.
+    """
     tail = line("  ", Span(f"[{code}]" + (f" exit {exit_code}" if exit_code is not None else ""), "dim"))
-    lines = [*hang(Span("✗", "bad"), what, style, indent=0), *wrap(hint, style, indent=2)]
-    if width_of(lines[-1]) + width_of(tail) <= style.width and len(lines) > 1:
+    advice, *copied = hint.split("\n")
+    lines = [*hang(Span("✗", "bad"), what, style, indent=0), *wrap(advice, style, indent=2)]
+    lines += [line("  ", words) for words in copied]
+    if not copied and width_of(lines[-1]) + width_of(tail) <= style.width and len(lines) > 1:
         lines[-1] = (*lines[-1], *tail)
     else:
         lines.append(tail)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 
 import pytest
 
 from gpurun.core.errors import ExitCode, NoOffer
+from gpurun.providers.aws.setup import commands
 from gpurun.view.charts import Scale, line_chart, scale_of, sparkline
 from gpurun.view.envelope import ENVELOPE_KEYS, ERROR_KEYS, envelope_json
 from gpurun.view.errors import error_text
@@ -70,6 +72,19 @@ def test_an_error_says_what_then_what_to_do_then_its_code() -> None:
     assert error_text(error.what, error.hint, error.code, Style()) == (
         "✗ No offer fits $3.00.\n  Raise the cap: --max-cost 8.50.  [offer.none]"
     )
+
+
+def test_what_is_to_be_copied_from_a_hint_stands_on_lines_of_its_own_whole_and_alone() -> None:
+    trust, policy = {"Principal": {"Service": "scheduler.amazonaws.com"}}, {"Action": "ec2:TerminateInstances"}
+    typed = commands(trust, policy)
+    shown = error_text("No role was made.", "\n".join(["By hand it is:", *typed]), "aws.declined", Style(width=60))
+    _, advice, *copied, code = (line.strip() for line in shown.splitlines())
+    assert (advice, copied, code) == ("By hand it is:", typed, "[aws.declined]")
+    assert [shlex.split(line)[2] for line in copied] == ["create-role", "put-role-policy"]
+
+
+def test_a_line_of_a_hint_that_somebody_else_wrote_steers_no_terminal() -> None:
+    assert "\x1b" not in error_text("It failed.", "It said:\n\x1b[2Jno", "a.b", Style())
 
 
 def test_the_envelope_has_its_six_keys_and_no_other() -> None:

@@ -94,7 +94,7 @@ def _identity(request: Request, home: Home) -> Path:
         raise SetupError(
             "ssh.new_identity",
             "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
-            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE): "
+            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE):\n"
             f"{public}",
         )
     return folder / "client"
