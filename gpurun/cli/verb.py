@@ -26,7 +26,7 @@ from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
 from gpurun.core.paths import Home, default_home
 
 COMMON: dict[str, Any] = {
-    "json": Annotated[bool, typer.Option("--json", help="One JSON envelope on standard output.")],
+    "json": Annotated[bool, typer.Option("--json", help="JSON on standard output, an envelope at its end.")],
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")],
     "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")],
     "color": Annotated[str, typer.Option("--color", help="auto, always or never; else as set.", metavar="WHEN")],

@@ -34,7 +34,7 @@ def audit(
     session: Session,
     runs: Annotated[list[str], typer.Argument(metavar="[RUN]...", help="Only these; all by default.")] = [],  # noqa: B006
     since: Annotated[
-        str, typer.Option("--since", metavar="DATE", help="Only runs opened on or after 2026-11-01.")
+        str, typer.Option("--since", metavar="DATE", help="Only runs opened on that day or later: 2026-11-01.")
     ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
     against_bill: Annotated[
@@ -55,7 +55,9 @@ def reap(
     session: Session,
     provider: Providers = [],  # noqa: B006
     destroy: Annotated[bool, typer.Option("--destroy", help="End those within their lease too.")] = False,
-    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Only instances older than 1h.")] = "",
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Only instances older than that: 30m, 1h, 2d.")
+    ] = "",
     look: Annotated[bool, typer.Option("--look", help="Only list; end nothing.")] = False,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit 9 if anything is left that should not be, 4 without a key.")

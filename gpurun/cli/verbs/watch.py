@@ -23,7 +23,7 @@ def ps(
     session: Session,
     all_runs: Annotated[bool, typer.Option("--all", "-a", help="Finished runs too.")] = False,
 ) -> Result:
-    """List the runs, running first; one that may be billing with no owner stands out."""
+    """List the unfinished runs; one that may be billing while nobody drives it stands first."""
     from gpurun.cli.listing import list_runs
 
     return list_runs(session, all_runs=all_runs)
