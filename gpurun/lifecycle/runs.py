@@ -95,8 +95,9 @@ def find_run(home: Home, wanted: str) -> str:
         raise UsageError(
             "run.ambiguous", f"{wanted!r} is the beginning of {', '.join(matching[:5])}.", hint="Write one more letter."
         )
-    hint = did_you_mean(wanted, names, otherwise="`gpurun ps --all` lists the runs there are.")
-    raise UsageError("run.unknown", f"There is no run {wanted!r}.", hint=hint)
+    there = "`gpurun ps --all` lists the runs there are; for a run of another home add --home DIR, as it was started."
+    hint = did_you_mean(wanted, names, otherwise=there)
+    raise UsageError("run.unknown", f"There is no run {wanted!r} in {home.root}.", hint=hint)
 
 
 def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:

@@ -47,6 +47,7 @@ WRONG = [
     (["plan", "--gpu", "1xA100", "--provider", "aws"], 5, "offer.none", "8xA100"),
     (["train", "mini-gpt", "--dry-run", "--provider", "runpad"], 2, "provider.unknown", "runpod"),
     (["attach", "nosuch"], 2, "run.unknown", "ps --all"),
+    (["destroy", "nosuch", "--yes"], 2, "run.unknown", "another home add --home DIR"),
     (["receipt", "@last"], 2, "run.unknown", ""),
     (["ps", "--bogus"], 2, "usage", ""),
     (["nosuchverb"], 2, "usage", ""),
