@@ -81,7 +81,7 @@ def test_killed_anywhere_and_resumed_the_run_ends_the_same(points: list[str], gr
 
 
 @pytest.mark.slow
-def test_killed_at_every_third_point_of_the_same_run_it_still_ends(tmp_path: Path) -> None:
+def test_killed_at_its_thirteenth_point_again_and_again_the_same_run_still_ends(tmp_path: Path) -> None:
     """A run whose supervisor dies again and again makes progress each time, and never a second instance."""
     home = Home(tmp_path / "home")
     folder = make_run(home, steps=STEPS)
