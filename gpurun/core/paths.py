@@ -191,9 +191,11 @@ class Home:
 
 def _asked_ns(folder: Path) -> int | None:
     """When a run was asked for; None of what never became one. A folder that is shut to us (sudo) is one."""
-    request = folder / "request.json"
+    run = RunFolder(folder)
     try:
-        return request.stat().st_mtime_ns if request.is_file() else None
+        # One whose request was removed may be billed all the same.
+        found = next((path for path in (run.request, run.plan, run.journal) if path.is_file()), None)
+        return found.stat().st_mtime_ns if found else None
     except PermissionError:
         return folder.stat().st_mtime_ns
 

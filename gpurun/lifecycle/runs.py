@@ -143,14 +143,14 @@ def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
 
 
 def planned_runs(home: Home) -> list[str]:
-    """The names of all runs that came as far as a plan, oldest first."""
+    """The names of all runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
     return [name for name in home.run_names() if _is_planned(home.run(name))]
 
 
 def _is_planned(folder: RunFolder) -> bool:
-    """Whether there is a plan; of a folder that is shut to us nobody can say that there is none."""
+    """Whether there is a plan, or was; of a folder that is shut to us nobody can say that there is none."""
     try:
-        return folder.plan.exists()
+        return folder.plan.exists() or folder.journal.exists()
     except PermissionError:
         return True
 

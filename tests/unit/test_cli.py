@@ -21,7 +21,9 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.paths import Home
 from gpurun.core.plan import Request
+from gpurun.lifecycle.runs import find_run
 from tests.lifecycle.tiny_runs import make_run
+from tests.unit.report_samples import opened_run
 
 WRONG = [
     (["train", "mini-gtp", "--dry-run"], 2, "recipe.unknown", "mini-gpt"),
@@ -180,3 +182,17 @@ def test_an_unfinished_run_is_mentioned_before_the_next_plan(own_home: Path) -> 
     make_run(Home(own_home), "fox-41")
     (own_home / "runs/fox-41/journal.jsonl").write_bytes(b"")
     assert "gpurun resume fox-41" in gpurun("recipes", "list").stderr
+
+
+@pytest.mark.parametrize("lost", ["request", "plan"])
+def test_a_run_that_lost_its_request_or_its_plan_is_not_forgotten(own_home: Path, lost: str) -> None:
+    """Its machine is billed on, and nobody would have been told."""
+    run = opened_run(Home(own_home), "fox-41")
+    run.write(run.opened(), run.intended(), run.created())
+    getattr(run.folder, lost).unlink()
+    shown = CliRunner().invoke(build_app("ps"), ["ps", "--json"], standalone_mode=False)
+    answer = json.loads(shown.stdout)
+    told = {"request": ([run.folder.name], [], 9), "plan": ([], ["run.plan_damaged"], 10)}[lost]
+    codes = [error["code"] for error in answer["errors"]]
+    assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == told
+    assert find_run(Home(own_home), "@last") == "fox-41"
