@@ -69,6 +69,13 @@ class RunFolder:
         """Shards that were prepared for this run alone."""
         return self.path / "data"
 
+    def now_at(self, told: str) -> str:
+        """Where shards lie that a plan has at `told`: those of a run move with its home, which may have been moved."""
+        old = Path(told)
+        moved = self.path.parent / old.parent.name / old.name
+        is_of_a_run = (old.parts[-3:-2], old.name) == (("runs",), self.data.name)
+        return str(moved) if is_of_a_run and not os.path.isdir(old) and moved.is_dir() else told
+
     @property
     def staged(self) -> Path:
         """What of the run lies in a bucket, and the digests that were found when it was put there."""

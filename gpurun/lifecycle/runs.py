@@ -50,7 +50,7 @@ def look(home: Home, name: str) -> Sight:
     folder = home.run(name)
     reading = read_journal(folder.journal)
     try:
-        plan = Plan.from_json(folder.plan.read_bytes())
+        plan = read_plan(folder)
     except (OSError, ValidationError) as error:
         raise VerificationFailed(
             "run.plan_damaged",
@@ -67,6 +67,13 @@ def look(home: Home, name: str) -> Sight:
         damage=reading.damage,
         approved=plan.approved,
     )
+
+
+def read_plan(folder: RunFolder) -> Plan:
+    """The plan that was agreed to, with its shards where they lie now; OSError or ValidationError where it is none."""
+    plan = Plan.from_json(folder.plan.read_bytes())
+    places = {key: folder.now_at(getattr(plan.data, key)) for key in ("folder", "beside")}
+    return plan.model_copy(update={"data": plan.data.model_copy(update=places)})
 
 
 def asked_for(folder: RunFolder, token: str) -> bool:

@@ -21,14 +21,13 @@ from gpurun.core.clock import Clock, SystemClock, ticks
 from gpurun.core.errors import ExitCode, GpurunError, RunHeld, VerificationFailed
 from gpurun.core.model import Instance
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import Plan
 from gpurun.core.progress import RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.lock import RunLock, holder_of
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reach import Reach
-from gpurun.lifecycle.runs import look
+from gpurun.lifecycle.runs import look, read_plan
 from gpurun.lifecycle.state import place_of, replay
 from gpurun.lifecycle.unrecorded import end_unrecorded, locked, open_journal
 from gpurun.machine.far import FarSide
@@ -77,7 +76,7 @@ def _seen(
     trainer: Path | None = None,
 ) -> tuple[RunState, Context]:
     """The run as its journal has it, and what is needed to drive it; nothing is written."""
-    plan = Plan.from_json(folder.plan.read_bytes())
+    plan = read_plan(folder)
     state = replay(plan.run, read_journal(folder.journal).records)
     # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
     opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.model import GpuNeed
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices, DataSummary, Earlier, Mode, Request
+from gpurun.core.plan import Choices, DataSummary, Earlier, Mode, Plan, Request
 from gpurun.ledger.audit import audit
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME
@@ -328,3 +329,27 @@ def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
         if path.name != PRIVATE_NAME:
             path.unlink()
     assert refusal(home) == "continue.no_receipt"
+
+
+def test_in_a_home_that_was_moved_the_shards_of_an_earlier_run_are_found(tmp_path: Path) -> None:
+    """Those of a run that had gone on itself are the first one's."""
+
+    class Second(StoppedRun):
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            shards_of_first = self.folder.path.parent / "fox-41" / "data"
+            shards_of_first.mkdir(parents=True)
+            (shards_of_first / "data.json").write_text("{}")
+            plan = Plan.from_json(self.folder.plan.read_bytes())
+            data = plan.data.model_copy(update={"folder": str(shards_of_first)})
+            self.folder.plan.write_text(plan.model_copy(update={"data": data}).to_json())
+            asked = Request.from_json(self.folder.request.read_bytes())
+            self.folder.request.write_text(asked.model_copy(update={"data": str(shards_of_first)}).to_json())
+
+    Second(Home(tmp_path / "old").prepare(), "owl-07").until_gone().settle(7)
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved, request = Home(tmp_path / "new"), Request(recipe="", continues="owl-07")
+    shards_there = moved.run("fox-41").data
+    assert as_before(request, moved).data == str(shards_there)
+    shutil.rmtree(shards_there)
+    assert as_before(request, moved).data is None, "the recipe's own text is taken, not a folder that is gone"

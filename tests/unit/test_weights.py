@@ -154,3 +154,14 @@ def test_the_command_line_passes_on_what_was_said_and_nothing_else(
     assert told["data"]["argv"][3:] == ["--top-k=5", "--prompt=a b"]
     made = CliRunner().invoke(build_app(), ["export", "fox-41", str(tmp_path / "hf"), *home], standalone_mode=False)
     assert json.loads(made.stdout)["data"]["step"] == 120
+
+
+def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, folder: RunFolder) -> None:
+    """The plan has them where they were."""
+    plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
+    folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
+    asked = sample_run(session, "fox-41", "a", checkpoint="best").data["argv"]
+    assert asked[2] == old, "where they are nowhere, it is told where they were"
+    folder.data.mkdir()
+    asked = sample_run(session, "fox-41", "a", checkpoint="best").data["argv"]
+    assert asked[2] == str(folder.data)

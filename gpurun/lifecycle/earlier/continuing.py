@@ -60,7 +60,7 @@ def as_before(request: Request, home: Home) -> Request:
         )
     told: dict[str, Any] = {"continues": run.folder.name, "recipe": asked.recipe}
     told["overrides"] = (*asked.overrides, *request.overrides)
-    told["data"] = request.data or _shards_of(plan, asked)
+    told["data"] = request.data or _shards_of(run, plan, asked)
     told["gpu"] = request.gpu or asked.gpu
     if not request.providers:
         own = ("host", "host_key", "identity", "price_micros_per_hour") if asked.providers == ("ssh",) else ()
@@ -109,7 +109,7 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
     run = _run(earlier.run, home)
     plan, files = run.plan(), [one for one in run.files(*_KINDS) if one["step"] == earlier.step]
     if plan is None or plan.data.sha256 != data.sha256:
-        where = shlex.quote(plan.data.folder) if plan and Path(plan.data.folder).is_dir() else ""
+        where = shlex.quote(plan.data.folder) if plan and os.path.isdir(plan.data.folder) else ""
         raise UsageError(
             "continue.other_data",
             f"{earlier.run} trained on other shards than these.",
@@ -188,9 +188,12 @@ def _earlier(run: Vouched, step: int, files: list[dict[str, Any]]) -> Earlier:
     )
 
 
-def _shards_of(plan: Plan, asked: Request) -> str | None:
-    """The shards that a run trained on, where they are still there; else what it was given."""
-    return plan.data.folder if (Path(plan.data.folder) / "data.json").is_file() else asked.data
+def _shards_of(run: Vouched, plan: Plan, asked: Request) -> str | None:
+    """The shards that a run trained on, where they are still there; else what it was given, if that was not they."""
+    there = run.folder.now_at(plan.data.folder)
+    if os.path.isfile(os.path.join(there, "data.json")):  # Of another user's folder it says no, and raises nothing.
+        return there
+    return None if asked.data == plan.data.folder else asked.data
 
 
 def _link(source: Path, target: Path) -> None:
