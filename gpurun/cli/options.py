@@ -66,14 +66,14 @@ def request_from(session: Session, **typed: Any) -> Request:
 
     settings = session.settings
     cap = typed["max_cost"] or settings["max_cost"].value
-    named = typed["provider"] or [name.strip() for name in settings["providers"].value.split(",") if name.strip()]
+    usual = tuple(name.strip() for name in settings["providers"].value.split(",") if name.strip())
     price, continues = typed["price_per_hour"], typed["continues"]
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
-        providers=tuple(named),
+        providers=tuple(typed["provider"]) or (usual if continues is None else ()),
         data=typed["data"] or None,
         hours=typed["hours"],
         dry_run=typed["dry_run"],
@@ -98,7 +98,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         return request
     from gpurun.lifecycle.earlier.continuing import as_before
 
-    return as_before(request, session.home)
+    return as_before(request, session.home, usual)
 
 
 def _whole(recipe: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gpurun.cli.options import REQUEST, request_from
+from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError
 from gpurun.core.model import GpuNeed
 from gpurun.core.money import Micros, usd
@@ -353,3 +355,29 @@ def test_in_a_home_that_was_moved_the_shards_of_an_earlier_run_are_found(tmp_pat
     assert as_before(request, moved).data == str(shards_there)
     shutil.rmtree(shards_there)
     assert as_before(request, moved).data is None, "the recipe's own text is taken, not a folder that is gone"
+
+
+def asked_of(home: Home, **changes: Any) -> None:
+    """An earlier run that was asked for in another way."""
+
+    class Asked(StoppedRun):
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            asked = Request.from_json(self.folder.request.read_bytes())
+            self.folder.request.write_text(asked.model_copy(update=changes).to_json())
+
+    Asked(home).until_gone().settle(7)
+
+
+@pytest.mark.parametrize(
+    ("before", "typed", "then"),
+    [(("local",), [], ("local",)), ((), [], ("runpod",)), (("local",), ["aws"], ("aws",))],
+)
+def test_a_setting_rents_nothing_for_a_run_that_was_somewhere_else(
+    home: Home, before: tuple[str, ...], typed: list[str], then: tuple[str, ...]
+) -> None:
+    asked_of(home, providers=before)
+    home.config.write_text('providers = "runpod"\n')
+    given = {name: default for name, (_, default) in REQUEST.flags.items()}
+    request = request_from(Session(home=home), **given | {"continues": "fox-41", "provider": typed})
+    assert request.providers == then

@@ -37,11 +37,11 @@ _MAY_CHANGE = {
 """What the trainer lets differ between a checkpoint and the run that goes on from it."""
 
 
-def as_before(request: Request, home: Home) -> Request:
+def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Request:
     """The request with what the run that it goes on from was asked, wherever nothing else is asked now.
 
     The cap is not among it, nor is any consent. Where no provider is named, it is the same place, with the same image
-    and set-up. UsageError when there is no such run, or nothing to go on from.
+    and set-up; `usual`, if it could be anywhere. UsageError when there is no such run, or nothing to go on from.
     """
     run = _run(request.continues, home)
     asked, plan = run.request(), run.plan()
@@ -64,7 +64,7 @@ def as_before(request: Request, home: Home) -> Request:
     told["gpu"] = request.gpu or asked.gpu
     if not request.providers:
         own = ("host", "host_key", "identity", "price_micros_per_hour") if asked.providers == ("ssh",) else ()
-        told["providers"] = asked.providers
+        told["providers"] = asked.providers or usual
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in ("image", "setup")}
         told["choices"] = request.choices.model_copy(update=outfit)
