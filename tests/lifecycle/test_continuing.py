@@ -381,3 +381,13 @@ def test_a_setting_rents_nothing_for_a_run_that_was_somewhere_else(
     given = {name: default for name, (_, default) in REQUEST.flags.items()}
     request = request_from(Session(home=home), **given | {"continues": "fox-41", "provider": typed})
     assert request.providers == then
+
+
+def test_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(home: Home) -> None:
+    box = {"host": "me@lab", "host_key": "SHA256:abc", "identity": "~/.ssh/lab", "price_micros_per_hour": usd(2)}
+    asked_of(home, providers=("ssh",), **box)
+    same = as_before(FROM, home)
+    assert {name: getattr(same, name) for name in box} == box
+    other = as_before(FROM.model_copy(update={"host": "me@desk"}), home)
+    assert (other.providers, other.host, other.identity) == (("ssh",), "me@desk", "~/.ssh/lab")
+    assert (other.host_key, other.price_micros_per_hour) == ("", None)
