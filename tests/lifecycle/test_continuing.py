@@ -391,3 +391,16 @@ def test_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(ho
     other = as_before(FROM.model_copy(update={"host": "me@desk"}), home)
     assert (other.providers, other.host, other.identity) == (("ssh",), "me@desk", "~/.ssh/lab")
     assert (other.host_key, other.price_micros_per_hour) == ("", None)
+
+
+def test_a_recipe_of_ones_own_may_lie_elsewhere_by_now(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_of(home, recipe="./mine.toml")
+    (tmp_path / "mine.toml").write_text("")
+    assert refusal(home) == "continue.no_recipe"
+    other = str(tmp_path / "mine.toml")
+    assert as_before(FROM.model_copy(update={"recipe": other}), home).recipe == other
+    assert refusal(home, FROM.model_copy(update={"recipe": str(tmp_path / "yours.toml")})) == "continue.other_recipe"
+    monkeypatch.chdir(tmp_path)
+    assert as_before(FROM, home).recipe == "./mine.toml"

@@ -51,14 +51,14 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
         hint = f"The whole run: gpurun train {asked.recipe_word}"
         raise UsageError("continue.rehearsal", f"{run.folder.name} was a rehearsal; there is nothing to go on from.",
                          hint=hint)  # fmt: skip
-    if request.recipe and request.recipe != asked.recipe:
+    if request.recipe and Path(request.recipe).stem != Path(asked.recipe).stem:  # A file may lie elsewhere now.
         raise UsageError(
             "continue.other_recipe",
             f"{run.folder.name} trained {asked.recipe}, not {request.recipe}.",
             hint=f"Leave the recipe out: gpurun train --from {run.folder.name}. To start another run from its weights: "
             f"train.init_from, see {page('FORMATS.md')}",
         )
-    told: dict[str, Any] = {"continues": run.folder.name, "recipe": asked.recipe}
+    told: dict[str, Any] = {"continues": run.folder.name, "recipe": request.recipe or _recipe_of(run, asked)}
     told["overrides"] = (*asked.overrides, *request.overrides)
     told["data"] = request.data or _shards_of(run, plan, asked)
     told["gpu"] = request.gpu or asked.gpu
@@ -154,7 +154,8 @@ def _run(wanted: str, home: Home) -> Vouched:
         raise UsageError(
             "continue.no_receipt",
             f"{name} has no receipt that this home signed, so nothing vouches for its checkpoint.",
-            hint=f"gpurun audit {name} says what became of it.",
+            hint=f"gpurun audit {name} says why. Its weights can begin a run of their own: train.init_from, see "
+            f"{page('FORMATS.md')}",
         )
     return run
 
@@ -187,6 +188,18 @@ def _earlier(run: Vouched, step: int, files: list[dict[str, Any]]) -> Earlier:
         receipt_sha256=run.receipt_sha256,
         spent_micros=None if spent is None or before is None else Micros(spent + before),
     )
+
+
+def _recipe_of(run: Vouched, asked: Request) -> str:
+    """The recipe that a run was asked for; a UsageError where it was a file that is not there, as seen from here."""
+    name = Path(asked.recipe)
+    if name.stem != asked.recipe and not name.expanduser().is_file():
+        raise UsageError(
+            "continue.no_recipe",
+            f"{run.folder.name} trained the recipe {asked.recipe}, which is not here.",
+            hint=f"Say where it is: gpurun train FOLDER/{name.name} --from {run.folder.name}",
+        )
+    return asked.recipe
 
 
 def _shards_of(run: Vouched, plan: Plan, asked: Request) -> str | None:
