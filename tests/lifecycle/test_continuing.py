@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from gpurun.cli.options import REQUEST, request_from
 from gpurun.cli.session import Session
-from gpurun.core.errors import GpurunError
+from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.model import GpuNeed
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
@@ -207,6 +208,17 @@ def test_other_values_and_other_shards_than_before_are_refused_before_anything_i
     other = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
     assert refusal(home, recipe=other) == "continue.changed"
     assert refusal(home, data=shards(sha256="1" * 64)) == "continue.other_data"
+
+
+def test_what_was_changed_is_told_with_the_flags_that_change_it_back(home: Home) -> None:
+    """A rehearsal's form differs from the full one in what nobody typed, and so does a recipe that was edited since."""
+    stopped_run(home)
+    edited = ("optim.lr=0.002", 'data.source="my texts"', "train.batch_tokens=524288")
+    with pytest.raises(UsageError) as refused:
+        going_on(resolve(load_recipe("gpt2-124m"), "full", edited, 1), FROM, home)
+    back = shlex.split(refused.value.hint.split(": ")[1].rsplit(". ", 1)[0])[1::2]
+    assert "optim.lr=0.001" in back
+    assert changed_keys(RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", (*edited, *back), 1).record) == []
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000120.model.safetensors", "checkpoints/000120.state.json"])

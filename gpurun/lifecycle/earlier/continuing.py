@@ -86,7 +86,7 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
         raise UsageError(
             "continue.changed",
             f"{name} was trained with other values of {', '.join(changed)}; to go on is to train the same.",
-            hint=f"Leave those as they were, or begin a new run: gpurun train {request.recipe_word}",
+            hint=f"{_set_back(plan.resolved, changed)} a new run: gpurun train {request.recipe_word}",
         )
     files = _newest(run)
     step = int(files[0]["step"])
@@ -141,6 +141,15 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
         found += [f"{table}.{key}" for key in sorted(keys) if f"{table}.{key}" not in _MAY_CHANGE]
     return found
+
+
+def _set_back(before: Mapping[str, Any], changed: list[str]) -> str:
+    """How to have the values again that a recipe had, up to the words "a new run"; a flag cannot take a key away."""
+    values = {
+        key: before.get(table, {}).get(name) for key, table, name in ((one, *one.split(".", 1)) for one in changed)
+    }
+    flags = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in values.items() if value is not None]
+    return f"As they were: {' '.join(flags)}. Or begin" if flags else "Begin"
 
 
 def _run(wanted: str, home: Home) -> Vouched:
