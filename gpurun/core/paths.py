@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -173,7 +174,7 @@ class Home:
         return RunFolder(self.runs / name)
 
     def run_names(self) -> list[str]:
-        """The names of all runs, oldest first by the request's time of writing."""
+        """The names of all runs, oldest first by the beginning of the journal; without one by when they were asked."""
         if not self.runs.is_dir():
             return []
         named = [path for path in self.runs.iterdir() if RUN_NAME.fullmatch(path.name)]
@@ -202,9 +203,18 @@ def _asked_ns(folder: Path) -> int | None:
     try:
         # One whose request was removed may be billed all the same.
         found = next((path for path in (run.request, run.plan, run.journal) if path.is_file()), None)
-        return found.stat().st_mtime_ns if found else None
+        return (_begun_ns(run.journal) or found.stat().st_mtime_ns) if found else None
     except PermissionError:
         return folder.stat().st_mtime_ns
+
+
+def _begun_ns(journal: Path) -> int:
+    """When a journal begins, by its own word: a copy of a home has other times; 0 where it has none."""
+    try:
+        with journal.open("rb") as lines:
+            return int(json.loads(lines.readline(1 << 16))["wall"] * 1e9)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return 0
 
 
 def default_home() -> Path:

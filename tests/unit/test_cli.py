@@ -196,3 +196,12 @@ def test_a_run_that_lost_its_request_or_its_plan_is_not_forgotten(own_home: Path
     codes = [error["code"] for error in answer["errors"]]
     assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == told
     assert find_run(Home(own_home), "@last") == "fox-41"
+
+
+def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) -> None:
+    """Copying gave its files the times of another order, and `destroy @last` another run."""
+    for name, begun_wall in (("owl-7", 5e8), ("fox-41", 1e9), ("ant-3", 7e8)):
+        run = opened_run(Home(own_home), name)
+        run.clock.jump_wall(begun_wall - run.clock.wall())
+        run.write(run.opened())
+    assert find_run(Home(own_home), "@last") == "fox-41"
