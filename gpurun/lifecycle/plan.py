@@ -37,8 +37,12 @@ def make_plan(
     """
     recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
-    unused = unused_notes(request, recipe, plan.resolved["data"])
-    return plan.model_copy(update={"notes": (*plan.notes, *unused)}) if unused else plan
+    notes = unused_notes(request, recipe, plan.resolved["data"])
+    if plan.continues:
+        from gpurun.lifecycle.earlier.continuing import others_from
+
+        notes = (*notes, *others_from(plan.continues, home))
+    return plan.model_copy(update={"notes": (*plan.notes, *notes)}) if notes else plan
 
 
 def _planned(

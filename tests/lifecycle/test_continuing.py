@@ -22,7 +22,7 @@ from gpurun.ledger.audit import audit
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.lifecycle.earlier import continuing
-from gpurun.lifecycle.earlier.continuing import FOLDER, as_before, carried, changed_keys, going_on
+from gpurun.lifecycle.earlier.continuing import FOLDER, as_before, carried, changed_keys, going_on, others_from
 from gpurun.lifecycle.quotes.quote import quote
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
@@ -416,3 +416,26 @@ def test_a_recipe_of_ones_own_may_lie_elsewhere_by_now(
     assert refusal(home, FROM.model_copy(update={"recipe": str(tmp_path / "yours.toml")})) == "continue.other_recipe"
     monkeypatch.chdir(tmp_path)
     assert as_before(FROM, home).recipe == "./mine.toml"
+
+
+def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
+    """Else the same steps are paid for twice, because the name of the first run was typed again."""
+    stopped_run(home)
+    spent = going_on(RECIPE, FROM, home).earlier
+    assert spent is not None
+
+    class Second(StoppedRun):
+        steps = (240,)
+
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            plan = Plan.from_json(self.folder.plan.read_bytes())
+            self.folder.plan.write_text(plan.model_copy(update={"continues": spent}).to_json())
+
+    Second(home, "owl-07").until_gone().settle(7)
+    type("Lost", (Second,), {"steps": ()})(home, "elk-3").until_gone().settle(6)
+    Second(home, "ant-12").until_gone()
+    assert sorted(others_from(spent, home)) == [
+        "ant-12 goes on from fox-41 too, and is not over: gpurun attach ant-12.",
+        "owl-07 went on from fox-41 before, to step 240: gpurun train --from owl-07.",
+    ]

@@ -11,17 +11,20 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import UsageError, VerificationFailed
+from pydantic import ValidationError
+
+from gpurun.core.errors import GpurunError, UsageError, VerificationFailed
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.plan import DataSummary, Earlier, Mode, Plan, Request
+from gpurun.core.progress import Event
 from gpurun.ledger.chain import read_chain
 from gpurun.lifecycle.earlier.vouched import Vouched, vouched
-from gpurun.lifecycle.runs import find_run, look
+from gpurun.lifecycle.runs import find_run, look, planned_runs, read_plan
 from gpurun.planning.bundle import page
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.tables import TABLES
@@ -29,6 +32,7 @@ from gpurun.planning.tables import TABLES
 FOLDER = "continue"
 """Where the trainer finds the checkpoint, beside the shards."""
 _KINDS = ("weights", "optimizer", "state")
+_HOMECOMING = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
 _MAY_CHANGE = {
     *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
     *("train.spike", "train.spike_z"),
@@ -126,6 +130,25 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
     manifest = {"v": 1, "latest": earlier.step, "best": None, "files": files}
     write_atomic(place / "MANIFEST.json", json.dumps(manifest, indent=1).encode() + b"\n")
     return data.model_copy(update={"bytes": data.bytes + earlier.bytes})
+
+
+def others_from(earlier: Earlier, home: Home) -> Iterator[str]:
+    """What the plan says of other runs that went on from the same one: their steps would be paid for twice."""
+    for name in planned_runs(home):
+        try:
+            before = read_plan(home.run(name)).continues
+            sight = look(home, name) if before and before.run == earlier.run else None
+        except (GpurunError, OSError, ValidationError):
+            continue
+        if sight is None:
+            continue
+        if sight.unfinished:
+            yield f"{name} goes on from {earlier.run} too, and is not over: gpurun attach {name}."
+            continue
+        home_files = [one for record in sight.records if record.event in _HOMECOMING for one in record.data["files"]]
+        step = max((int(one["step"]) for one in home_files if one["kind"] == "weights"), default=0)
+        if step > earlier.step:
+            yield f"{name} went on from {earlier.run} before, to step {step:,}: gpurun train --from {name}."
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
