@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +22,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
 from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
-from gpurun.core.paths import Home, default_home
+from gpurun.core.paths import Home, default_home, home_at
 
 COMMON: dict[str, Any] = {
     "json": Annotated[bool, typer.Option("--json", help="JSON on standard output, an envelope at its end.")],
@@ -75,7 +74,11 @@ def verb(
         ]
 
         def command(**given: Any) -> int:
-            session = _session({key: given.pop(key) for key in COMMON})
+            flags = {key: given.pop(key) for key in COMMON}
+            try:
+                session = _session(flags)
+            except GpurunError as error:
+                return _render(name, flags["json"], Result(errors=(error,), exit_code=error.exit_code), None)
 
             def run() -> Result:
                 if shares is not None:
@@ -102,7 +105,7 @@ def _with_real_type(parameter: inspect.Parameter, function: Verb) -> inspect.Par
 
 def _session(common: dict[str, Any]) -> Session:
     home = common.pop("home")
-    root = Path(home).expanduser().absolute() if home else default_home()
+    root = home_at(home) if home else default_home()
     common["color"] = common["color"] or _usual_color(Home(root))
     return Session(home=Home(root), **common)
 

@@ -220,10 +220,16 @@ def _begun_ns(journal: Path) -> int:
 def default_home() -> Path:
     """`GPURUN_HOME`, else the XDG data folder."""
     chosen = os.environ.get("GPURUN_HOME")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser().absolute() / "gpurun"
+    return home_at(chosen or f"{os.environ.get('XDG_DATA_HOME') or '~/.local/share'}/gpurun")
+
+
+def home_at(told: str) -> Path:
+    """The folder that is meant; a SetupError where `~` is nobody's, as for a container's user without HOME."""
+    try:
+        return Path(told).expanduser().absolute()
+    except RuntimeError:
+        hint = "Name it by its whole path, with --home DIR or GPURUN_HOME."
+        raise SetupError("home.unknown", f"Whose folder {told} is cannot be told here.", hint=hint) from None
 
 
 def make_private(folder: Path) -> None:

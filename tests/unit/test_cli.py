@@ -205,3 +205,12 @@ def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) 
         run.clock.jump_wall(begun_wall - run.clock.wall())
         run.write(run.opened())
     assert find_run(Home(own_home), "@last") == "fox-41"
+
+
+@pytest.mark.parametrize("words", [["ps", "--json", "--home", "~nobody-here/x"], ["ps", "--json"]])
+def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user without HOME and without an entry, too: it was a traceback of each verb."""
+    monkeypatch.setenv("GPURUN_HOME", "~nobody-here/gpurun")
+    shown = CliRunner().invoke(build_app("ps"), words, standalone_mode=False)
+    answer = json.loads(shown.stdout)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unknown")
