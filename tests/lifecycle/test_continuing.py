@@ -439,3 +439,13 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
         "ant-12 goes on from fox-41 too, and is not over: gpurun attach ant-12.",
         "owl-07 went on from fox-41 before, to step 240: gpurun train --from owl-07.",
     ]
+
+
+def test_without_its_request_the_plan_says_what_there_is_to_go_on_from(home: Home) -> None:
+    """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said anew."""
+    stopped_run(home).folder.request.unlink()
+    asked = as_before(FROM, home)
+    assert (asked.recipe, asked.providers, asked.choices) == ("gpt2-124m", ("runpod",), Choices())
+    changed = resolve(load_recipe("gpt2-124m"), "full", asked.overrides, 1)
+    assert refusal(home, recipe=changed) == "continue.changed"
+    assert going_on(RECIPE, asked, home).first_step == 120

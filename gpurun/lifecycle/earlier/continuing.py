@@ -48,9 +48,10 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
     and set-up; `usual`, if it could be anywhere. UsageError when there is no such run, or nothing to go on from.
     """
     run = _run(request.continues, home)
-    asked, plan = run.request(), run.plan()
-    if asked is None or plan is None:
-        raise _altered(run.folder.name, "its request or its plan")
+    plan = run.plan()
+    if plan is None:
+        raise _altered(run.folder.name, "The plan")
+    asked = run.request() or Request(recipe=plan.recipe, providers=(plan.offer.provider,), choices=plan.choices)
     if plan.mode is Mode.REHEARSAL:
         hint = f"The whole run: gpurun train {asked.recipe_word}"
         raise UsageError("continue.rehearsal", f"{run.folder.name} was a rehearsal; there is nothing to go on from.",
@@ -84,7 +85,7 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
     run = _run(request.continues, home)
     name, plan = run.folder.name, run.plan()
     if plan is None:
-        raise _altered(name, "its plan")
+        raise _altered(name, "The plan")
     changed = changed_keys(plan.resolved, resolved.record)
     if changed:
         raise UsageError(
