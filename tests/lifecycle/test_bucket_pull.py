@@ -14,6 +14,7 @@ from gpurun.core.progress import Phase, RunState
 from gpurun.lifecycle.bucket import pull as room
 from gpurun.lifecycle.bucket.pull import pull
 from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.patience import lost
 from gpurun.machine.bucket.order import NotPulled, Pulled
 from gpurun.machine.bucket.staged import StagedFile
 from gpurun.machine.bucket.trouble import BucketLost
@@ -27,12 +28,10 @@ FILE = StagedFile(
 
 
 class Patience:
-    """Has all the time of the lease."""
+    """Has all the time that it was given."""
 
-    left_s = 3600.0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Of no step."""
+    def __init__(self, *_: Any, limit_s: float) -> None:
+        self.left_s = limit_s
 
     def moved(self) -> None:
         """Something came."""
@@ -42,14 +41,33 @@ class Patience:
 
 
 def pulled(
-    monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, order: Callable[[Pulled], None], look: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch,
+    clock: VirtualClock,
+    order: Callable[[Pulled], None] | None = None,
+    look: Callable[[], None] = lambda: None,
+    at: Callable[[int], float] = lambda _: 0.0,
 ) -> tuple[Pulled, list[Any]]:
-    """What came of one staged file, and what was noted, where the machine pulls and the bucket answers like this."""
+    """What came of one staged file, and what was noted, where the machine pulls and the bucket answers like this.
+
+    `at` is how many bits come in each second of an order that is not scripted.
+    """
+
+    def at_a_pace(came: Pulled, on_progress: Callable[[], None], timeout_s: float) -> None:
+        begun_mono = clock.monotonic()
+        while came.sent_bytes < FILE.bytes:
+            clock.sleep(1)
+            came.sent_bytes += int(at(int(clock.monotonic() - begun_mono)) / 8)
+            on_progress()
+            if clock.monotonic() - begun_mono > timeout_s:
+                raise lost("It took too long.")
+        came.files.add(FILE.sha256)
+
     monkeypatch.setattr(room, "_staged_of", lambda *_: [FILE])
     monkeypatch.setattr(room, "Patience", Patience)
-    monkeypatch.setattr(room, "have_pulled", lambda _, __, ___, came, **____: order(came))
+    scripted = (lambda came, **_: order(came)) if order else at_a_pace
+    monkeypatch.setattr(room, "have_pulled", lambda _, __, ___, came, **more: scripted(came, **more))
     monkeypatch.setattr(Bucket, "look", lambda _: look())
-    lease = SimpleNamespace(ship_s=60)
+    lease = SimpleNamespace(ship_s=110, train_s=10_000)  # For 10 GB at a gigabit, as they are counted.
     plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease)
     context = cast(Context, SimpleNamespace(plan=plan, clock=clock, heed=lambda _: None))
     came = Pulled()
@@ -101,3 +119,39 @@ def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
     pulled(monkeypatch, clock, order, lambda: None)
     assert clock.monotonic() == begun
+
+
+def test_a_bucket_that_is_slower_than_was_counted_is_not_left_for_what_is_slower_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten times as slow as in the plan, and still five times as fast as SSH."""
+    clock = VirtualClock()
+    begun = clock.monotonic()
+    came, notes = pulled(monkeypatch, clock, at=lambda _: 100e6)
+    assert (came.files, came.missing_bytes, notes) == ({FILE.sha256}, 0, [])
+    assert clock.monotonic() - begun == pytest.approx(800, abs=1)
+
+
+@pytest.mark.parametrize("bits_per_s", [0.0, 19e6], ids=["nothing", "slow"])
+def test_a_bucket_that_brings_less_than_ssh_would_is_left_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch, bits_per_s: float
+) -> None:
+    clock = VirtualClock()
+    begun = clock.monotonic()
+    came, notes = pulled(monkeypatch, clock, at=lambda second: 1e9 if second < 30 else bits_per_s)
+    assert clock.monotonic() - begun < 130
+    assert came.missing_bytes == FILE.bytes
+    assert [data["code"] for _, data in notes] == ["stage.not_pulled"]
+    assert "less than SSH" in notes[0][1]["message"]
+
+
+def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+
+    def at(second: int) -> float:
+        if second == 20:
+            clock.sleep(600)
+        return 200e6
+
+    came, notes = pulled(monkeypatch, clock, at=at)
+    assert (came.files, notes) == ({FILE.sha256}, [])

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import Context, Note
-from gpurun.lifecycle.patience import Patience
+from gpurun.lifecycle.patience import AWAY_S, Patience
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import forget
@@ -20,6 +21,7 @@ from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack
+from gpurun.planning.load import UPLINK_BITS_PER_S
 
 PATIENCE_S = 60.0
 """A minute of the machine costs less than sending from here what a bucket that is back in a moment would bring."""
@@ -37,14 +39,15 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
         came.missing_bytes = sum(file.bytes for file in files)
         yield _told("stage.no_zstd", "the machine has no zstd, with which what is staged is packed", files)
         return
-    bucket = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True)
+    bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
         patiently(context.clock, PATIENCE_S, bucket.look, heed=partial(context.heed, state))
-        patience = Patience(state, context, limit_s=context.plan.lease.ship_s)
+        patience, pace = Patience(state, context, limit_s=lease.ship_s + lease.train_s), _Pace(came, context.clock)
 
         def on_progress() -> None:
             patience.moved()
             context.heed(state)
+            pace.demand_worth()
 
         order = partial(have_pulled, far, bucket, files, came, on_progress=on_progress)
         for _ in _while_it_may_come(came, context):
@@ -59,6 +62,28 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
         yield from _what_failed(files, came)
         yield from _forget_altered(bucket, files, came)
     came.missing_bytes = sum(file.bytes for file in _missing(files, came))
+
+
+class _Pace:
+    """How fast the bucket brings something. As long as that is faster than SSH it is not left, however slow it is."""
+
+    def __init__(self, came: Pulled, clock: Clock) -> None:
+        self._came, self._clock = came, clock
+        self._since_mono = self._heard_mono = float("-inf")
+        self._since_bytes = 0
+
+    def demand_worth(self) -> None:
+        """SetupError `stage.slow` when PATIENCE_S have brought less than SSH is counted to send in that time."""
+        now_mono, came_bytes = self._clock.monotonic(), self._came.sent_bytes
+        was_away, self._heard_mono = now_mono - self._heard_mono > AWAY_S, now_mono
+        seconds, brought_bytes = now_mono - self._since_mono, came_bytes - self._since_bytes
+        if was_away:  # The lid was closed, or the line down: what came meanwhile is not known yet.
+            self._since_mono, self._since_bytes = now_mono, came_bytes
+        elif seconds >= PATIENCE_S:
+            if 8 * brought_bytes < UPLINK_BITS_PER_S * seconds:
+                what = f"it brought {brought_bytes:,} bytes in {seconds:.0f} s, less than SSH is counted to"
+                raise SetupError("stage.slow", what, hint="Nothing to do.")
+            self._since_mono, self._since_bytes = now_mono, came_bytes
 
 
 def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:

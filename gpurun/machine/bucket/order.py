@@ -105,11 +105,17 @@ def _order(
 ) -> None:  # fmt: skip
     """Have some files pulled, with URLs made now."""
     content = canonical({"v": 1, "files": [_asked(bucket, file) for file in files]})
-    digest, told = hashlib.sha256(content).hexdigest(), _Progress(on_progress)
+    digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
+
+    def heard() -> None:
+        came.sent_bytes = before_bytes + told.bytes
+        on_progress()
+
+    told = _Progress(heard)
     try:
         far.ask("pull", "--sha256", digest, stdin=[content], sink=told, site=True, timeout_s=timeout_s)
     finally:
-        came.sent_bytes += told.bytes
+        came.sent_bytes = before_bytes + told.bytes
     last, asked = told.last(), {file.sha256 for file in files}
     came.files |= asked & set(last.pulled or ())
     came.failed |= {one.sha256: one for one in last.failed if one.sha256 in asked}
