@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,12 +17,14 @@ from gpurun.lifecycle.bucket import pull as room
 from gpurun.lifecycle.bucket.pull import pull
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.patience import lost
+from gpurun.machine.bucket.objects import Index
 from gpurun.machine.bucket.order import NotPulled, Pulled
-from gpurun.machine.bucket.staged import StagedFile
+from gpurun.machine.bucket.staged import Staged, StagedFile, staged_file
 from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.upload import digests_of
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack
+from gpurun.machine.pack import Pack, survey
 
 FILE = StagedFile(
     name="data/a.bin", seen=(1,), sha256="a" * 64, bytes=10**10, part_bytes=1 << 20, digests=("0" * 64,), sent=(1,)
@@ -155,3 +159,23 @@ def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pyte
 
     came, notes = pulled(monkeypatch, clock, at=at)
     assert (came.files, notes) == ({FILE.sha256}, [])
+
+
+def test_what_was_only_touched_since_it_was_staged_is_pulled_and_what_was_changed_is_not(tmp_path: Path) -> None:
+    """A machine may be waited for through a night in which a disk is mounted anew."""
+    data, staged = tmp_path / "data", tmp_path / "staged.json"
+    data.mkdir()
+    for name in ("same.bin", "touched.bin", "changed.bin"):
+        (data / name).write_bytes(name.encode() * 100_000)
+    before = {file.name: (file, digests_of(file, lambda: None)) for file in survey({"data": data}).files}
+    index = Index(sha256="", bytes=1, part_bytes=1, sent=(1,), etag="")
+    files = tuple(staged_file(file, digests, index) for file, digests in before.values())
+    staged.write_bytes(Staged(url="s3://shards/gpt", files=files).to_json().encode())
+    os.utime(data / "touched.bin", (1, 1))
+    (data / "changed.bin").write_bytes(b"CHANGED.bin" * 100_000)
+    plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"))
+    context = cast(Context, SimpleNamespace(plan=plan, folder=SimpleNamespace(staged=staged), heed=lambda _: None))
+    pack = Pack(survey({"data": data}))
+    found = room._staged_of(RunState(run="fox-41", phase=Phase.READY), context, pack)
+    assert {file.name for file in found} == {"data/same.bin", "data/touched.bin"}
+    assert pack.known == {file.name: file.sha256 for file in found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from gpurun.core.clock import Clock
@@ -18,9 +18,10 @@ from gpurun.machine.bucket.order import Pulled, have_pulled
 from gpurun.machine.bucket.patience import AGAIN_S, patiently
 from gpurun.machine.bucket.staged import StagedFile, read_staged
 from gpurun.machine.bucket.trouble import BucketLost
+from gpurun.machine.bucket.upload import digests_of
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack
+from gpurun.machine.pack import Pack, PackedFile
 from gpurun.planning.load import UPLINK_BITS_PER_S
 
 PATIENCE_S = 60.0
@@ -32,7 +33,7 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
 
     Raised is only what SSH would not mend: a full disk over there (FarRefusal), a machine that is lost, a wish to stop.
     """
-    files = _staged_of(context, pack)
+    files = _staged_of(state, context, pack)
     if not files:
         return
     if "zstd" not in (state.facts.get("codecs") or ("zstd",)):
@@ -100,13 +101,19 @@ def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:
         clock.sleep(AGAIN_S)
 
 
-def _staged_of(context: Context, pack: Pack) -> list[StagedFile]:
+def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile]:
     """What was staged of the pack and is here as it was then; its digests need not be found again."""
     staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
-    by_name = {file.name: file for file in pack.survey.files}
-    found = [one for one in (staged.files if staged else ()) if one.name in by_name and one.is_of(by_name[one.name])]
+    by_name, heed = {file.name: file for file in pack.survey.files}, partial(context.heed, state)
+    here = [one for one in (staged.files if staged else ()) if one.name in by_name]
+    found = [one for one in here if _is_same(one, by_name[one.name], heed)]
     pack.known.update({one.name: one.sha256 for one in found})
     return found
+
+
+def _is_same(staged: StagedFile, file: PackedFile, heed: Callable[[], None]) -> bool:
+    """Whether a file is as it was staged. One that was touched since is read again: that is quicker than SSH."""
+    return staged.is_of(file) or (staged.bytes == file.bytes and digests_of(file, heed).sha256 == staged.sha256)
 
 
 def _missing(files: Sequence[StagedFile], came: Pulled) -> list[StagedFile]:
