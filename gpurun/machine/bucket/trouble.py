@@ -21,8 +21,9 @@ ACTIONS = {
 """What a key must be allowed for each operation."""
 
 SKEWED = frozenset({"RequestTimeTooSkewed", "RequestInTheFuture", "RequestExpired"})
-PASSING = frozenset({"RequestTimeout", "IncompleteBody", "TooManyRequests", "SlowDown", "408", "429"})
-"""A line that is slow or broke in the middle, or too much at once: refused with a status of the asker's own fault."""
+PASSING = frozenset({"RequestTimeout", "IncompleteBody", "TooManyRequests", "SlowDown", "408", "429", "NoSuchUpload"})
+"""A line that is slow or broke in the middle, too much at once, or an upload that somebody ended, which is begun anew:
+refused with a status of the asker's own fault."""
 _NO_BUCKET = frozenset({"NoSuchBucket", "InvalidBucketName"})
 _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbidden", "MethodNotAllowed"})
 _ELSEWHERE = frozenset(

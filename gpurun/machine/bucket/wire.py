@@ -29,6 +29,8 @@ PATIENT, BRISK = (5, 60, 4), (3, 5, 2)
 SKEW_S = 60.0
 _BLOCK_BYTES = 1 << 20
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
+# What is asked of things that need not be there. An end that is asked for twice has come with the first.
+_MAY_LACK = frozenset({"get_object", "head_object", "delete_object", "list_parts", "complete_multipart_upload"})
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Bucket:
     def look(self) -> None:
         """See that the bucket is there and may be read; learn its region and its clock."""
         answer = self._call("list_objects_v2", "", Prefix=self.address.key(), MaxKeys=1)
+        if answer.keys().isdisjoint(("Name", "KeyCount", "IsTruncated")):
+            what = f"{self.endpoint} answers, and not as S3 does."
+            raise SetupError("stage.refused", what, hint="See to AWS_ENDPOINT_URL_S3: the port of a console is none.")
         region = _headers(answer).get("x-amz-bucket-region", "")
         if region and region != self._client().meta.region_name:
             self._region = region  # What is presigned must be for the bucket's own region.
@@ -177,7 +182,7 @@ class Bucket:
             except Exception as error:  # noqa: BLE001 - as above
                 response = getattr(error, "response", None) or {}
                 code = str(response.get("Error", {}).get("Code", ""))
-                if code in _ABSENT:
+                if code in _ABSENT and operation in _MAY_LACK:
                     return None
                 self._compare_clocks(response, sent_wall)
                 if code in SKEWED and not is_last:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import boto3
 import pytest
 import zstandard
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError, VerificationFailed
@@ -201,6 +203,17 @@ def test_notes_of_an_upload_that_s3_has_forgotten_are_worth_nothing(
     assert objects.find(bucket, digests.sha256, file.bytes) is not None
 
 
+def test_an_upload_that_s3_has_ended_meanwhile_is_begun_anew(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
+    """As a lifecycle rule does, or a person who tidies up."""
+    file = shard(tmp_path / "data", "big.bin", 18 << 20)
+    digests = digests_of(file, lambda: None)
+    with pytest.raises(BucketLost, match="NoSuchUpload"):
+        stage_file(bucket, file, digests, tmp_path / "notes", lambda sent: s3.fail(not sent, 404, "NoSuchUpload"))
+    s3.fail(0)
+    stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
+    assert objects.find(bucket, digests.sha256, file.bytes) is not None
+
+
 def test_an_object_that_was_replaced_is_not_taken_for_the_file_and_sent_again(
     s3: S3Emulator, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -355,3 +368,35 @@ def test_two_threads_that_ask_first_at_once_make_one_client(
     bucket.look()
     other.join()
     assert len(made) == 1
+
+
+class Quiet(WSGIRequestHandler):
+    def log(self, *_: object) -> None:
+        """Nothing is said of a request."""
+
+
+@pytest.mark.parametrize(
+    ("status", "page"),
+    [(404, b""), (404, b'{"message": "no route"}'), (200, b""), (200, b"<html><body>Welcome</body></html>")],
+    ids=["nothing", "no route", "empty", "a console"],
+)
+def test_what_answers_and_is_no_s3_is_told_by_name_and_has_taken_nothing(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, page: bytes
+) -> None:
+    """As at the port of a service's console, or behind a gateway."""
+
+    def answers(_: object, start_response: Callable[..., object]) -> list[bytes]:
+        start_response(f"{status} -", [("Content-Type", "text/html"), ("Content-Length", str(len(page)))])
+        return [page]
+
+    server = make_server("127.0.0.1", 0, answers, request_handler=Quiet)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+    try:
+        assert refusal_of(bucket).code == "stage.refused"
+        for change in (lambda: bucket.put("x", b"1"), lambda: bucket.begin("x")) if status == 404 else ():
+            with pytest.raises(SetupError):
+                change()
+    finally:
+        server.shutdown()
+        server.server_close()
