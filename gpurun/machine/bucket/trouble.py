@@ -29,7 +29,7 @@ _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem", "403
 _ELSEWHERE = frozenset(
     {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301", "307"}
 )
-_KEY = frozenset(
+UNKNOWN_KEY = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
      "InvalidSecurity", "UnauthorizedAccess"}
 )  # fmt: skip
@@ -67,7 +67,7 @@ def refusal(operation: str, code: str, words: str, region: str, key: str, place:
         what = f"The bucket {place.bucket} is in {right}, and {endpoint} does not serve it ({told})."
         hint = f"Set AWS_DEFAULT_REGION={region}." if region else "Set AWS_DEFAULT_REGION to the bucket's own region."
         return SetupError("stage.wrong_region", what, hint=hint)
-    if code in _KEY:
+    if code in UNKNOWN_KEY:
         hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; for another service, the keys that it gave."
         return SetupError("stage.key", f"{endpoint} does not take your key ({code}: {said}).", hint=hint)
     if code in _FULL:

@@ -19,7 +19,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret
 from gpurun.machine.bucket.address import Address
 from gpurun.machine.bucket.signing_time import signing_at
-from gpurun.machine.bucket.trouble import PASSING, SKEWED, BucketLost, refusal, skewed
+from gpurun.machine.bucket.trouble import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, refusal, skewed
 
 MOST_SIGNED_S = 7 * 24 * 3600
 """No presigned URL lives longer (SigV4), and none longer than the credentials that signed it."""
@@ -187,6 +187,10 @@ class Bucket:
                 self._compare_clocks(response, sent_wall)
                 if code in SKEWED and not is_last:
                     continue  # It is signed by S3's own clock now.
+                if code in UNKNOWN_KEY and not is_last:
+                    with self._lock:  # It may have been renewed where it was found.
+                        self._made = self._session = None
+                    continue
                 if code in SKEWED:
                     raise skewed(self.ahead_s, self.endpoint) from None
                 self._tell(error, operation, key)

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.errors import SetupError
 from gpurun.lifecycle.bucket.push import BRIEF_S, FRESH_S, Pushing
 from gpurun.machine.base import MachineLost
-from tests.emulators.s3 import S3Emulator
+from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.wire import Bucket
+from tests.emulators.s3 import KEY, SECRET, S3Emulator
 
 PLACE = "gpt/runs/fox-41/gr-1"
 
@@ -84,6 +87,24 @@ def test_fresh_urls_come_as_often_as_the_key_wants(
         pushing.refresh()
         assert len(machine.orders) == given + late + 1
     assert len({order["key"] for order in machine.orders}) == 1, "one key signs the list of one machine"
+
+
+def test_a_key_that_was_renewed_in_its_file_is_used_once_the_old_one_has_ended(
+    s3: S3Emulator, clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As whoever signs in anew each morning has it; the laptop watches for days."""
+    key_file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(key_file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    words = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    key_file.write_text(words.format("AKIAENDED", "x"))
+    bucket = Bucket(parse_address("s3://shards/gpt"), clock)
+    with pytest.raises(SetupError, match="does not take your key"):
+        bucket.look()
+    key_file.write_text(words.format(KEY, SECRET))
+    bucket.look()
+    assert KEY in bucket.url_to_put("x", 60).reveal()
 
 
 def test_a_refresh_that_fails_hurts_no_training_and_is_tried_again(
