@@ -108,9 +108,9 @@ class Bucket:
                 yield block
 
     def head(self, key: str) -> Head | None:
-        """What an object is; None when it is not there."""
+        """What an object is; None when it is not there, or in an archive, from which it comes in hours."""
         answer = self._call("head_object", key, Key=key)
-        return None if answer is None else Head(int(answer["ContentLength"]), _tag(answer))
+        return None if answer is None or _is_archived(answer) else Head(int(answer["ContentLength"]), _tag(answer))
 
     def put(self, key: str, content: bytes) -> str:
         """Put an object there whole; its tag."""
@@ -263,6 +263,12 @@ def _headers(answer: Any) -> dict[str, str]:
 
 def _status(answer: Any) -> int:
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+
+
+def _is_archived(answer: Any) -> bool:
+    """Whether an object cannot be read before somebody has it restored: a rule of the bucket may move it so far."""
+    is_away = answer.get("StorageClass") in ("GLACIER", "DEEP_ARCHIVE") or bool(answer.get("ArchiveStatus"))
+    return is_away and 'ongoing-request="false"' not in str(answer.get("Restore"))
 
 
 def _tag(answer: Any) -> str:

@@ -225,6 +225,38 @@ def test_an_object_that_was_replaced_is_not_taken_for_the_file_and_sent_again(
     assert objects.find(bucket, index.sha256, file.bytes) is not None
 
 
+@pytest.mark.parametrize(
+    ("stored", "is_there"),
+    [("GLACIER", False), ("DEEP_ARCHIVE", False), ("GLACIER_IR", True), ("STANDARD_IA", True)],
+)
+def test_an_object_that_a_rule_has_moved_to_an_archive_is_put_there_again_before_a_machine_is_refused_it(
+    s3: S3Emulator, bucket: Bucket, tmp_path: Path, stored: str, is_there: bool
+) -> None:
+    """It is there by its size and tag, and reading it takes hours."""
+    file = shard(tmp_path / "data", "a.bin", 1 << 20)
+    index = put(bucket, file, tmp_path / "notes")
+    s3.objects.get_object("shards", objects.data_key(bucket, index.sha256))._storage_class = stored
+    assert (objects.find(bucket, index.sha256, file.bytes) is not None) is is_there
+    put(bucket, file, tmp_path / "notes")
+    assert objects.find(bucket, index.sha256, file.bytes) == index
+
+
+@pytest.mark.parametrize(
+    ("told", "is_there"),
+    [
+        ({"ArchiveStatus": "ARCHIVE_ACCESS"}, False),
+        ({"StorageClass": "GLACIER", "Restore": 'ongoing-request="true"'}, False),
+        ({"StorageClass": "GLACIER", "Restore": 'ongoing-request="false", expiry-date="later"'}, True),
+    ],
+    ids=["by itself", "on its way", "brought back"],
+)
+def test_what_was_brought_back_from_an_archive_is_there(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, told: dict[str, str], is_there: bool
+) -> None:
+    monkeypatch.setattr(bucket, "_call", lambda *_, **__: {"ContentLength": 1, "ETag": '"x"', **told})
+    assert (bucket.head("x") == Head(1, "x")) is is_there
+
+
 def test_the_index_of_another_file_is_not_taken_for_this_ones(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
     """Whoever writes in the bucket could put one shard in the place of another, whole and with its index."""
     files = [shard(tmp_path / "data", f"{seed}.bin", 1 << 20, seed) for seed in (1, 2)]
