@@ -35,7 +35,9 @@ def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any
     offer = plan.offer.model_copy(update={"provider": provider, "region": "us-west-2"})
     plan = plan.model_copy(update={"offer": offer, "stage": stage})
     given: list[bytes] = []
-    context = SimpleNamespace(plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0)
+    context = SimpleNamespace(
+        plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0, heed=lambda _: None
+    )
     far = SimpleNamespace(let_push=given.append)
     for _ in range(2):  # Fresh URLs are for the same bytes.
         Pushing(cast(RunState, SimpleNamespace(token="gr")), cast(Context, context), cast(FarSide, far)).give()

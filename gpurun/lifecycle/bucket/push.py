@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+from functools import partial
 from pathlib import Path
 
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.paths import write_atomic
 from gpurun.core.progress import RunState
+from gpurun.lifecycle.bucket.pull import PATIENCE_S
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.patience import patiently
 from gpurun.machine.bucket.slots import push_order, slot_bytes_for
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.wire import MOST_SIGNED_S, Bucket
@@ -40,9 +43,14 @@ class Pushing:
         return folder_of(self._url, self._context.plan.run, self._state.token) if self._url else ""
 
     def give(self) -> str:
-        """Give the machine its URLs; the folder, or "" where there is no bucket. SetupError or BucketLost."""
+        """Give the machine its URLs; the folder, or "" where there is no bucket. SetupError or BucketLost.
+
+        A bucket that is away is waited for: without URLs now, nothing of the whole run is pushed.
+        """
         if self._bucket is None:
             return ""
+        heed = partial(self._context.heed, self._state)
+        patiently(self._context.clock, PATIENCE_S, self._bucket.look, heed=heed)
         self._hand_over(self._bucket)
         return self.folder
 
@@ -53,13 +61,14 @@ class Pushing:
         if self._context.clock.monotonic() < self._next_mono:
             return
         try:
+            self._bucket.look()
             self._hand_over(self._bucket)
         except (SetupError, BucketLost, FarRefusal, MachineLost) as error:
             self._next_mono = self._context.clock.monotonic() + BRIEF_S
             logging.info("no fresh URLs for the machine: %s: %s", error.code, error.what)
 
     def _hand_over(self, bucket: Bucket) -> None:
-        bucket.look()  # Its region and its clock are what the URLs are signed for.
+        """Make the URLs; they are signed for the region and by the clock that the last look has found."""
         plan = self._context.plan
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)

@@ -14,6 +14,7 @@ from gpurun.core.errors import SetupError
 from gpurun.lifecycle.bucket.push import BRIEF_S, FRESH_S, Pushing
 from gpurun.machine.base import MachineLost
 from gpurun.machine.bucket.address import parse_address
+from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.bucket.wire import Bucket
 from tests.emulators.s3 import KEY, SECRET, S3Emulator
 
@@ -63,10 +64,28 @@ def pushing(s3: S3Emulator, clock: Waiting, machine: Machine, tmp_path: Path) ->
         choices=choices, run="fox-41", parameters=1_000, stage=None, offer=offer, resolved={"train": {"steps": 30}}
     )
     folder = SimpleNamespace(push_key=tmp_path / "push.key", path=tmp_path)
-    context = SimpleNamespace(clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0)
+    context = SimpleNamespace(clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0, heed=lambda _: None)
     given = Pushing(SimpleNamespace(token="gr-1", pushed=PLACE), context, machine)
     assert given.give() == PLACE
     return given
+
+
+def test_a_bucket_that_is_away_for_half_a_minute_before_the_start_costs_the_run_no_checkpoint(
+    clock: Waiting, machine: Machine, pushing: Pushing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_mono, look = clock.monotonic() + 30, Bucket.look
+
+    def away(bucket: Bucket) -> None:
+        if clock.monotonic() < back_mono:
+            raise BucketLost("no answer")
+        look(bucket)
+
+    monkeypatch.setattr(Bucket, "look", away)
+    assert pushing.give() == PLACE
+    back_mono += 3600
+    with pytest.raises(BucketLost):
+        pushing.give()
+    assert clock.monotonic() < back_mono - 3600 + 90, "a minute, and the training waits no longer"
 
 
 @pytest.mark.parametrize(("is_session", "every_s"), [(False, FRESH_S), (True, BRIEF_S)], ids=["lasting", "session"])
