@@ -18,7 +18,7 @@ from functools import partial
 
 from gpurun.machine.agent.answers import NAME
 from gpurun.machine.agent.clocks import monotonic
-from gpurun.machine.agent.fetch_url import UrlRefused, put_object
+from gpurun.machine.agent.fetch_url import put_object
 from gpurun.machine.agent.files import MOST_JSON_BYTES, at, part, read, say, write
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ class Pusher:
             is_last = self.over.is_set()  # Asked first: what the trainer left before its end is seen after it.
             try:
                 self.push()
-            except (Later, UrlRefused, OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001 - nobody would begin it again
                 self.say("%s: %s" % (type(error).__name__, error))
                 pause_s = min(MOST_AGAIN_S, 2 * pause_s)
                 if is_last:
@@ -249,18 +249,21 @@ class Plan:
                 try:
                     spend(size)
                     put_object(urls[slot], partial(blocks, root, pieces, gone), size)
-                except (UrlRefused, OSError, Later) as error:
+                except Exception as error:  # noqa: BLE001 - raised again below: the slot is not to be promised
                     with lock:
                         self.todo.append((slot, pieces))
                     troubles.append(error)
                     with suppress(OSError):
                         spend(sum(gone) - size)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(self.todo)))]
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(self.todo)) - 1)]
+        with suppress(RuntimeError):  # The trainer's loaders may have all that a container has; then fewer send.
+            for thread in threads:
+                thread.start()
+        work()
         for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         if troubles:
             raise troubles[0]
 

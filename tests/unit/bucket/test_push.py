@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpurun.core.errors import CollectFailed
 from gpurun.machine.agent import push
+from gpurun.machine.agent.fetch_url import UrlRefused
+from gpurun.machine.agent.protocol import Refusal
 from gpurun.machine.agent.push import Later, Pusher
 from gpurun.machine.bucket import slots
 from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
@@ -121,7 +125,7 @@ def test_whatever_is_cut_the_list_promises_only_what_is_there(s3: S3Emulator, tr
     for kept in range(1, 7):
         trainer.save(10 + kept)
         s3.deny_after(kept)
-        with pytest.raises(push.UrlRefused):
+        with pytest.raises(UrlRefused):
             trainer.pusher.push()
         s3.deny_after(None)
         assert trainer.brought(tmp_path / f"home-{kept}") == first, "the list of before, and all that it names"
@@ -137,13 +141,13 @@ def test_an_answer_to_the_list_that_was_lost_leaves_both_lists_whole(
     trainer.pusher.push()
     second = trainer.save(20)
     s3.lose_answer_to("head")
-    with pytest.raises(push.UrlRefused):
+    with pytest.raises(UrlRefused):
         trainer.pusher.push()
     assert trainer.brought(tmp_path / "home") == second, "it had arrived"
     trainer.save(30)
     fresh = Pusher(str(trainer.root))
     s3.deny_after(5)
-    with pytest.raises(push.UrlRefused):
+    with pytest.raises(UrlRefused):
         fresh.push()
     s3.deny_after(None)
     assert trainer.brought(tmp_path / "again") == second, "a new keeper has not written over what it speaks of"
@@ -153,7 +157,7 @@ def test_urls_that_have_expired_are_waited_for_and_fresh_ones_used(s3: S3Emulato
     trainer.order(seconds=1)
     s3.ahead_s = 60
     trainer.save(10)
-    with pytest.raises(push.UrlRefused) as refused:
+    with pytest.raises(UrlRefused) as refused:
         trainer.pusher.push()
     assert refused.value.code == "expired"
     s3.ahead_s = 0
@@ -179,6 +183,52 @@ def test_a_file_that_is_replaced_while_it_is_pushed_is_no_news(trainer: Trainer)
     with pytest.raises(Later, match="no longer there"):
         trainer.pusher.push()
     assert trainer.pushed() is None
+
+
+def test_whatever_ends_the_sending_of_a_slot_no_list_promises_it(trainer: Trainer, tmp_path: Path) -> None:
+    first = trainer.save(10)
+    trainer.pusher.push()
+    trainer.save(20)
+    path = trainer.root / "out" / "checkpoints" / "000020.optimizer"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Refusal):
+        trainer.pusher.push()
+    assert trainer.brought(tmp_path / "home") == first
+
+
+def test_a_machine_that_has_no_thread_to_spare_pushes_one_slot_after_the_other(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where a container may have so many processes and the trainer's loaders have them all."""
+    refused: list[int] = []
+
+    class Scarce(threading.Thread):
+        def start(self) -> None:
+            refused.append(1)
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(push, "threading", SimpleNamespace(Thread=Scarce, Lock=threading.Lock))
+    saved = trainer.save(10)
+    trainer.pusher.push()
+    assert refused
+    assert trainer.brought(tmp_path / "home") == saved
+
+
+def test_what_nobody_has_thought_of_is_tried_again_as_all_else_is(
+    trainer: Trainer, watching: Pusher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls, pushed = [MemoryError(), Refusal("not_regular", "it cannot be read so")], Pusher.push
+
+    def push_once(pusher: Pusher) -> None:
+        if calls:
+            raise calls.pop()
+        pushed(pusher)
+
+    monkeypatch.setattr(Pusher, "push", push_once)
+    saved = trainer.save(10)
+    watching.finish()
+    assert trainer.brought(tmp_path / "home") == saved
 
 
 def _forged(trainer: Trainer, change: Callable[[dict[str, Any]], None]) -> None:
@@ -322,12 +372,12 @@ def test_what_was_cut_counts_where_each_byte_is_charged_and_what_never_left_does
     trainer.pusher.over.set()
 
     def refused(*_: Any) -> None:
-        raise push.UrlRefused("unreachable", "no route")
+        raise UrlRefused("unreachable", "no route")
 
     with monkeypatch.context() as patch:
         patch.setattr(push, "put_object", refused)
         for _ in range(9):
-            with pytest.raises(push.UrlRefused):
+            with pytest.raises(UrlRefused):
                 trainer.pusher.push()
     trainer.pusher.push()
     assert trainer.pushed() is not None, "nothing had left before"
