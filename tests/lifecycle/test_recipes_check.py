@@ -106,5 +106,5 @@ def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
 )
 def test_what_nobody_can_rent_for_or_learns_nothing_does_not_pass(row: CheckRow, code: str) -> None:
     with pytest.raises(recipe_checks.GpurunError) as refused:
-        recipe_checks._judge(row)
+        recipe_checks._judge(row, row.recipe)
     assert refused.value.code == code

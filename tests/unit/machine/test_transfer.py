@@ -110,7 +110,7 @@ def test_a_line_that_corrupts_what_it_carries_damages_nothing(place: Place, tmp_
 
 
 def test_what_another_supervisor_has_sent_before_it_died_is_not_sent_again(place: Place, tmp_path: Path) -> None:
-    data = shards(tmp_path / "data", 16 << 20)
+    data = shards(tmp_path / "data", 48 << 20)  # so that most is not there when it dies
     first, second = (Pack(survey({"data": data})) for _ in range(2))
 
     class Died(BaseException):
