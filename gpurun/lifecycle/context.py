@@ -127,13 +127,13 @@ class Context:
         try:
             told = self.provider.read(instance.id)
             if told.state is not InstanceState.GONE:
-                return told.state is InstanceState.STOPPED or _is_elsewhere(told, instance)
+                return told.state is InstanceState.STOPPED or _has_moved(told, instance)
             return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))
         except (Unknown, Rejected, SetupError):
             return None
 
 
-def _is_elsewhere(told: Instance, known: Instance) -> bool:
+def _has_moved(told: Instance, known: Instance) -> bool:
     """Whether it runs at another address: a cloud gives one only with a restart, which has ended all that ran there."""
     now, before = told.address, known.address
     return told.state is InstanceState.RUNNING and now is not None and before is not None and now != before

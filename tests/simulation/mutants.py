@@ -67,6 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/patience.py": (f"{_LIFE}test_patience.py",),
     "gpurun/lifecycle/collect.py": (f"{_LIFE}test_bringing.py", *_CLOUD),
     "gpurun/lifecycle/home/bringing.py": (f"{_LIFE}test_bringing.py", f"{_LIFE}test_patience.py", *_CLOUD),
+    "gpurun/lifecycle/home/held.py": (f"{_LIFE}test_bringing.py", f"{_LIFE}test_collect_now.py"),
     "gpurun/lifecycle/home/early.py": (f"{_LIFE}test_early.py", f"{_LIFE}test_collect_now.py"),
     "gpurun/lifecycle/home/at_home.py": (f"{_LIFE}test_collect_now.py",),
     "gpurun/lifecycle/home/collect_now.py": (f"{_LIFE}test_collect_now.py",),

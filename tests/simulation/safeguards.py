@@ -118,8 +118,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/home/bringing.py": (
         ("            if self._context.seconds_left(self._state) <= 0:\n", "            if False:\n"),
         ("self.missing[file.name] = error", "self._take(file)"),
-        ("if not self._held.is_stuck(file):", "if False:"),
     ),
+    "gpurun/lifecycle/home/held.py": (("if not self._is_stuck(file):", "if False:"),),
     "gpurun/lifecycle/home/early.py": (
         ("if newest and {file.name for file in newest} <= here:", "if newest:"),
         (" - kept(self._folder)", ""),

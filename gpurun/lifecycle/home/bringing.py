@@ -106,12 +106,7 @@ class Bringing:
 
         into = self._context.folder.artifacts
         fetch = partial(self._far.fetch, file.name, file.bytes, file.sha256, into, on_progress=go_on)
-        try:
-            fetch()
-        except HeldElsewhere:
-            if not self._held.is_stuck(file):
-                raise
-            fetch(aside=True)
+        self._held.past(file, fetch)
 
     def _wait(self, held: Iterable[GpurunError]) -> Iterator[Note]:
         """Wait for this disk, or for somebody else, while there is an instance to wait with."""

@@ -170,10 +170,4 @@ def _bring(
             trying.moved()
             tell(file, bytes_here)
 
-    fetch = partial(far.fetch, file.name, file.bytes, file.sha256, into, on_progress=heard)
-    try:
-        fetch()
-    except HeldElsewhere:
-        if not held.is_stuck(file):
-            raise
-        fetch(aside=True)
+    held.past(file, partial(far.fetch, file.name, file.bytes, file.sha256, into, on_progress=heard))
