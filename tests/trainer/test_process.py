@@ -151,3 +151,15 @@ def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: P
             os.killpg(launcher.pid, signal.SIGKILL)
     stop = events(out)[-1]
     assert (stop["reason"], manifest(out)["latest"]) == ("signal", stop["step"])
+
+
+def test_it_leaves_at_once_with_its_code_whatever_becomes_of_its_last_words() -> None:
+    """To take torch apart takes a second of a paid machine; a log that finds no room changes no exit code."""
+    code = "import atexit, sys; from trainer.distributed import leave; atexit.register(sys.stderr.write, 'torn down');"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code} print('unheard'); print('heard', file=sys.stderr, end=''); leave(3)"],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60,
+            env={**environment(), "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (3, "heard")

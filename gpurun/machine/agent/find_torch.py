@@ -28,8 +28,9 @@ PLACES = (
     *("/venv/*/bin/python", "/opt/venv/bin/python", "/workspace/*venv*/bin/python", "~/*venv*/bin/python"),
     *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
 )
+# It ends at once: to take torch's modules apart again takes a quarter of the time that to import them did.
 PROBE = """
-import json, torch
+import json, os, torch
 try:
     from numpy import __version__ as numpy
 except ImportError:
@@ -37,7 +38,8 @@ except ImportError:
 cuda = torch.cuda.is_available()
 seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if cuda else []
 print(json.dumps({"version": torch.__version__, "numpy": numpy, "cuda": torch.version.cuda if cuda else None,
-                  "devices": [{"name": d.name, "memory_bytes": d.total_memory} for d in seen]}))
+                  "devices": [{"name": d.name, "memory_bytes": d.total_memory} for d in seen]}), flush=True)
+os._exit(0)
 """
 
 
