@@ -81,7 +81,7 @@ def test_the_rehearsal_of_the_paid_run_uses_two_processes_and_says_what_it_is(ow
 @pytest.mark.slow
 def test_supervisor_killed_in_training_and_resumed(own_home: Path) -> None:
     detached = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--name", "fox-41", "--detach",
-                      "--set", "steps=300", "--set", "checkpoint_every=100")  # fmt: skip
+                      "--set", "steps=150", "--set", "checkpoint_every=100")  # fmt: skip
     assert detached.returncode == 8
     assert "gpurun attach fox-41" in detached.stderr
     wait_for(lambda: (own_home / "runs/fox-41/events.jsonl").exists())
@@ -114,7 +114,8 @@ def test_a_run_that_was_stopped_goes_on_in_another_and_ends_as_if_it_had_not_bee
     def trains(*what: str) -> int:
         return gpurun("train", *what, "--provider", "local", "--yes").returncode
 
-    small = ("--set", "steps=240", "--set", "model.width=64", "--set", "model.heads=4")
+    small = ("--set", "steps=240", "--set", "model.width=64", "--set", "model.heads=4",
+             "--set", "eval.every=120", "--set", "eval.tokens=2048", "--set", "sample.tokens=16")  # fmt: skip
     assert trains("mini-gpt", *small, "--name", "hen-1") == 0
     assert trains("mini-gpt", *small, "--name", "owl-1", "--detach") == 8
     wait_for(lambda: "step 0010" in read(own_home / "runs/owl-1/run.log"))

@@ -69,7 +69,7 @@ def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Po
     """Start driving a run in a process of its own."""
     return subprocess.Popen(
         [sys.executable, str(DRIVE), str(home.root), name],
-        env={**os.environ, "PYTHONPATH": str(DRIVE.parents[2]), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        env={**os.environ, "PYTHONPATH": str(DRIVE.parents[2]), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
