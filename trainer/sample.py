@@ -12,10 +12,13 @@ from trainer.model import GPT
 
 __all__ = ["generate", "pick"]
 
+COLDEST = 1e-30
+"""Below it the likeliest token has all the probability, and the quotients would be too large for fp32."""
+
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
     """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless it is 0."""
-    if temperature == 0.0:
+    if temperature < COLDEST:
         return int(logits.argmax())
     logits = logits / temperature
     if 0 < top_k < len(logits):

@@ -43,6 +43,12 @@ def test_top_k_draws_among_the_likeliest_only() -> None:
     assert pick(logits, 0.0, 0, generator) == 1
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-39, 1e-31, 1e-10])
+def test_the_coldest_draw_is_the_likeliest_token(temperature: float) -> None:
+    logits = torch.tensor([0.0, 3.0, 2.9, -1.0])
+    assert pick(logits, temperature, 2, torch.Generator().manual_seed(0)) == 1
+
+
 def test_a_stop_ends_the_text_at_once(model: GPT) -> None:
     assert generate(model, [1], sample(), vocab_size=64, seed=0, stopping=lambda: True) == [1]
 
