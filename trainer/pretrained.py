@@ -166,12 +166,13 @@ def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[s
         if name in tensors and name in wanted:
             tensors[name] = _padded(tensors[name], wanted[name].shape[0])
     positions = tensors.get("wpe.weight")
-    if positions is not None and "wpe.weight" in wanted:
+    if positions is not None and positions.dim() and "wpe.weight" in wanted:
         tensors["wpe.weight"] = positions[: wanted["wpe.weight"].shape[0]]
     return tensors
 
 
 def _padded(table: Tensor, rows: int) -> Tensor:
     """Return a table (n, width) with at least `rows` rows; a zero row would be likelier than most tokens."""
-    more = rows - table.shape[0]
-    return table if more <= 0 else torch.cat((table, table.float().mean(0).to(table.dtype).expand(more, -1)))
+    if table.dim() != 2 or not 0 < table.shape[0] < rows:  # what is no table is refused for its shape
+        return table
+    return torch.cat((table, table.float().mean(0).to(table.dtype).expand(rows - table.shape[0], -1)))

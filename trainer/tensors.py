@@ -59,18 +59,20 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"])), 8 + length
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TensorFileError("the header is not JSON of the expected form") from error
 
 
 def _entry(name: str, entry: Any, expected_start: int) -> tuple[torch.dtype, list[int], int]:
     """Return (dtype, shape, bytes) of one entry that starts where the last one ended and holds what it says."""
     try:
-        dtype, shape, (start, end) = _DTYPES[entry["dtype"]], [int(n) for n in entry["shape"]], entry["data_offsets"]
-        bytes_wanted = math.prod(shape) * dtype.itemsize
+        dtype, shape, (start, end) = _DTYPES[entry["dtype"]], list(entry["shape"]), entry["data_offsets"]
+        if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, start, end)):
+            raise ValueError("sizes and offsets are whole numbers")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorFileError(f"tensor {name} is not described as it should be") from error
-    if start != expected_start or end - start != bytes_wanted or min(shape, default=0) < 0:
+    bytes_wanted = math.prod(shape) * dtype.itemsize
+    if start != expected_start or end - start != bytes_wanted:
         raise TensorFileError(f"tensor {name} does not lie where its shape says")
     return dtype, shape, bytes_wanted
 
@@ -85,8 +87,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         offset = 0
         for name, described in entries:
             dtype, shape, length = _entry(name, described, offset)
-            data = bytearray(length)
-            if start + offset + length > size or file.readinto(data) != length:
+            data = bytearray(length if start + offset + length <= size else 0)
+            if file.readinto(data) != length:
                 raise TensorFileError(f"the file ends before tensor {name} does")
             flat = torch.frombuffer(data, dtype=dtype) if length else torch.empty(0, dtype=dtype)
             tensors[name] = flat.reshape(shape)

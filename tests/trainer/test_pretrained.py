@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ def test_another_shape_is_refused_by_name_and_changes_nothing(
     with pytest.raises(Refused, match=sentence):
         load_weights(ours, path)
     assert all(torch.equal(a, b) for a, b in zip(before, ours.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 16), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", ["wte.weight", "wpe.weight"])
+def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    _, tensors = published()
+    path = written(tmp_path / "model.safetensors", {**tensors, name: torch.zeros(shape)})
+    with pytest.raises(Refused, match=rf"{name} is {re.escape(str(list(shape)))} there"):
+        load_weights(model(), path)
 
 
 @pytest.mark.parametrize(

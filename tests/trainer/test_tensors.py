@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,25 @@ def test_every_truncation_and_every_lying_header_is_found(tmp_path: Path) -> Non
         (tmp_path / "y").write_bytes(damaged)
         with pytest.raises(TensorFileError):
             read_tensors(tmp_path / "y")
+
+
+def entry(shape: object, offsets: object) -> bytes:
+    return json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        entry([1 << 60], [0, 1 << 62]),
+        entry([1], [0, "4"]),
+        entry([1.0], [0, 4]),
+        entry([float("inf")], [0, 4]),
+        entry([0, 10**30], [0, 0]),
+        b"[" * 100_000,
+    ],
+    ids=["more than any memory", "offsets", "half tensors", "no number", "no index", "nested"],
+)
+def test_an_absurd_header_is_refused_before_any_memory_is_taken(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(TensorFileError):
+        read_tensors(tmp_path / "x")

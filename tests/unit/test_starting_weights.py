@@ -169,7 +169,9 @@ def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_hom
     with pytest.raises(UsageError, match="another tokeniser"):
         started(data, recipe(path.name))
     whole = path.read_bytes()
-    for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b""):
+    nested, endless = b"[" * 100_000, b'{"x":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}}'
+    lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
+    for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
         with pytest.raises(UsageError, match="no whole safetensors file"):
             started(data, recipe(path.name))

@@ -168,6 +168,6 @@ def _tensors(weights: Path) -> Mapping[str, _Tensor] | None:
             start, stop = (8 + length + int(offset) for offset in entry["data_offsets"])
             tensors[name.removeprefix("transformer.")] = _Tensor([*map(int, entry["shape"])], start, stop)
         end_bytes = max(tensor.stop for tensor in tensors.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
         return None
     return tensors if end_bytes == size else None
