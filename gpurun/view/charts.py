@@ -7,6 +7,7 @@ chart has 1 by 2 dots a cell, drawn with `'`, `.` and `:`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,7 +39,7 @@ def scale_of(values: Sequence[float]) -> Scale:
     if not finite:
         return Scale(0.0, 1.0)
     low, high = min(finite), max(finite)
-    span = high - low or abs(high) or 1.0
+    span = max(high - low or abs(high) or 1.0, sys.float_info.min)  # Of less there is no tenth.
     unit = 10.0 ** math.floor(math.log10(span))
     unit /= 10 if span / unit < 2 else 5 if span / unit < 5 else 2
     bottom, top = math.floor(low / unit) * unit, math.ceil(high / unit) * unit

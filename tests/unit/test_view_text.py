@@ -114,7 +114,16 @@ def test_wide_characters_keep_columns_straight() -> None:
 
 @pytest.mark.parametrize("unicode", [True, False])
 @pytest.mark.parametrize(
-    "points", [[], [(1, 2.0)], [(0, 5.0), (10, 5.0)], [(1, math.nan), (2, 1e300), (3, -1e300)], [(0, 0.0)], [(5, 1e-9)]]
+    "points",
+    [
+        [],
+        [(1, 2.0)],
+        [(0, 5.0), (10, 5.0)],
+        [(1, math.nan), (2, 1e300), (3, -1e300)],
+        [(0, 0.0)],
+        [(5, 1e-9)],
+        [(5, 5e-324)],
+    ],
 )
 def test_a_chart_of_anything_is_a_rectangle(points: list[tuple[float, float]], unicode: bool) -> None:
     rows = line_chart(points, width=50, height=5, marks=points, unicode=unicode)
