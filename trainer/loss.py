@@ -17,10 +17,14 @@ __all__ = ["chunked_cross_entropy"]
 CHUNK_BYTES = 256 * 1024 * 1024
 """The fp32 logits of one chunk: large enough that adding up the weight's gradient costs little beside the products."""
 
+FP16_CHUNK_TOKENS = 8192
+"""The most tokens whose share in the head's gradient is added up in fp16, which ends at 65,504."""
 
-def _chunk_tokens(vocab_size: int) -> int:
-    """Return the largest power of two of tokens whose fp32 logits stay within CHUNK_BYTES."""
-    return 1 << max(0, (CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
+
+def _chunk_tokens(vocab_size: int, dtype: torch.dtype) -> int:
+    """Return the largest power of two of tokens whose fp32 logits stay within CHUNK_BYTES, their sums in `dtype`."""
+    chunk = 1 << max(0, (CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
+    return min(chunk, FP16_CHUNK_TOKENS) if dtype == torch.float16 else chunk
 
 
 def _nll(logits: Tensor, targets: Tensor, keep: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -121,7 +125,7 @@ def chunked_cross_entropy(
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    settings = _Settings(ignore_index, chunk_tokens or _chunk_tokens(weight.shape[0]), dtype, label_smoothing)
+    settings = _Settings(ignore_index, chunk_tokens or _chunk_tokens(weight.shape[0], dtype), dtype, label_smoothing)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
         return compute(hidden, weight, targets, settings)

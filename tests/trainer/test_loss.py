@@ -67,6 +67,15 @@ def test_fp16_gradients_survive_a_batch_of_many_tokens() -> None:
         assert ((ours - reference).norm() / reference.norm()).item() < 5e-3
 
 
+def test_fp16_gradients_survive_as_many_tokens_as_a_small_vocabulary_has_room_for() -> None:
+    hidden, weight = torch.full((1 << 17, 4), 2.0, requires_grad=True), torch.zeros(64, 4, requires_grad=True)
+    targets = torch.zeros(1 << 17, dtype=torch.int64)
+    exact = gradients(F.cross_entropy(hidden @ weight.t(), targets), weight)
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = gradients(chunked_cross_entropy(hidden, weight, targets), weight)
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-4)
+
+
 def test_under_bf16_autocast_the_loss_is_fp32_and_the_gradients_are_as_torch_has_them() -> None:
     hidden, weight, targets = tensors()
     exact = F.cross_entropy(hidden @ weight.t(), targets)
