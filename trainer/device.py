@@ -32,6 +32,8 @@ _PEAK_TFLOPS = (
 
 The last two have no bf16: theirs are for fp16.
 """
+_SHARE_OF_A_CARD = re.compile(r" MIG |-\d+[A-Z]$")
+"""In the name of a card that is cut into instances, or lent in virtual ones: its peak is another, or anybody's."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
 
 def peak_flops(device: Device) -> float | None:
     """Return the card's dense 16-bit peak, or None where it is unknown or not what runs: no guess is ever reported."""
-    if device.cuda_name is None or device.precision == "fp32":
+    if device.cuda_name is None or device.precision == "fp32" or _SHARE_OF_A_CARD.search(device.cuda_name):
         return None
     return next((tera * 1e12 for pattern, tera in _PEAK_TFLOPS if re.search(pattern, device.cuda_name)), None)
 

@@ -81,6 +81,10 @@ def test_bytes_that_are_no_whole_character_are_shown_as_such() -> None:
         ("Tesla T4", 65),
         ("Tesla V100-SXM2-16GB", 125),
         ("Tesla V100-PCIE-16GB", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
+        ("NVIDIA A100-10C", None),
+        ("NVIDIA L40S-48Q", None),
     ],
 )
 def test_the_peak_is_known_or_it_is_none(name: str, teraflops: float | None) -> None:
