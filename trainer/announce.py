@@ -52,6 +52,9 @@ def _warn(run: Run, out: Path) -> None:
     if run.device.is_cuda and run.recipe.train.precision == "auto" and run.device.precision == "fp16":
         message = f"{run.device.cuda_name} has no bf16; training runs in fp16, whose overflows cost a step each"
         run.reporter.warning(step, "precision.fp16", message)
+    if run.recipe.train.parallel == "fsdp" and not run.processes.several:
+        message = 'train.parallel is "fsdp", but one process has nobody to share with: it holds the whole model'
+        run.reporter.warning(step, "parallel.alone", message)
     if run.eval_windows * context < run.recipe.eval.tokens - context:
         message = f"eval.tokens is {run.recipe.eval.tokens}, but the val shards give only {run.eval_windows * context}"
         run.reporter.warning(step, "eval.fewer_tokens", message)

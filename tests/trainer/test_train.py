@@ -277,6 +277,12 @@ def test_less_eval_text_than_asked_for_is_said(tmp_path: Path, train: Train) -> 
     assert events(tmp_path, "eval")[0]["eval_tokens"] == 1792
 
 
+def test_sharding_that_one_process_cannot_do_is_said(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(train={"steps": 2, "parallel": "fsdp"}), tmp_path) == 0
+    (warning,) = events(tmp_path, "warning")
+    assert (warning["code"], events(tmp_path, "start")[0]["parallel"]) == ("parallel.alone", None)
+
+
 def test_a_run_starts_from_given_weights_and_only_at_its_beginning(tmp_path: Path, train: Train) -> None:
     folder = write_data(tmp_path / "data")
     assert train(recipe_record(train={"steps": 8}), tmp_path / "first", folder) == 0
