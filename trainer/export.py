@@ -65,16 +65,23 @@ def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figur
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        # A folder that is there may be a mount, or where somebody stands: it is filled, and stays the same folder.
+        is_there = folder.exists()
+        staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder if is_there else folder.parent))
         try:
             for name, text in texts.items():
-                (beside / name).write_text(text, encoding="utf-8", newline="\n")
-            with (beside / "model.safetensors").open("wb") as file:
+                (staged / name).write_text(text, encoding="utf-8", newline="\n")
+            with (staged / "model.safetensors").open("wb") as file:
                 write_tensors(file.write, _gpt2_tensors(trained))
-            beside.chmod(0o755)
-            os.replace(beside, folder)
+            staged.chmod(0o755)
+            if is_there:
+                # Nothing loads a folder without its config.json: it comes last.
+                for file_name in sorted(os.listdir(staged), key=lambda name: name == "config.json"):
+                    os.replace(staged / file_name, folder / file_name)
+            else:
+                os.replace(staged, folder)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
         raise Refused(f"{folder} cannot be written: {error.strerror}") from error
     return sorted([*texts, "model.safetensors"])

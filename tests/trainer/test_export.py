@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,20 @@ def test_the_model_card_has_the_callers_figures_and_no_markup_of_theirs(tmp_path
         "| step | 7 of 20 |",
     ):
         assert line in card.splitlines()
+
+
+@pytest.mark.parametrize("named", ["by its path", "by a link", "as the one where somebody stands"])
+def test_a_folder_that_is_there_and_empty_is_filled_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    gpt2_checkpoint(tmp_path / "out")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "link").symlink_to("hf")
+    monkeypatch.chdir(tmp_path / "hf")
+    place = {"by its path": tmp_path / "hf", "by a link": tmp_path / "link"}.get(named, Path("."))
+    written = export_hf(tmp_path / "out", place, figures={})
+    assert sorted(os.listdir(".")) == written
+    assert "config.json" in written
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
