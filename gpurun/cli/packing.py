@@ -9,6 +9,7 @@ from gpurun.cli.output import put_bytes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, SetupError, UsageError
+from gpurun.core.paths import is_stream
 from gpurun.machine.pack import Pack, Survey, survey
 from gpurun.view.listings import PackedFile, pack_listing
 from gpurun.view.paint import render
@@ -57,6 +58,9 @@ def _write(pack: Pack, output: str) -> int:
         return sum(map(put_bytes, pack.stream()))
     part = Path(f"{output}.part")
     try:
+        if is_stream(Path(output)):
+            with open(output, "wb") as stream:
+                return sum(map(stream.write, pack.stream()))
         with part.open("wb") as out:
             for chunk in pack.stream():
                 out.write(chunk)

@@ -14,6 +14,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.money import Micros, format_usd, total
+from gpurun.core.paths import is_stream
 from gpurun.core.plan import Earlier, Mode
 from gpurun.core.progress import Event
 from gpurun.ledger.receipt import read_receipt
@@ -65,6 +66,8 @@ def _write(path: Path, page: str) -> int:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if is_stream(path):
+            return path.write_bytes(content)
         part.write_bytes(content)
         part.rename(path)
     except OSError as error:

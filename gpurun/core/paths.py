@@ -246,6 +246,11 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_stream(path: Path) -> bool:
+    """Whether a device or a pipe lies there: that is written to, and never replaced by a file."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file whole: a reader or a crash sees the old bytes or the new ones, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")

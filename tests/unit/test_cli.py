@@ -168,6 +168,10 @@ def test_pack_lists_refuses_by_name_and_writes_only_clean_folders(tmp_path: Path
     (folder / "a.bin").write_bytes(b"12")
     clean = gpurun("pack", str(folder), "-o", str(tmp_path / "out.tar.zst"), "--json")
     assert clean.returncode == 0
+    (tmp_path / "device").symlink_to("/dev/null")
+    packed = json.loads(gpurun("pack", str(folder), "-o", str(tmp_path / "device"), "--json").stdout)["data"]
+    assert packed["packed_bytes"] == (tmp_path / "out.tar.zst").stat().st_size
+    assert (tmp_path / "device").is_char_device(), "a device is written to and never replaced"
     (folder / "id_rsa").write_text("no")
     (folder / "away").symlink_to("/etc/passwd")
     listed = json.loads(gpurun("pack", str(folder), "--dry-run", "--json").stdout)

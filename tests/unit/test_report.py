@@ -328,6 +328,13 @@ def test_a_place_that_cannot_be_written_is_told_and_keeps_what_is_there(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_device_is_written_to_and_never_replaced(session: Session, tmp_path: Path) -> None:
+    finished_run(session.home, "fox-41")
+    (tmp_path / "device").symlink_to("/dev/null")
+    assert "kB" in report_runs(session, ["fox-41"], html=str(tmp_path / "device")).text
+    assert (tmp_path / "device").is_char_device()
+
+
 def test_a_page_in_the_users_own_folder_is_told_where_it_is(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
