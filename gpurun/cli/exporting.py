@@ -49,7 +49,7 @@ def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
     return {
         "run": run.run,
         "recipe": run.recipe,
-        "GPU": run.told.device or None,
+        "device" if run.told.device == "cpu" else "GPU": run.told.device or None,
         "machine": run.where,
         **({"went on from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
         "time of training": None if run.train_s is None else format_duration(run.train_s),

@@ -145,6 +145,12 @@ def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFol
         export_run(session, "fox-41", tmp_path / "x", form="onnx", checkpoint="best")
 
 
+def test_a_card_calls_no_cpu_a_gpu(session: Session, folder: RunFolder, tmp_path: Path) -> None:
+    folder.events.write_text(folder.events.read_text().replace('"cuda"', '"cpu"').replace('"NVIDIA H100"', "null"))
+    card = export_run(session, "fox-41", tmp_path / "hf", form="hf", checkpoint="best").data["figures"]
+    assert (card.get("GPU"), card["device"]) == (None, "cpu")
+
+
 def test_the_command_line_passes_on_what_was_said_and_nothing_else(
     session: Session, folder: RunFolder, tmp_path: Path
 ) -> None:
