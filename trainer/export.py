@@ -45,6 +45,8 @@ class _Trained:
     tensors: dict[str, Tensor]
     tokens: list[bytes]
     """The tokeniser's, without the padding that the model's vocabulary has."""
+    source: str
+    """What it learned from."""
 
 
 def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figures: Mapping[str, Any]) -> list[str]:
@@ -60,7 +62,7 @@ def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figur
     texts = {
         "config.json": json.dumps(_config(trained), indent=1) + "\n",
         "generation_config.json": json.dumps(_generation(trained), indent=1) + "\n",
-        "README.md": model_card(trained.state, trained.model, figures),
+        "README.md": model_card(trained.state, trained.model, trained.source, figures),
         **tokenizer_files(trained.state["recipe"]["data"]["tokenizer"], trained.tokens, trained.model.context),
     }
     try:
@@ -101,7 +103,7 @@ def _read(weights: Path, data: Path | None) -> _Trained:
             plain = f"{weights.name} is plain safetensors already, and {beside.name} has its settings"
             raise Refused(f'a model of preset "{model.preset}" is no GPT-2, so transformers cannot load it; {plain}')
         tokens = _tokens(recipe["data"]["tokenizer"], sha256, data)
-        return _Trained(model, state, read_tensors(weights), tokens)
+        return _Trained(model, state, read_tensors(weights), tokens, _source(state, data))
     except OSError as error:
         raise Refused(f"the checkpoint {weights} cannot be read: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, TensorFileError) as error:
@@ -137,6 +139,16 @@ def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:
     if sha256_of_tokens(tokens) != sha256:
         raise Refused(f"{where} is not the tokeniser that the checkpoint was trained with: their sha256 differ")
     return tokens
+
+
+def _source(state: Mapping[str, Any], data: Path | None) -> str:
+    """Return what the tokens were made of: data.json has it; the recipe, what it is without a text that is brought."""
+    kind, named = "unknown", state["recipe"]["data"]["source"]
+    if data is not None and (data / "data.json").is_file():
+        manifest = json.loads((data / "data.json").read_text(encoding="utf-8"))
+        if [shard["sha256"] for shard in manifest["train"]] == state["data"].get("train"):
+            kind = manifest["source"]["kind"]
+    return str(kind if kind == named else f"{kind} (the recipe says {named})")
 
 
 def _gpt2_tensors(trained: _Trained) -> dict[str, Tensor]:

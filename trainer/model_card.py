@@ -21,7 +21,7 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
 """
 
 
-def model_card(state: Mapping[str, Any], model: ModelConfig, figures: Mapping[str, Any]) -> str:
+def model_card(state: Mapping[str, Any], model: ModelConfig, source: str, figures: Mapping[str, Any]) -> str:
     """Return the card's Markdown; `state` is the checkpoint's, `figures` are shown under their own names."""
     recipe, step = state["recipe"], state["step"]
     optim, schedule, train = recipe["optim"], recipe["schedule"], recipe["train"]
@@ -37,7 +37,7 @@ def model_card(state: Mapping[str, Any], model: ModelConfig, figures: Mapping[st
         "step": f"{step:,} of {train['steps']:,}",
         "tokens seen": f"{state['tokens']:,}",
         "tokens a step": f"{train['batch_tokens']:,}",
-        "data": recipe["data"]["source"],
+        "data": source,
         "optimiser": f"{optim.get('kind', 'adamw')}, {rates}",
         "schedule": f"{schedule['kind']}, {schedule['warmup_steps']:,} steps of warm-up",
         "seed": train["seed"],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Train, manifest, recipe_record
+from conftest import Train, manifest, recipe_record, write_data
 
 from trainer.config import ModelConfig
 from trainer.errors import Refused
@@ -119,6 +119,28 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
     assert model.config.vocab_size == len(tokenizer) == 28
     assert "| step | 2 of 2 |" in (tmp_path / "hf" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "said"),
+    [
+        ("stdlib", True, "stdlib"),
+        ("file", True, "file (the recipe says stdlib)"),
+        ("file", False, "unknown (the recipe says stdlib)"),
+    ],
+    ids=["the recipe's own", "brought", "other shards"],
+)
+def test_the_model_card_says_what_was_learned_from_and_not_what_the_recipe_would_have_taken(
+    tmp_path: Path, train: Train, kind: str, same: bool, said: str
+) -> None:
+    data = write_data(tmp_path / "data")
+    assert train(recipe_record(train={"steps": 2, "checkpoint_every": 2}), tmp_path / "out", data) == 0
+    made = json.loads((data / "data.json").read_text())
+    made["source"]["kind"] = kind
+    made["train"] = made["train"] if same else made["train"][:1]
+    (data / "data.json").write_text(json.dumps(made))
+    export_hf(tmp_path / "out", tmp_path / "hf", data=data, figures={})
+    assert f"| data | {said} |" in (tmp_path / "hf" / "README.md").read_text()
 
 
 def test_the_model_card_has_the_callers_figures_and_no_markup_of_theirs(tmp_path: Path) -> None:
