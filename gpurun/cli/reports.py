@@ -22,13 +22,14 @@ from gpurun.ledger.untrusted import lines_of
 from gpurun.lifecycle.home.local_copy import LocalCopy
 from gpurun.lifecycle.runs import Sight, find_run, look
 from gpurun.view.paint import render
-from gpurun.view.quantities import format_bytes, format_duration
+from gpurun.view.quantities import format_bytes, format_duration, short_hash
 from gpurun.view.receipt import ReceiptView
 from gpurun.view.report.charts import MOST_RUNS
 from gpurun.view.report.material import RunMaterial, differences
 from gpurun.view.report.page import report_page
 from gpurun.view.report.summary import summary
 from gpurun.view.report.told import Told, hear
+from gpurun.view.safe import safe_line
 from gpurun.view.screen import Screen
 from gpurun.view.story import tell_rate
 
@@ -92,6 +93,7 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         state=state_word(sight),
         parameters=plan.parameters,
         resolved=plan.resolved,
+        shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}"),
         told=told,
         receipt=receipt,
         no_receipt=why,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,15 +18,15 @@ TOKENS_PER_STEP = 1024
 PROMPTS = ("The ", "def ")
 
 
-def plan_of(run: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID) -> Plan:
-    """A plan whose recipe has the one setting that the tests change."""
+def plan_of(run: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID, source: str = "stdlib") -> Plan:
+    """A plan whose recipe has the one setting that the tests change, on shards of one `source`."""
     offer = Offer(
         provider="runpod", type_id="H100-SXM", gpu="H100", gpu_count=1, vram_gb=80, region="EU-RO-1",
         rate_micros_per_hour=Micros(RATE), billing_unit_s=1, boot_s=60, price_source="test", dies_by_itself="pod key",
     )  # fmt: skip
     data = DataSummary(
         folder="/nowhere", tokenizer="char", tokenizer_sha256="0" * 64, vocab_size=64, train_tokens=1, val_tokens=1,
-        bytes=1, sha256="0" * 64, source="stdlib",
+        bytes=1, sha256=hashlib.sha256(source.encode()).hexdigest(), source=source,
     )  # fmt: skip
     return Plan(
         run=run, mode=mode, recipe="tiny", form="rehearsal" if mode is Mode.REHEARSAL else "full",
@@ -60,10 +61,10 @@ def write_events(folder: RunFolder, told: Iterable[dict[str, Any] | bytes]) -> N
     folder.events.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def opened_run(home: Home, name: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID, said: str = "") -> CloudRun:
+def opened_run(home: Home, name: str, *, said: str = "", **plan: Any) -> CloudRun:
     """A run with its plan and its events, whose journal is still to be written."""
     run = CloudRun(home, name)
-    run.folder.plan.write_text(plan_of(name, lr=lr, mode=mode).to_json())
+    run.folder.plan.write_text(plan_of(name, **plan).to_json())
     write_events(run.folder, events(said=said))
     return run
 

@@ -76,6 +76,18 @@ def test_runs_are_laid_over_one_another_and_their_samples_side_by_side(session: 
     assert "step 120, perplexity 8.2, 1.250 bits a byte, HellaSwag 29.4 %" in page.words
 
 
+def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> None:
+    for name, source in (("fox-41", "stdlib"), ("owl-07", "file"), ("elk-33", "stdlib")):
+        finished_run(session.home, name, source=source)
+    page, _, data = report(session, "fox-41", "owl-07")
+    (row,) = data["differences"]
+    assert (row["key"], [value.split(",")[0] for value in row["values"]]) == ("shards", ["stdlib", "file"])
+    assert "the same in every key" not in page.words
+    page, _, data = report(session, "fox-41", "elk-33")
+    assert data["differences"] == []
+    assert "The resolved recipes are the same in every key, and so are the shards." in page.words
+
+
 def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
     finished_run(session.home, "fox-41")
     page, content, _ = report(session, "fox-41")

@@ -19,6 +19,7 @@ _LEFT_OUT = ("about",)
 class RunMaterial:
     """One run as the report shows it.
 
+    `shards` says what it learned from, which no key of a recipe does: a text that is brought takes the recipe's place.
     `receipt` is None while there is none, `no_receipt` then says why. `spent_micros` is what a run that still goes on
     has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page.
     """
@@ -31,6 +32,7 @@ class RunMaterial:
     state: str
     parameters: int
     resolved: Mapping[str, Any]
+    shards: str
     told: Told
     receipt: ReceiptView | None = None
     no_receipt: str = ""
@@ -99,14 +101,14 @@ def _mark_record(mark: Mark) -> list[float | int | None]:
 
 
 def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """Every key of the resolved recipes, with its value in each run; empty where a run has no such key."""
-    flat = [_flat(run.resolved) for run in runs]
+    """The shards and every key of the resolved recipes, with the value in each run; empty where it has no such key."""
+    flat = [{"shards": run.shards} | _flat(run.resolved) for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [(key, [one.get(key, "") for one in flat]) for key in keys]
 
 
 def differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """The keys in which the runs' recipes are not the same."""
+    """What in the runs' shards and recipes is not the same."""
     return [(key, values) for key, values in settings(runs) if len(set(values)) > 1]
 
 

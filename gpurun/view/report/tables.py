@@ -106,10 +106,10 @@ def _verdict(run: RunMaterial) -> str:
 
 
 def differences_table(runs: Sequence[RunMaterial]) -> str:
-    """The keys in which the recipes differ, one column a run; a sentence where nothing does."""
+    """What in shards and recipes differs, one column a run; a sentence where nothing does."""
     found = differences(runs)
     if not found:
-        return tag("p", "The resolved recipes are the same in every key.", class_="note")
+        return tag("p", "The resolved recipes are the same in every key, and so are the shards.", class_="note")
     return _matrix(runs, "key", found)
 
 
