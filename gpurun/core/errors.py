@@ -10,7 +10,7 @@
     ├── MayBeBilling            9   an instance may still be billing; outranks every other code
     ├── VerificationFailed     10   an audit or a digest of ours does not hold
     ├── CollectFailed          11   collected data failed its digest or could not be stored
-    │   └── StoreFull          11   this machine's disk is full; the instance is kept to its lease meanwhile
+    │   └── StoreFull          11   nothing can be stored here just now; the instance is kept to its lease meanwhile
     └── RunHeld                12   another gpurun holds this run
 
 An error says what happened, why, and what to do next; nothing else.
@@ -143,7 +143,7 @@ class CollectFailed(GpurunError):
 
 
 class StoreFull(CollectFailed):
-    """This machine's disk is full: what exists elsewhere waits there until there is room or the lease is over."""
+    """This machine's disk is full, or away: what exists elsewhere waits there until that ends or the lease is over."""
 
 
 class RunHeld(GpurunError):

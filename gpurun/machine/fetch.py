@@ -58,7 +58,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
 
     Each of the pulls is a lane of its own; all are used at once. What has arrived is kept in `into`/.partial under its
     digest, so a later call fetches only the rest. A wrong digest is fetched again three times. CollectFailed: the
-    digest never held, or the file could not be stored; files that were verified before stay as they are.
+    digest never held; StoreFull: the file could not be stored; files that were verified before stay as they are.
     HeldElsewhere, a MachineLost: somebody else is at it.
     """
     parts = check_name(wanted.name)
@@ -219,15 +219,15 @@ class _Stopped(GpurunError):
         super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
 
 
-def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> CollectFailed:
+def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> StoreFull:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
             "collect.disk_full",
             f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
             hint="Free some space: it goes on by itself where it stopped. The lease keeps counting.",
         )
-    return CollectFailed(
+    return StoreFull(
         "collect.cannot_store",
         f"{target} cannot be written: {error.strerror}.",
-        hint="Mend what is said there, then gpurun resume RUN.",
+        hint="Mend what is said there: it goes on by itself where it stopped. The lease keeps counting.",
     )

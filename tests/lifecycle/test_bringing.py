@@ -257,6 +257,19 @@ def test_a_disk_that_takes_no_new_folder_is_waited_for_too(world: World, monkeyp
     assert kept(world)
 
 
+def test_a_disk_that_was_not_mounted_when_training_ended_is_waited_for_too(world: World) -> None:
+    """`artifacts` is a link to a larger disk; without that nothing can be stored, and the machine has it still."""
+    disk = world.home.root / "disk"
+    world.folder.artifacts.symlink_to(disk)
+    after(world, 250.0, disk.mkdir)
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    (first, *_) = world.all_of(Event.INCIDENT)
+    assert first["code"] == "collect.cannot_store"
+    assert "goes on by itself" in first["message"]
+    assert kept(world)
+
+
 def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: dict[str, int]) -> None:
     def die() -> None:
         world.cloud.boxes[0].died_s = world.cloud.now
