@@ -82,15 +82,14 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
 
 
 def holds(target: Path, wanted: Wanted) -> bool:
-    """Whether the file is at `target` already, by its size and digest."""
+    """Whether the file is at `target` already, by its size and digest; one that cannot be read is not."""
     try:
-        descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if os.fstat(file.fileno()).st_size != wanted.size_bytes:
+                return False
+            return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
     except OSError:
         return False
-    with os.fdopen(descriptor, "rb") as file:
-        if os.fstat(descriptor).st_size != wanted.size_bytes:
-            return False
-        return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
 
 
 def noted_bytes(into: Path, sha256: str) -> int:

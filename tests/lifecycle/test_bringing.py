@@ -270,6 +270,24 @@ def test_a_disk_that_was_not_mounted_when_training_ended_is_waited_for_too(world
     assert kept(world)
 
 
+def test_what_came_home_early_and_cannot_be_read_any_more_is_fetched_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.folder.artifacts / "checkpoints").mkdir(parents=True)
+    (world.folder.artifacts / LATEST).write_bytes(WEIGHTS[1][1])
+    spoilt, digest = (world.folder.artifacts / LATEST).stat(), hashlib.file_digest
+
+    def unreadable(file: Any, kind: str) -> Any:
+        if os.path.samestat(os.fstat(file.fileno()), spoilt):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", unreadable)
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    assert kept(world)
+
+
 def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: dict[str, int]) -> None:
     def die() -> None:
         world.cloud.boxes[0].died_s = world.cloud.now
