@@ -17,7 +17,7 @@ import pytest
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
-from gpurun.lifecycle.home.at_home import remember
+from gpurun.lifecycle.home.at_home import Brought, remember
 from gpurun.lifecycle.home.held import STUCK_S
 from gpurun.lifecycle.home.worth import spare, wanted
 from gpurun.machine import partial
@@ -267,6 +267,24 @@ def test_a_disk_that_was_not_mounted_when_training_ended_is_waited_for_too(world
     (first, *_) = world.all_of(Event.INCIDENT)
     assert first["code"] == "collect.cannot_store"
     assert "goes on by itself" in first["message"]
+    assert kept(world)
+
+
+def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint came home early, which newer ones have replaced over there; then `sudo gpurun collect`."""
+    old = ManifestFile(name="checkpoints/000010.model.safetensors", bytes=3, sha256="0" * 64, kind="weights", step=10)
+    Brought(step=10, files=(old.name,), whole=(old,)).write(world.folder)
+    stat = os.stat
+
+    def shut(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+        if "artifacts/checkpoints" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *rest, **more)
+
+    monkeypatch.setattr(os, "stat", shut)
+    after(world, 250.0, lambda: monkeypatch.setattr(os, "stat", stat))
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
     assert kept(world)
 
 

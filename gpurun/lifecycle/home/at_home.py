@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def with_whole(folder: RunFolder, listed: Manifest) -> Manifest:
 
 
 def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
+    return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises where a folder is shut to us.
 
 
 class Brought(BaseModel):
