@@ -72,14 +72,20 @@ class Pushing:
         plan = self._context.plan
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)
+        try:
+            key = key_of(self._context.folder.push_key, is_new=True)
+            most_bytes = None if is_free else Allowance.of(self._context.folder, plan).give_to_bucket()
+        except OSError as error:
+            what = f"{self._context.folder.path} cannot be written: {error.strerror}."
+            raise SetupError("stage.no_push", what, hint="Make room here before the next run.") from error
         order = push_order(
             bucket,
             self.folder,
             run=plan.run,
-            key=key_of(self._context.folder.push_key, is_new=True),
+            key=key,
             slot_bytes=slot_bytes_for(CHECKPOINT_BYTES * plan.parameters),
             seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
-            most_bytes=None if is_free else Allowance.of(self._context.folder, plan).give_to_bucket(),
+            most_bytes=most_bytes,
             steps=int(plan.resolved["train"]["steps"]),
         )
         self._far.let_push(order)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpurun.core import paths
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError
 from gpurun.lifecycle.bucket.push import BRIEF_S, FRESH_S, Pushing
@@ -86,6 +89,19 @@ def test_a_bucket_that_is_away_for_half_a_minute_before_the_start_costs_the_run_
     with pytest.raises(BucketLost):
         pushing.give()
     assert clock.monotonic() < back_mono - 3600 + 90, "a minute, and the training waits no longer"
+
+
+def test_a_full_disk_here_before_the_start_costs_the_pushing_and_not_the_run(
+    pushing: Pushing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "push.key").unlink()
+
+    def full(path: object, *_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(paths.os, "open", full)
+    with pytest.raises(SetupError, match="cannot be written: No space left"):
+        pushing.give()
 
 
 @pytest.mark.parametrize(("is_session", "every_s"), [(False, FRESH_S), (True, BRIEF_S)], ids=["lasting", "session"])
