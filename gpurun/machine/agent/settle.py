@@ -94,12 +94,21 @@ def gather(root: str, incoming: Incoming, entries: List[Json]) -> None:
         if entry["bytes"] == 0:
             open(path, "wb").close()
         elif entry["sha256"] in earlier:  # `begin` has said so, and why it may be believed
-            if not os.path.exists(path):
-                os.link(earlier[entry["sha256"]][0], path)
+            take(earlier[entry["sha256"]][0], path, entry["bytes"])
         else:
             raise Refusal("wrong_digest", "%r did not come, and is not here from before" % name)
     if came:
         raise Refusal("wrong_digest", "%d files came that the manifest does not have" % len(came))
+
+
+def take(source: str, path: str, size: int) -> None:
+    """Give a file that is here already one more name; where the disk has no links, a copy."""
+    if os.path.exists(path) and os.path.getsize(path) == size:
+        return
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
 
 
 def put_in_place(root: str, folder: str, entries: List[Json]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
 import random
 from pathlib import Path
@@ -12,7 +15,8 @@ from conftest import Box
 
 from gpurun.core.clock import boot_id
 from gpurun.core.exclusive import exclusive
-from gpurun.machine.agent import files, store
+from gpurun.machine.agent import files, settle, store
+from gpurun.machine.agent.incoming import Incoming
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack, survey
 
@@ -171,6 +175,29 @@ def test_a_disk_without_links_leaves_nobody_locked_out(kept: Kept, monkeypatch: 
     held = files.lock(str(kept.store), "store.lock", 0)
     assert held is not None
     os.close(held)
+
+
+def test_on_a_disk_without_links_what_a_bucket_has_brought_is_copied_into_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over SMB, or on a file system of a cluster that links only within one folder."""
+
+    def unlinkable(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    content = random.Random(1).randbytes(3 * MB)
+    sha256 = hashlib.sha256(content).hexdigest()
+    layout = {"part_bytes": MB, "files": [], "v": 1}
+    for folder in ("agent", ".pulled", ".incoming/x/files"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / ".pulled" / sha256).write_bytes(content)
+    (tmp_path / ".incoming/x/layout.json").write_text(json.dumps(layout))
+    monkeypatch.setattr(os, "link", unlinkable)
+    entries = [{"name": "data/a.bin", "bytes": len(content), "sha256": sha256}]
+    (tmp_path / ".incoming/x/files/data").mkdir()
+    (tmp_path / ".incoming/x/files/data/a.bin").write_bytes(content[:MB])  # A crash had left half a copy.
+    settle.gather(str(tmp_path), Incoming(str(tmp_path / ".incoming/x")), entries)
+    assert (tmp_path / ".incoming/x/files/data/a.bin").read_bytes() == content
 
 
 def test_two_runs_at_once_do_not_take_from_each_other(kept: Kept, tmp_path: Path) -> None:
