@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_PART_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
-MOST_JSON_BYTES = 8 << 20
+MOST_JSON_BYTES = 64 << 20  # A pack of a hundred thousand files is listed in some twenty million bytes.
 
 
 def at(root: str, *names: str) -> str:

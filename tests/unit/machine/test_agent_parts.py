@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
+from gpurun.machine.agent import incoming
 from gpurun.machine.base import FarRefusal
 from gpurun.machine.pack import Codec, Pack, survey
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[3]
 HEAD = struct.Struct(">QII32s")
 END = HEAD.pack((1 << 64) - 1, 0, 0, bytes(32))
 PART_BYTES = 1000
+SHA = "0" * 64
 GOOD = {"bundle/a.py": b"print(1)", "data/empty": b"", "data/x.bin": random.Random(3).randbytes(3500)}
 
 
@@ -339,6 +341,16 @@ def test_a_crash_while_it_was_put_in_place_costs_no_second_sending(box: Box) -> 
     (box.folder / "agent" / "shipped.json").unlink()  # As the crash leaves it: all but the last word.
     assert box.far.unpack(pack := Pack(seen)).manifest_sha256 == first.manifest_sha256
     assert pack.sent_bytes == 0
+
+
+def test_of_as_many_files_as_a_pack_may_have_none_is_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "last.bin").write_bytes(b"x")
+    files = [{"name": f"data/{'x' * 60}/{number:06d}.bin", "bytes": 1, "sha256": SHA} for number in range(99_999)]
+    files.append({"name": "data/last.bin", "bytes": 1, "sha256": SHA})
+    (tmp_path / "agent" / "pack.json").write_text(json.dumps({"files": files}))
+    assert incoming.held_files(str(tmp_path)) == {SHA: (str(tmp_path / "data" / "last.bin"), 1)}
 
 
 def test_what_a_reboot_tore_before_it_was_on_the_disk_is_not_trained_on_and_sent_again(box: Box) -> None:
