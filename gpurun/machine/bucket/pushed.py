@@ -7,12 +7,11 @@ import hmac
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.core.errors import CollectFailed
-from gpurun.core.model import canonical
 from gpurun.machine.answers import Count, Manifest, Text, understood, understood_manifest
 from gpurun.machine.base import FarRefusal, MachineLost, Take
 from gpurun.machine.bucket.slots import SLOTS, head_key, slot_key
@@ -35,7 +34,7 @@ class _Head(BaseModel):
     run: Text
     left_out: Annotated[tuple[Text, ...], Field(max_length=10_000)]
     places: dict[str, Annotated[tuple[Place, ...], Field(max_length=SLOTS)]]
-    manifest: dict[str, Any]
+    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,12 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
         raise CollectFailed("collect.bucket_altered", what, hint=hint)
     try:
         head = understood(_Head, body, MOST_HEAD_BYTES)
-        manifest = understood_manifest(canonical(head.manifest), most_bytes)
+        manifest = understood_manifest(head.manifest.model_dump_json().encode(), most_bytes)
         if head.run != run:
             raise FarRefusal("nonsense", f"It is that of {head.run!r}.")
         for file in manifest.files:
-            if sum(size for _, _, size in head.places.get(file.name, ())) != file.bytes:
+            places = head.places.get(file.name)
+            if places is None or sum(size for _, _, size in places) != file.bytes:
                 raise FarRefusal("nonsense", f"It has no place for {file.name!r}.")
     except FarRefusal as refusal:
         what = f"The list of what {run} has pushed cannot be used: {refusal.what}"

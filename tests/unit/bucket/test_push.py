@@ -248,7 +248,20 @@ def test_a_list_that_the_machine_has_not_signed_is_not_believed(trainer: Trainer
         trainer.pushed()
 
 
-@pytest.mark.parametrize("change", [{"run": "another-1"}, {"places": {}}], ids=["of another run", "without its places"])
+NOWHERE = {"name": "samples/a.txt", "bytes": 0, "sha256": hashlib.sha256().hexdigest(), "kind": "sample", "step": 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "another-1"},
+        {"places": {}},
+        {"places": {}, "manifest": {"v": 1, "latest": 1, "best": None, "files": [NOWHERE]}},
+        {"manifest": {"v": 1, "latest": float("nan"), "best": None, "files": []}},
+        {"manifest": {"v": 1, "latest": float("inf"), "best": None, "files": []}},
+    ],
+    ids=["of another run", "without its places", "without a place for nothing", "not a number", "without an end"],
+)
 def test_a_list_that_is_signed_and_still_makes_no_sense_is_not_believed(
     trainer: Trainer, bucket: Bucket, change: dict[str, Any]
 ) -> None:
