@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -403,6 +404,39 @@ def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path:
     with pytest.raises(CollectFailed, match="Not a directory"):
         copy_out(folder.artifacts, [whole], folder.journal / "below")
     assert not [path for path in to.rglob("*") if path.is_file()]
+
+
+def test_two_who_copy_into_one_folder_at_once_do_not_spoil_each_others_copies(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, to, sync, names = b"good" * 1000, tmp_path / "out", os.fsync, list[set[str]]()
+    folder.artifacts.mkdir()
+    (folder.artifacts / "a.bin").write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = ManifestFile(name="a.bin", bytes=len(content), sha256=sha256, kind="weights", step=1)
+
+    def another_one(descriptor: int) -> None:
+        """As the first has written all of it, the second begins, and is ended half way."""
+        monkeypatch.setattr(os, "fsync", ended)
+        second = threading.Thread(target=copy_and_end)
+        second.start()
+        second.join()
+        monkeypatch.setattr(os, "fsync", sync)
+        sync(descriptor)
+
+    def copy_and_end() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            copy_out(folder.artifacts, [file], to)
+
+    def ended(_: int) -> None:
+        names.append({path.name for path in to.iterdir()})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", another_one)
+    copy_out(folder.artifacts, [file], to)
+    assert (to / "a.bin").read_bytes() == content
+    assert len(names) == 1
+    assert len(names[0]) == 2, "each its own"
 
 
 STAGE = "s3://bucket/prefix"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
 
 
 def _copy(source: Path, place: Path, file: ManifestFile) -> None:
-    part, digest = place.with_name(f".{place.name}.part"), hashlib.sha256()
+    part, digest = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.part"), hashlib.sha256()
     try:
         with source.open("rb") as content, part.open("wb") as out:
             while block := content.read(_BLOCK_BYTES):
