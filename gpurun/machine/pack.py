@@ -240,7 +240,7 @@ def demand_unchanged(file: PackedFile) -> None:
 
 
 def content_at(file: PackedFile, offset: int, size: int) -> bytes:
-    """So much of a file from an offset on; UsageError `pack.changed` when it is not the file of the survey."""
+    """So much of a file from an offset on; UsageError when it is not the file of the survey, or cannot be read."""
     if isinstance(file.source, bytes):
         return file.source[offset : offset + size]
     content = bytearray()
@@ -257,7 +257,8 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EACCES):
             raise _changed(file.source) from error
-        raise
+        what = f"{file.source} cannot be read: {error.strerror}."
+        raise UsageError("pack.unreadable", what, hint="See to the disk that it is on, then run it again.") from error
     return bytes(content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -184,6 +185,17 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
         out.write(b"changed")
     with pytest.raises(UsageError, match="changed while"):
         list(stream)
+
+
+def test_a_file_that_cannot_be_read_any_more_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    pack = Pack(survey({"data": write(tmp_path / "data", {"x.bin": b"1234"})}))
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(UsageError, match=r"x\.bin cannot be read: Input/output error") as refused:
+        list(pack.stream())
+    assert refused.value.code == "pack.unreadable"
 
 
 def test_a_failing_pack_leaves_nothing_on_the_far_side(tmp_path: Path) -> None:
