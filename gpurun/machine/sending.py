@@ -11,7 +11,8 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from gpurun.core.clock import Clock
 from gpurun.machine.answers import Begun, Received, understood
@@ -35,6 +36,9 @@ _AGAIN = frozenset({"cut_stream", "wrong_digest", "no_layout"})
 _HEAD = struct.Struct(">QII32s")
 _END = (1 << 64) - 1
 _LINE = re.compile(rb"([0-9a-f]+) ([0-9a-f]+)")
+
+
+T = TypeVar("T")
 
 
 class Asks(Protocol):
@@ -71,10 +75,13 @@ class Asks(Protocol):
         ...
 
 
-def begin(far: Asks, parts: Parts, held: str) -> tuple[Begun, list[tuple[bytes, bytes]]]:
-    """Say what is to come; the answer, and its lines in two words each: parts verified, or files held."""
+def begin(far: Asks, parts: Parts, held: str, timeout_s: float) -> tuple[Begun, list[tuple[bytes, bytes]]]:
+    """Say what is to come; the answer, and its lines in two words each: parts verified, or files held.
+
+    A box that is kept may have to read all that it has, for minutes.
+    """
     options = ("--held", held, "--sha256", parts.layout_sha256, "--store", str(far.store_bytes))
-    line, content = far.ask("begin", *options, stdin=[parts.layout], site=True, timeout_s=QUICK_S * 10)
+    line, content = far.ask("begin", *options, stdin=[parts.layout], site=True, timeout_s=timeout_s)
     begun = understood(Begun, line)
     if begun.bytes != len(content) or begun.sha256 != hashlib.sha256(content).hexdigest():
         raise FarRefusal("nonsense", "The instance's list of what it has did not arrive whole.")
@@ -112,10 +119,10 @@ class Sending:
                 return
             held = "settled"
 
-    def _begin(self, held: str, trouble: Exception | None) -> None:
+    def _begin(self, held: str, trouble: Exception | None, on_progress: Callable[[int], None] | None) -> None:
         """Learn what is there; raise the trouble of the round before when that has brought nothing further."""
         try:
-            begun, lines = begin(self._far, self._parts, held)
+            begun, lines = self._attended(lambda: begin(self._far, self._parts, held, self._left_s()), on_progress)
         except FarRefusal as refusal:
             if refusal.reason == "disk_full" and trouble is not None:
                 raise trouble from refusal  # It may be in place by now, where it takes the room: who asks anew is told.
@@ -129,6 +136,23 @@ class Sending:
         if trouble is not None and (not is_more or self._left_s() <= 0):
             raise trouble
 
+    def _attended(self, ask: Callable[[], T], on_progress: Callable[[int], None] | None) -> T:
+        """What a call answers that may take minutes; `on_progress` hears meanwhile that nothing has moved."""
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:  # noqa: BLE001 - raised again below, on the caller's thread
+                answer.set_exception(error)
+
+        thread = _thread(work)
+        while thread.is_alive():
+            thread.join(TICK_S)
+            if on_progress is not None:
+                on_progress(self._pack.content_bytes)
+        return answer.result()
+
     def _carry(self, held: str, on_progress: Callable[[int], None] | None) -> None:
         """Let the lanes carry what is to do, and wait for them. The first ones are opened while it is asked what is."""
         self._begun.clear()
@@ -137,7 +161,7 @@ class Sending:
         reader = _thread(self._read_ahead)
         try:
             self._add_lanes(lanes)
-            self._begin(held, trouble)
+            self._begin(held, trouble, on_progress)
             self._pace.learn(self._far.round_trip_s)
             self._begun.set()
             self._wait(lanes, on_progress)

@@ -153,7 +153,8 @@ def test_what_came_of_a_file_that_goes_over_ssh_takes_no_room_beside_it(s3: S3Em
     (partial,) = (shipping.box / ".pulled").glob("*.part")
     seen: list[bool] = []
     shipping.pack.known.update({file.name: file.sha256 for file in shipping.staged})
-    shipping.far.unpack(shipping.pack, on_progress=lambda there: seen.append(partial.exists()) if there else None)
+    pack = shipping.pack
+    shipping.far.unpack(pack, on_progress=lambda _: seen.append(partial.exists()) if pack.sent_bytes else None)
     assert set(seen) == {False}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 from conftest import Box
 
-from gpurun.lifecycle.context import PASSING
+from gpurun.lifecycle.context import PASSING, StopWanted
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Pack, survey
@@ -109,3 +109,34 @@ class Slow(FarSide):
 
 def test_a_lane_that_waited_too_long_for_the_list_of_what_is_there_is_opened_again(box: Box) -> None:
     assert Slow(box.machine, python=box.far._python).unpack(Pack(survey(FILES))).bytes == BYTES
+
+
+class Hashing(FarSide):
+    """A far side that reads tens of gigabytes of an earlier run before it says what is there."""
+
+    is_given_up, is_answered, limit_s = threading.Event(), False, 0.0
+
+    def ask(  # type: ignore[override]
+        self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
+    ) -> tuple[bytes, bytes]:
+        """One call."""
+        if verb == "begin":
+            self.limit_s = timeout_s
+            self.is_answered = not self.is_given_up.wait(2)
+        return super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End what is under way."""
+        self.is_given_up.set()
+
+
+def test_who_waits_for_the_list_of_what_is_there_waits_as_long_as_there_is_time_and_heeds_a_stop(box: Box) -> None:
+    far = Hashing(box.machine, python=box.far._python)
+
+    def stopped(_: int) -> None:
+        raise StopWanted
+
+    with pytest.raises(StopWanted):
+        far.unpack(Pack(survey(FILES)), on_progress=stopped, timeout_s=3600)
+    assert not far.is_answered
+    assert far.limit_s > 3500
