@@ -52,6 +52,9 @@ class Shared:
         return [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in self.flags.items()]
 
 
+# What a path is refused for that is too long, shut to us, or leads through a file.
+_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+
 # Typer vendors Click, whose usage errors have no public name but this.
 _WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -139,8 +142,8 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except BrokenPipeError as error:
         return _without_output(lost(error), Result(), session)
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
-        full = isinstance(bug, OSError) and bug.errno in (errno.ENOSPC, errno.EDQUOT)
-        result = _disk_full(session, bug) if full else _bug(session, bug)
+        told = _not_ours(session, bug)
+        result = Result(errors=(told,), exit_code=told.exit_code) if told else _bug(session, bug)
     return _render(name, session.json, result, session)
 
 
@@ -149,11 +152,22 @@ def _interrupted() -> Result:
     return Result(errors=(error,), exit_code=ExitCode.INTERRUPTED)
 
 
-def _disk_full(session: Session, full: Exception) -> Result:
-    """A full disk is no fault of gpurun's, and may leave no room for a trace of one either."""
-    where = getattr(full, "filename", None) or session.home.root
-    error = SetupError("disk.full", f"There is no space left to write {where}.", hint="Free some space; then again.")
-    return Result(errors=(error,), exit_code=error.exit_code)
+def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
+    """A disk that is full, or a path that cannot be: no fault of gpurun's, and a trace of it helps nobody."""
+    if isinstance(fault, RuntimeError) and "home directory" in str(fault):  # As pathlib says it of ~NAME.
+        what = "A path begins with ~ and the name of nobody on this machine."
+        return UsageError("usage.path", what, hint="Write it whole, or name the folder ./~NAME.")
+    where = getattr(fault, "filename", None)
+    if not isinstance(fault, OSError):
+        return None
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"There is no space left to write {where or session.home.root}."
+        return SetupError("disk.full", what, hint="Free some space; then again.")
+    if where and fault.errno in _SHUT:
+        return SetupError(
+            "path.unusable", f"{where} cannot be used: {fault.strerror}.", hint="Mend that, or name another."
+        )
+    return None
 
 
 def _bug(session: Session, bug: Exception) -> Result:

@@ -131,6 +131,24 @@ def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.Monke
     assert str(own_home) in answer["errors"][0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("words", "exit_code", "code"),
+    [
+        (["collect", "fox-41", "--to", "~nobody-here/x"], 2, "usage.path"),
+        (["plan", "gpt2-124m", "--data", "~nobody-here/x"], 2, "usage.path"),
+        (["data", "inspect", "~nobody-here/x"], 2, "usage.path"),
+        (["collect", "fox-41", "--to", "x" * 300], 4, "path.unusable"),
+        (["plan", "gpt2-124m", "--data", "x" * 300], 4, "path.unusable"),
+    ],
+    ids=lambda one: " ".join(one)[:30] if isinstance(one, list) else None,
+)
+def test_a_path_that_cannot_be_is_no_bug_of_ours(own_home: Path, words: list[str], exit_code: int, code: str) -> None:
+    make_run(Home(own_home), "fox-41")
+    shown = CliRunner().invoke(build_app(words[0]), [*words, "--json"], standalone_mode=False)
+    answer = json.loads(shown.stdout)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (exit_code, code)
+
+
 def test_a_bug_of_ours_leaves_its_trace_in_a_file_and_a_sentence_on_the_terminal() -> None:
     app = typer.Typer()
     verb(app, "broken", examples=["gpurun broken"])(broken_verb)
