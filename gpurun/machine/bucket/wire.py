@@ -203,10 +203,13 @@ class Bucket:
             self._tell(error, "get_object", "")
 
     def _compare_clocks(self, answer: Any, sent_wall: float) -> None:
-        """Remember how far S3's clock is from this one, by its Date header, which names whole seconds."""
+        """Remember how far S3's clock is from this one at least, by its Date header, which names whole seconds.
+
+        It was told at any time between question and answer: this laptop may have slept in between.
+        """
         with suppress(ValueError, TypeError, OverflowError):
             there = parsedate_to_datetime(_headers(answer).get("date", "")).timestamp() + 0.5
-            ahead_s = (sent_wall + self._clock.wall()) / 2 - there
+            ahead_s = max(0.0, sent_wall - there) + min(0.0, self._clock.wall() - there)
             self.ahead_s = round(ahead_s, 1) if abs(ahead_s) > SKEW_S else 0.0
 
     def _tell(self, error: Exception, operation: str, key: str) -> NoReturn:

@@ -348,6 +348,21 @@ def test_a_clock_an_hour_off_is_no_obstacle_as_s3s_own_time_is_signed_with(
     assert opened(bucket.url_to_get("team/gpt/x", 60).reveal()) == b"hello"
 
 
+def test_a_lid_that_was_closed_while_s3_answered_says_nothing_of_the_clock(s3: S3Emulator) -> None:
+    """Else what is signed next has expired before it is used: shards would go over SSH, on paid time."""
+
+    class Sleeping(SystemClock):
+        slept_s = 0.0
+
+        def wall(self) -> float:
+            now, self.slept_s = super().wall() + self.slept_s, 8 * 3600.0
+            return now
+
+    bucket = Bucket(parse_address("s3://shards/team/gpt"), Sleeping())
+    bucket.look()
+    assert bucket.ahead_s == 0
+
+
 def opened(url: str) -> bytes:
     from gpurun.machine.agent.fetch_url import read_range
 
