@@ -135,8 +135,11 @@ class Home:
         return self.cache / "shards"
 
     def staged_data(self, run: str) -> Path:
-        """Where a run's shards lie until the run is opened; what a crash leaves here is cache."""
-        return self.cache / "staged" / run
+        """Where this process keeps a run's shards until it opens the run; what a crash leaves here is cache.
+
+        Until then the name is nobody's: another command may be planning a run of the same one.
+        """
+        return self.cache / "staged" / f"{run}.{os.getpid()}"
 
     @property
     def uploads(self) -> Path:

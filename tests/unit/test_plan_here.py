@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from gpurun.core.model import GpuNeed
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices, DataSummary, Plan, Request
+from gpurun.lifecycle.corpus.shards import inspect
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes import renting
 from gpurun.lifecycle.quotes.market import Market
+from gpurun.lifecycle.runs import open_run, read_plan
 from gpurun.planning.catalog import offers_for, parse_gpu
 
 
@@ -41,6 +44,22 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
     assert done.exit_code == 0
     assert list((tmp_path / "cache" / "shards").iterdir())
     assert not list((tmp_path / "cache" / "staged").glob("*"))
+
+
+def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's took the place of the first one's, or were removed with them when it was declined."""
+    home, first = Home(tmp_path).prepare(), planned_here(tmp_path)
+    with monkeypatch.context() as other_process:
+        other_process.setattr("os.getpid", lambda: 0)
+        second = planned_here(tmp_path, "data.val_fraction=0.5")
+        shutil.rmtree(home.staged_data(second.run))
+    opened = read_plan(open_run(home, Request(recipe="mini-gpt"), first)).data
+    assert (opened.bytes, inspect(Path(opened.folder), tokenizer="char", vocab_size=0).sha256) == (
+        first.data.bytes,
+        first.data.sha256,
+    )
 
 
 @pytest.mark.parametrize(
