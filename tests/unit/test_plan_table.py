@@ -210,6 +210,16 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     assert ("pulled from a bucket" in told) is (plan.ship_bytes > 1e9)
 
 
+def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_path: Path) -> None:
+    """It was priced without a word, and `train` refused it once the shards were there."""
+    asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
+    told = " ".join(planned(tmp_path, "60", **asked).notes)
+    assert "the data (19.8 GB) and the checkpoints" in told
+    assert "`train` refuses that. Ask for a larger disk: --set hardware.disk_gb=45." in told
+    enough = {**asked, "overrides": ("hardware.disk_gb=45",)}
+    assert "disk_gb" not in " ".join(planned(tmp_path, "60", **enough).notes)
+
+
 def test_a_text_is_counted_by_what_is_taken_of_it_in_the_tokens_of_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"x" * (9 << 20))
     sizes = {

@@ -36,6 +36,8 @@ def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clo
         market = None
     quoted = quote(request, full, market, priors=priors, is_shown=True)
     made = _on_every_offer(request, run, full, quoted, priors)
+    if small := _small_disk(made, full):
+        warnings.append(f"{small.what} `train` refuses that. {small.hint}")
     return _warned(made, names, tuple(warnings))
 
 
@@ -81,24 +83,25 @@ def rented_plan(
     data = shards_of(request, run, full, home, say)
     market = _market(request, full, names, home, clock)
     made = paid_plan(request, run, full, quote(request, full, market, data, priors), data)
-    _demand_disk(made, full, data)
+    if small := _small_disk(made, full):
+        raise small
     until_wall = clock.wall() + made.lease.total_s + made.lease.kill_allowance_s
     ending = key_warning(market, made.offer.provider, until_wall)
     return _warned(made, names, (*market.warnings, *ending, *([damage] if damage else [])))
 
 
-def _demand_disk(plan: Plan, full: ResolvedRecipe, data: DataSummary) -> None:
-    """Refuse a disk that would be full on paid time, where it is ordered by its size."""
+def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
+    """What is wrong with a disk that would be full on paid time, where it is ordered by its size."""
     terms, wanted_gb = terms_of(plan.offer.provider), full.tables.hardware.disk_gb
-    ordered_gb = disk_gb_on(plan.offer.provider, wanted_gb)
-    needed_gb = least_disk_gb(full, data.bytes, vocab_size=data.vocab_size)
-    if terms.disk_per_gb_hour and needed_gb > ordered_gb:
-        raise UsageError(
-            "disk.small",
-            f"hardware.disk_gb is {wanted_gb}; the data ({data.bytes / 1e9:.1f} GB) and the checkpoints of a model of "
-            f"{plan.parameters:,} parameters take at least {needed_gb} GB there, beside what the image takes.",
-            hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
-        )
+    needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
+    if not terms.disk_per_gb_hour or needed_gb <= disk_gb_on(plan.offer.provider, wanted_gb):
+        return None
+    return UsageError(
+        "disk.small",
+        f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a model of "
+        f"{plan.parameters:,} parameters take at least {needed_gb} GB there, beside what the image takes.",
+        hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
+    )
 
 
 def shards_of(
