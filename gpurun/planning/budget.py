@@ -40,6 +40,7 @@ EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to
 EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/BENCHMARKS.md); the death's proof alone takes 30.
 MARGIN = 1.5
 MOST_HOURS = 24 * 365
+MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # No lease is longer, and no date is beyond what a calendar has.
 LEAST_TRAIN_S = 300
 LEAST_FREE_TRAIN_S = 1800  # Where waiting costs nothing, a slow guess stops nothing.
 
@@ -75,15 +76,17 @@ def lease_for(
 ) -> Lease | None:
     """The longest lease that the cap pays for, or None when it leaves no time for training.
 
-    Its training limit is `hours` if given, else one and a half times the slow end of the estimate; less under a cap.
+    Its training limit is `hours` if given, else one and a half times the slow end of the estimate, a year at most; less
+    under a cap.
     """
     if hours is not None and not 0 < hours <= MOST_HOURS:
-        raise UsageError("hours.bad", f"--hours {hours:g} is no time to train.", hint="Write for instance --hours 2.5")
+        what = f"--hours {hours:g} is no time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
+        raise UsageError("hours.bad", what, hint="Write for instance --hours 2.5")
     if hours is not None:
         wanted = ceil(hours * SECONDS_PER_HOUR)
     elif guess.train_s is not None:
         least_s = LEAST_TRAIN_S if offer.rate_micros_per_hour else LEAST_FREE_TRAIN_S
-        wanted = max(least_s, ceil(guess.train_s[1] * MARGIN))
+        wanted = max(least_s, ceil(min(MOST_TRAIN_S, guess.train_s[1] * MARGIN)))
     else:
         return None
     lease = _lease(offer, load, wanted)
@@ -138,7 +141,8 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
     for candidate in found:
         if candidate.lease is not None:
             return candidate
-    needs = [(_needed(one.offer, one.estimate, load), one.offer) for one in found if one.estimate.train_s is not None]
+    within = [one for one in found if expected_train_s(one.estimate) <= MOST_TRAIN_S]
+    needs = [(_needed(one.offer, one.estimate, load), one.offer) for one in within]
     if cap is None or not needs:
         raise _none_fits(found)
     needed, offer = min(needs, key=lambda pair: pair[0])
@@ -185,7 +189,7 @@ def _candidate(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, h
     why_not = ""
     if not finishes:
         why_not = _why_not(offer, guess, load, lease, hours)
-    if hours is None and not finishes:
+    if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid a part may do.
         lease = None
     return Candidate(
         offer=offer,
@@ -204,6 +208,8 @@ def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hou
         return f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
         return guess.basis
+    if expected_train_s(guess) > MOST_TRAIN_S and hours is None:
+        return "takes over a year, and no lease is longer"
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
         return f"{hours:g} h are less than the {expected_train_s(guess) / SECONDS_PER_HOUR:.1f} h that it needs"
     return f"needs {format_usd(_needed(offer, guess, load))}, over the cap"

@@ -50,6 +50,7 @@ _SHORT = tuple(
         (r"over the cap", "over cap"),
         (r".* less than the (\S+ h) that it (needs)", r"\2 \1"),
         (r"(no fit): .*", r"\1"),
+        (r"takes (over a year), .*", r"\1"),
         (r".* tokens a step cannot be shared among .*", "uneven"),
         (r".* trains in (one process), and here are .*", r"\1"),
         (r"\S+ (?:has (no bf16);|computes in fp16, which) .*", "no bf16"),

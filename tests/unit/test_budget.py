@@ -92,6 +92,25 @@ def test_a_cap_of_what_it_needs_is_enough(guess: Estimate, load: Load, cap: int 
         assert lease.train_s >= expected_train_s(guess)
 
 
+ENDLESS = resolve(load_recipe("gpt2-124m"), "full", ("train.steps=999999", "train.batch_tokens=4294967296"))
+
+
+@pytest.mark.parametrize("cap", [None, "1000000"])
+def test_what_takes_longer_than_the_longest_lease_is_refused_and_not_priced(cap: str | None) -> None:
+    """Without a cap its end was in a year that no calendar has; with one, --hours 369863 was advised, and refused."""
+    found = candidates(EIGHT, ENDLESS, LOAD, cap=parse_usd(cap) if cap else None)
+    assert {one.why_not for one in found} == {"takes over a year, and no lease is longer"}
+    with pytest.raises(NoOffer, match="takes over a year"):
+        choose(found, LOAD, cap=parse_usd(cap) if cap else None)
+
+
+def test_a_machine_that_costs_nothing_trains_what_takes_longer_for_a_year() -> None:
+    free = EIGHT[0].model_copy(update={"provider": "local", "rate_micros_per_hour": usd(0)})
+    found = candidates([free], ENDLESS, LOAD, cap=None)
+    assert choose(found, LOAD, cap=None).lease.train_s == 365 * 86400
+    assert found[0].reach.step < 999_999
+
+
 @pytest.mark.parametrize(
     ("written", "cap", "price"),
     [("25", 25_000_000, 25_000_000), ("$0.50", 500_000, 500_000), ("12.3456781", 12_345_678, 12_345_679)],
