@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import sys
@@ -82,7 +81,6 @@ def common(
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    gc.set_threshold(20_000, 20, 20)  # Starting makes many objects and hardly any garbage.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes longer than judging offers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # A terminal that is not UTF-8, or half a character in a file's name.

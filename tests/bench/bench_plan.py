@@ -159,7 +159,7 @@ def plan() -> None:
 
 def _whole_ms(first: str) -> float:
     """The median of the whole command, interpreter and imports too, its bytecode cached as after its first use."""
-    code = f"import sys; {first}; from gpurun.cli.app import main; main()"
+    code = f"import sys; {first}; from gpurun.__main__ import main; main()"
     argv, took = [sys.executable, "-c", code, "plan", "gpt2-124m", "--max-cost", "25"], list[float]()
     with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
