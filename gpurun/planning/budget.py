@@ -26,7 +26,7 @@ from gpurun.core.money import (
     times,
     total,
 )
-from gpurun.core.plan import Candidate, Estimate, Lease
+from gpurun.core.plan import Candidate, Estimate, Lease, Reach
 from gpurun.planning.catalog import asked_as, terms_of
 from gpurun.planning.estimate import NO_PRIORS, estimate
 from gpurun.planning.load import COLLECT_START_S, KEPT_CHECKPOINTS, Load, load_home
@@ -123,8 +123,7 @@ def candidates(
         machine = machine_of(offer, cpu_cores)
         guess = estimate(recipe, offer, vocab_size=vocab_size, cpu_cores=cpu_cores, priors=priors, machine=machine)
         lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
-        judged = _candidate(offer, guess, load, lease, hours)
-        found.append(judged.model_copy(update={"reach": reach_of(recipe, guess, lease, known)}))
+        found.append(_candidate(offer, guess, load, lease, hours, reach_of(recipe, guess, lease, known)))
     return ranked(found, load)
 
 
@@ -179,7 +178,9 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
     return NoOffer("offer.none_fits", f"No offer can run this recipe. {told}.", hint=hint)
 
 
-def _candidate(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> Candidate:
+def _candidate(
+    offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None, reach: Reach | None
+) -> Candidate:
     """One offer, judged by the longest lease that the cap pays for."""
     needed_s = expected_train_s(guess)
     finishes = lease is not None and lease.train_s >= needed_s
@@ -199,6 +200,7 @@ def _candidate(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, h
         worst_micros=worst_case(offer, lease, load) if lease else None,
         finishes=finishes,
         why_not=why_not,
+        reach=reach,
     )
 
 

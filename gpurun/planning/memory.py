@@ -7,6 +7,7 @@ N tokens of C channels in L layers with H heads, V the vocabulary, P parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from gpurun.core.model import Offer
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
@@ -109,17 +110,24 @@ def _loss_bytes(model: ModelTable, tokens: int, vocab: int, way: Way) -> int:
 
 def _weight_bytes(model: ModelTable, vocab_size: int, way: Way) -> tuple[int, int]:
     """What weights, gradients and moments take while a forward runs, and at the end of a backward."""
-    parameters = parameters_of(model, vocab_size)
-    block = parameters_of(model.model_copy(update={"layers": model.layers + 1}), vocab_size) - parameters
-    matrices = model.layers * block
+    parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
+    matrices = parameters - root
+    block = matrices // model.layers
     state = 12 * parameters - (4 * matrices if way.muon else 0)
     copies = 2 * matrices if way.half else 0
     if way.shards == 1:
         return state + copies + (4 * parameters if way.gradient else 0), state + 4 * parameters
-    root = parameters - matrices
     fetched = 4 * (root + 2 * block) + (4 * parameters if way.gradient else 0)
     state = -(-state // way.shards)
     return state + copies + 2 * root + fetched, state + 4 * parameters // way.shards + 8 * root + fetched
+
+
+@cache
+def _root_parameters(model: ModelTable, vocab_size: int) -> int:
+    """The parameters that belong to no block: what a model has for each layer more, taken off for all of them."""
+    parameters = parameters_of(model, vocab_size)
+    block = parameters_of(model.model_copy(update={"layers": model.layers + 1}), vocab_size) - parameters
+    return parameters - model.layers * block
 
 
 def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:

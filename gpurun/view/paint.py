@@ -61,7 +61,8 @@ def spell(cell: Cell, style: Style) -> Span:
     """A cell as the terminal will show it, so that it can be measured before it is laid out."""
     span = cell if isinstance(cell, Span) else Span(cell)
     text = harmless(span.text)
-    return Span(text if style.unicode else to_ascii(text), span.look)
+    text = text if style.unicode else to_ascii(text)
+    return span if text == span.text else Span(text, span.look)
 
 
 def cells(text: str) -> int:
