@@ -13,10 +13,10 @@ from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import Micros, format_rate, parse_usd
 from gpurun.core.plan import Choices
-from gpurun.lifecycle.quotes.market import Market, live_offers, ready_providers
+from gpurun.lifecycle.quotes.market import Market, live_offers
 from gpurun.planning.catalog import all_offers, counts_of, offers_for, parse_gpu
 from gpurun.planning.recipe import load_recipe
-from gpurun.providers.registry import CLOUDS, OVERRIDES, require_known
+from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers, require_known
 from gpurun.view.offers import offers_screen
 from gpurun.view.paint import render
 

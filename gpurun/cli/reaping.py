@@ -6,11 +6,10 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError, UsageError
 from gpurun.lifecycle.instance.account import demand_account
-from gpurun.lifecycle.quotes.market import ready_providers
 from gpurun.lifecycle.reap import Orphan, Stray, sweep, sweep_leftovers
 from gpurun.lifecycle.runs import unfinished_runs
 from gpurun.providers.base import Provider, Unknown
-from gpurun.providers.registry import open_provider
+from gpurun.providers.registry import open_provider, ready_providers
 from gpurun.view.listings import OrphanRow, reap_table
 from gpurun.view.paint import render
 

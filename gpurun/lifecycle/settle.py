@@ -22,7 +22,7 @@ from gpurun.lifecycle.destroy import Vouch, end
 from gpurun.lifecycle.home.stock import take_stock
 from gpurun.lifecycle.instance.account import NAMED, is_other_account, other_account, vouched
 from gpurun.lifecycle.instance.duplicates import living, once
-from gpurun.lifecycle.quotes.priors import add_prior
+from gpurun.lifecycle.quotes.learned import add_prior
 from gpurun.machine.ssh_keys import forget_client_key
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
 

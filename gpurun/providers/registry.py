@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from gpurun.core.clock import Clock
-from gpurun.core.credentials import find_credential, require_credential
+from gpurun.core.credentials import aws_source, find_credential, require_credential
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices
-from gpurun.providers.base import Provider
+
+if TYPE_CHECKING:
+    from gpurun.core.clock import Clock
+    from gpurun.providers.base import Provider
 
 RUNPOD_URL = "https://api.runpod.io"
 LAMBDA_URL = "https://cloud.lambda.ai/api/v1"
@@ -72,6 +75,11 @@ def require_known(names: Iterable[str]) -> None:
         if name not in PROVIDERS:
             hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
             raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
+
+
+def ready_providers(home: Home) -> list[str]:
+    """The clouds that there is a key for."""
+    return [name for name in CLOUDS if (aws_source() if name == "aws" else find_credential(name, home))]
 
 
 def open_provider(name: str, home: Home, clock: Clock, choices: Choices | None = None) -> Provider:

@@ -14,6 +14,7 @@ from house_sources import ROOT
 
 HEAVY = ("torch", "boto3", "botocore", "runpod", "paramiko", "trainer", "numpy", "pydantic", "rich", "cryptography")
 NOT_FOR_A_PLAN = ("gpurun.machine", "gpurun.ledger.receipt", "cryptography", "urllib.request", "torch", "boto3")
+NOT_FOR_A_PLAN += ("gpurun.providers.base", "gpurun.lifecycle.quotes.market", "gpurun.lifecycle.quotes.learned")
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
@@ -31,8 +32,7 @@ def test_a_plan_from_the_catalogue_loads_no_wing_that_it_does_not_need(tmp_path:
         "sys.modules['keyring'] = None\n"
         "from gpurun.cli.app import main; main()"
     )
-    environment = {**os.environ, "GPURUN_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code]
+    command, environment = [sys.executable, "-c", code], {**os.environ, "GPURUN_HOME": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
     assert done.stdout.splitlines()[-1] == "[]"
 

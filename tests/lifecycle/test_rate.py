@@ -12,7 +12,8 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.money import cost_of
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
-from gpurun.lifecycle.quotes.priors import add_prior, load_priors
+from gpurun.lifecycle.quotes.learned import add_prior
+from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.planning.priors import Priors
 from gpurun.view.story import is_alarming, tell_record
@@ -177,6 +178,6 @@ def test_a_disk_that_does_not_take_it_ends_no_run(world: World, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpurun.lifecycle.quotes.priors.write_atomic", full)
+    monkeypatch.setattr("gpurun.lifecycle.quotes.learned.write_atomic", full)
     let_it_say(world, step_s=0.01)
     assert world.drive() is ExitCode.DONE

@@ -93,7 +93,7 @@ def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(
         return Market((), (("runpod", "runpod gave no whole answer: Name or service not known"),), 0.0, ("runpod",))
 
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_x")
-    monkeypatch.setattr(renting, "live_offers", silent)
+    monkeypatch.setattr("gpurun.lifecycle.quotes.market.live_offers", silent)
     request = Request(recipe="mini-gpt", providers=("runpod",), max_cost_micros=1_000_000)
     home = Home(tmp_path).prepare()
     with pytest.raises(SetupError, match="No cloud could be asked") as refused:
@@ -107,7 +107,7 @@ def rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *over
     def live(need: GpuNeed, *_: object) -> Market:
         return Market(tuple(one for one in offers_for(need) if one.provider == provider), (), 0.0, (provider,))
 
-    monkeypatch.setattr(renting, "live_offers", live)
+    monkeypatch.setattr("gpurun.lifecycle.quotes.market.live_offers", live)
     monkeypatch.setattr(renting, "_with_keys", lambda request, home: [provider])
     request = Request(recipe="mini-gpt", providers=(provider,), max_cost_micros=usd(50), gpu=parse_gpu("1xA100"),
                       overrides=("data.limit_mb=1", *overrides), choices=Choices(weak_lease=True))  # fmt: skip

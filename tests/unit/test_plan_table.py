@@ -145,7 +145,7 @@ def test_beside_live_prices_it_is_said_which_are_the_catalogues_and_no_cloud_wit
     monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: ["runpod"])
     for offers in ([one for one in live if one.gpu_count == 8], []):
         market = Market(tuple(offers), (), 1_800_000_000.0, ("runpod",))
-        monkeypatch.setattr("gpurun.lifecycle.quotes.renting.live_offers", lambda *_, market=market: market)
+        monkeypatch.setattr("gpurun.lifecycle.quotes.market.live_offers", lambda *_, market=market: market)
         plan = planned(tmp_path, "60")
         eights = [one.offer for one in plan.candidates if (one.offer.gpu, one.offer.gpu_count) == ("A100 SXM", 8)]
         assert {one.provider for one in eights} == {"aws", "lambda", *(one.provider for one in offers)}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpurun.core.clock import Clock, utc
-from gpurun.core.credentials import aws_source, find_credential
 from gpurun.core.errors import SetupError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.paths import Home
@@ -16,7 +15,7 @@ from gpurun.core.plan import Choices
 from gpurun.planning.catalog import rows_for
 from gpurun.providers.base import HasRegions, KeyEnds, Provider, Unknown, clock_wrong_s
 from gpurun.providers.refusals import no_such_region
-from gpurun.providers.registry import CLOUDS, open_provider
+from gpurun.providers.registry import open_provider
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,6 @@ class Market:
     asked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     keys_end_wall: Mapping[str, float] = field(default_factory=dict)
-
-
-def ready_providers(home: Home) -> list[str]:
-    """The clouds that there is a key for."""
-    return [name for name in CLOUDS if (aws_source() if name == "aws" else find_credential(name, home))]
 
 
 def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:

@@ -1,32 +1,16 @@
-"""The file of what one's own runs have shown: a run adds to it when it is settled, a plan reads it.
+"""The file of what one's own runs have shown, as plans read it; learned.py writes it.
 
-It is advice. One that cannot be read is said and ignored; one that cannot be written ends no run.
+It is advice: one that cannot be read is said and ignored.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-from typing import TYPE_CHECKING, Any
-
 from pydantic import ValidationError
 
-from gpurun.core.exclusive import exclusive
-from gpurun.core.paths import Home, write_atomic
-from gpurun.core.progress import RunState
-from gpurun.ledger.untrusted import events_of, plain_line
-from gpurun.planning.catalog import card_of
-from gpurun.planning.estimate import flops_per_token
-from gpurun.planning.memory import GIB
-from gpurun.planning.priors import MOST_LOSSES, Prior, Priors, machine_of
-from gpurun.planning.rate import Meter, Seen
-from gpurun.planning.tables import ModelTable
+from gpurun.core.paths import Home
+from gpurun.planning.priors import Priors
 
-if TYPE_CHECKING:
-    from gpurun.lifecycle.context import Context
-
-__all__ = ["add_prior", "load_priors"]
+__all__ = ["load_priors"]
 
 _MOST_BYTES = 8 << 20
 
@@ -48,84 +32,6 @@ def load_priors(home: Home) -> tuple[Priors, str]:
 
 
 def _damaged(home: Home, why: str) -> str:
+    from gpurun.ledger.untrusted import plain_line
+
     return f"What your own runs have shown ({home.priors}) cannot be read and is ignored: {plain_line(why, 120)}."
-
-
-def add_prior(state: RunState, context: Context) -> None:
-    """Add what this run has shown, if its journal says that it trained; doing it twice is doing it once."""
-    home = context.home
-    try:
-        prior = _prior_of(state, context)
-        if prior is None:
-            return
-        with exclusive(home.root / "priors.lock"):
-            known, damage = load_priors(home)
-            if damage:
-                os.replace(home.priors, home.priors.with_suffix(".damaged"))
-            # A line a run, so that a person can look through it.
-            write_atomic(home.priors, _as_lines(known.with_run(prior)))
-    except OSError as error:
-        logging.warning("what this run has shown was not kept for later plans: %s", error)
-
-
-def _as_lines(priors: Priors) -> bytes:
-    runs = ",\n".join(json.dumps(one.model_dump(mode="json"), sort_keys=True) for one in priors.runs)
-    return f'{{"v": 1, "runs": [\n{runs}\n]}}\n'.encode()
-
-
-def _prior_of(state: RunState, context: Context) -> Prior | None:
-    """What the run has shown; None where its journal does not say that it trained, or too little of it."""
-    if state.outcome not in ("done", "stopped"):
-        return None
-    plan, start = context.plan, dict[str, Any]()
-    meter = Meter(plan.resolved)
-    for event in events_of(context.folder.events):
-        meter.take(event)
-        start = event if event.get("kind") == "start" else start
-    seen, offer = meter.seen(), plan.offer
-    # Without a card in the offer a trainer that found one shows nothing of the CPU, nor the other way round.
-    if seen is None or start.get("device") != ("cuda" if offer.gpu_count else "cpu"):
-        return None
-    try:
-        return _record(seen, start, context)
-    except (ValidationError, KeyError, TypeError, ValueError):
-        logging.info("what this run says of its speed is no sane figure, and is not kept")
-        return None
-
-
-def _record(seen: Seen, start: dict[str, Any], context: Context) -> Prior:
-    """The line of a run; a ValueError where what its machine says cannot be."""
-    plan, offer = context.plan, context.plan.offer
-    model = ModelTable.model_validate(plan.resolved["model"])
-    train = plan.resolved["train"]
-    flops, card = flops_per_token(model, plan.data.vocab_size), card_of(offer.gpu)
-    if card is not None and flops * seen.tokens_per_s > card.tflops * 1e12 * max(1, offer.gpu_count):
-        raise ValueError("more than the card can do")
-    has_room = not offer.gpu_count or (seen.memory_peak_bytes or 0) <= offer.vram_gb * GIB
-    every = -(-len(seen.val_losses) // (MOST_LOSSES - 1)) or 1
-    thinned = seen.val_losses[::-1][::every][::-1]  # The last one always among them.
-    return Prior(
-        run=plan.run,
-        wall=context.clock.wall(),
-        card=offer.gpu,
-        gpu_count=offer.gpu_count,
-        processes=plan.processes,
-        machine="" if offer.gpu_count else machine_of(offer, os.cpu_count() or 1),
-        recipe_sha256=plan.recipe_sha256,
-        data_sha256=plan.data.sha256,
-        model=model,
-        vocab_size=plan.data.vocab_size,
-        flops_per_token=flops,
-        micro_batch=start["micro_batch"],
-        batch_tokens=train["batch_tokens"],
-        precision=start["precision"],
-        compile=train["compile"],
-        loop=train["loop"],
-        torch=start["torch"],
-        steps=seen.step,
-        step_s=seen.step_s,
-        tokens_per_s=seen.tokens_per_s,
-        start_s=seen.start_s,
-        memory_peak_bytes=seen.memory_peak_bytes if has_room else None,
-        val_losses=thinned,
-    )

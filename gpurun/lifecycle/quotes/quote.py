@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpurun.core.clock import local_time
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
-from gpurun.lifecycle.quotes.market import Market
 from gpurun.lifecycle.quotes.packaged import CATALOGUE, catalogued, others
 from gpurun.lifecycle.quotes.unprepared import load_for, not_prepared, vocabulary_of
 from gpurun.planning.budget import candidates, choose, ranked
@@ -20,6 +20,9 @@ from gpurun.planning.load import Load
 from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import images_by_provider, outfitted
+
+if TYPE_CHECKING:
+    from gpurun.lifecycle.quotes.market import Market
 
 WEAK = "needs --accept-weak-lease"
 _CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."

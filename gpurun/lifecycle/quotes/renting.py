@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpurun.core.clock import Clock
 from gpurun.core.credentials import require_credential
@@ -12,7 +13,6 @@ from gpurun.core.paths import Home
 from gpurun.core.plan import DataSummary, Plan, Request
 from gpurun.lifecycle.corpus.shards import BUILT_IN, missing_shards, prepared
 from gpurun.lifecycle.corpus.weights import started
-from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers, ready_providers
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.planning.budget import disk_gb_on
@@ -21,7 +21,10 @@ from gpurun.planning.catalog import asked_as, terms_of
 from gpurun.planning.load import least_disk_gb
 from gpurun.planning.priors import Priors
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.providers.registry import CLOUDS, OVERRIDES
+from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers
+
+if TYPE_CHECKING:
+    from gpurun.lifecycle.quotes.market import Market
 
 
 def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock) -> Plan:
@@ -72,6 +75,8 @@ def rented_plan(
 
     Prices are read again once the shards are there, since that may have taken long. UsageError, SetupError or NoOffer.
     """
+    from gpurun.lifecycle.quotes.market import key_warning
+
     if request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
     if request.data is None and full.tables.data.source not in BUILT_IN:
@@ -141,6 +146,8 @@ def _with_keys(request: Request, home: Home) -> list[str]:
 
 
 def _market(request: Request, full: ResolvedRecipe, names: list[str], home: Home, clock: Clock) -> Market:
+    from gpurun.lifecycle.quotes.market import live_offers
+
     return live_offers(need_of(request, full), names, home, clock, request.choices)
 
 
