@@ -229,7 +229,9 @@ def run_app(app: typer.Typer) -> int:
         if type(wrong).__name__ == "NoArgsIsHelpError":
             return _render("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
         message = str(getattr(wrong, "format_message", lambda said=wrong: said)())
-        error = UsageError("usage", message, hint="See the verb's --help.")
+        # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
+        said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
+        error = UsageError("usage", message, hint=f"See: {said_by} --help")
         return _render("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return _without_output(loss, Result(), None)
