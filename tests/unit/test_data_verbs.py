@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
+from gpurun.lifecycle.corpus import preparer
 from gpurun.lifecycle.corpus.corpora import inspect_data
 from gpurun.lifecycle.corpus.shards import prepared
 from gpurun.planning.bundle import bundle_root
@@ -140,6 +141,31 @@ def test_interrupted_by_the_keyboard_it_ends_at_once_and_says_that_it_can_go_on(
     assert running.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("once_more", [False, True])
+def test_interrupted_while_it_waits_for_a_download_nothing_is_waited_for_and_nothing_is_left(
+    once_more: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    (tmp_path / "deaf.py").write_text(f"{deaf}print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setattr(preparer, "_LETTING_GO_S", 60 if once_more else 0.1)
+    wait, found = subprocess.Popen.wait, []
+
+    def interrupted(child: subprocess.Popen[str], timeout: float | None = None) -> int:
+        if once_more and timeout is not None:
+            raise KeyboardInterrupt
+        return wait(child, timeout)
+
+    def interrupt(line: str) -> None:
+        found.append(int(line))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        preparer.run_preparer("deaf", [], root=tmp_path, say=interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(found[0], 0)
 
 
 def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ gpurun shares files with the trainer, not code: these are programs of their own;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.secrets import child_environment
 
 _PROGRESS = "progress "
+_LETTING_GO_S = 5.0
 
 
 def run_preparer(
@@ -55,9 +57,7 @@ def run_preparer(
         answer: dict[str, Any] = json.loads(child.stdout.read() or "{}")
         child.wait()
     finally:
-        # Ctrl-C reaches it too; it has nothing to do but to let go.
-        child.terminate()
-        child.wait()
+        _end(child)
     if child.returncode == 0:
         return answer
     if "error" in answer:
@@ -67,3 +67,14 @@ def run_preparer(
         f"Tokenising ended with exit code {child.returncode}: {' '.join(talk[-3:])}",
         hint=if_killed,
     )
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """See to it that it is gone, whatever it waits for (a download of hours): what is finished of its work lasts."""
+    child.terminate()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LETTING_GO_S)
+    finally:  # Also when Ctrl-C comes a second time.
+        child.kill()
+        child.wait()
