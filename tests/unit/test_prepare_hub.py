@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources import hub
 
+huggingface_hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("huggingface_hub.errors")
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,24 +61,30 @@ def test_what_was_not_is_refused_with_what_to_do(cache: Path, tmp_path: Path) ->
     assert "copy its Parquet files here" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["me", "me/", "/corpus", ""])
+@pytest.mark.parametrize("name", ["me", "me/", "/corpus", "", "me/my corpus", "me/corpus!", "-me/corpus"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(Refusal, match="does not name a data set"):
         hub.files_of(name, lambda _: None)
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, calls: list[dict[str, Any]]) -> list[str]:
+def asked(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    free: int,
+    calls: list[dict[str, Any]],
+    broken: Exception | None = None,
+) -> list[str]:
     """A hub that answers, with one file of 5 GB to download."""
 
     def snapshot_download(dataset: str, **wanted: Any) -> Any:
         calls.append({"dataset": dataset, **wanted})
         if wanted.get("dry_run"):
             return [SimpleNamespace(will_download=True, file_size=5 * 10**9)]
+        if broken and not wanted.get("local_files_only"):
+            raise broken
         (tmp_path / "sample").mkdir()
         (tmp_path / "sample" / "0.parquet").touch()
         return str(tmp_path)
-
-    import huggingface_hub.errors
 
     constants = SimpleNamespace(HF_HUB_CACHE=str(tmp_path / "not" / "there" / "yet"))
     errors = huggingface_hub.errors
@@ -105,3 +114,17 @@ def test_a_cache_without_room_is_said_before_the_download(monkeypatch: pytest.Mo
     with pytest.raises(Refusal, match=r"5\.00 GB are to be downloaded .* 1\.00 GB free"):
         asked(monkeypatch, tmp_path, 10**9, calls)
     assert [call.get("dry_run") for call in calls] == [True]
+
+
+def test_a_download_that_breaks_off_is_no_data_set_of_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line_error = huggingface_hub.errors.HfHubHTTPError.__bases__[0]
+    for broken, code in (
+        (line_error("peer closed connection"), "data.hub_unreachable"),
+        (TimeoutError("timed out"), "data.hub_unreachable"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk.full"),
+    ):
+        with pytest.raises(Refusal) as raised:
+            asked(monkeypatch, tmp_path, 10**12, [], broken)
+        assert raised.value.code == code

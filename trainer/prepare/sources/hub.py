@@ -6,6 +6,7 @@ a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +26,7 @@ def files_of(name: str, say: Callable[[str], None]) -> list[tuple[str, Path]]:
     owner, _, rest = place.partition("/")
     dataset, _, folder = rest.partition("/")
     if not owner or not dataset:
-        raise Refusal(
-            "usage.hub_name",
-            f"hf:{name} does not name a data set of the hub.",
-            hint="Write hf:OWNER/NAME, for instance hf:HuggingFaceFW/fineweb-edu/sample/10BT.",
-        )
+        raise _no_name(name)
     root = _download(_huggingface_hub(), f"{owner}/{dataset}", folder.rstrip("/"), revision or None, say)
     paths = sorted(path for path in (root / folder).rglob("*") if path.name.endswith(_SUFFIXES))
     if not paths:
@@ -47,18 +44,27 @@ def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, 
     patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
     wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
     say(f"asking the hub for {dataset}")
+    # The last are httpx's own, whatever its name is in this version: a line that breaks is one of them.
+    broken = (hub.errors.LocalEntryNotFoundError, OSError, *hub.errors.HfHubHTTPError.__bases__)
     try:
         missing = [file for file in hub.snapshot_download(dataset, **wanted, dry_run=True) if file.will_download]
-        _check_room(sum(file.file_size or 0 for file in missing), len(missing), Path(hub.constants.HF_HUB_CACHE), say)
-        return Path(hub.snapshot_download(dataset, **wanted))
+    except hub.errors.HFValidationError as error:
+        raise _no_name(dataset) from error
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
         raise Refusal(
             "data.hub_missing",
             f"The hub has no data set {dataset}" + (f" at {revision}." if revision else ", or it is not open to you."),
             hint="Check its name on huggingface.co; a gated one needs HF_TOKEN.",
         ) from error
-    except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
+    except broken as error:
         return _as_downloaded(hub, dataset, wanted, error, say)
+    cache = Path(hub.constants.HF_HUB_CACHE)
+    _check_room(sum(file.file_size or 0 for file in missing), len(missing), cache, say)
+    try:
+        return Path(hub.snapshot_download(dataset, **wanted))
+    except broken as error:
+        # What the cache has now is a part of it, which nobody asked for.
+        raise _broken_off(dataset, cache, error) from None
 
 
 def _as_downloaded(
@@ -76,6 +82,23 @@ def _as_downloaded(
         ) from None
     say(f"the hub cannot be reached; taking what of {dataset} was downloaded before, which may not be all of it")
     return root
+
+
+def _no_name(name: str) -> Refusal:
+    return Refusal(
+        "usage.hub_name",
+        f"hf:{name} does not name a data set of the hub.",
+        hint="Write hf:OWNER/NAME, for instance hf:HuggingFaceFW/fineweb-edu/sample/10BT.",
+    )
+
+
+def _broken_off(dataset: str, cache: Path, error: Exception) -> Refusal:
+    what = " ".join(str(error).split())[:120]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Make room, or name a cache on another disk: HF_HOME=DIR."
+        return Refusal("disk.full", f"The disk of {cache} is full; a part of {dataset} was downloaded.", hint=hint)
+    hint = "What was downloaded stays: the same command goes on with the rest."
+    return Refusal("data.hub_unreachable", f"The download of {dataset} broke off: {what} …", hint=hint)
 
 
 def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) -> None:
