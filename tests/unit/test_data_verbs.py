@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.lifecycle.corpus import preparer
+from gpurun.lifecycle.corpus import corpora, preparer
 from gpurun.lifecycle.corpus.corpora import inspect_data
 from gpurun.lifecycle.corpus.shards import prepared
 from gpurun.planning.bundle import bundle_root
@@ -97,6 +97,23 @@ def test_a_shard_with_one_byte_changed_is_refused(shards: tuple[Path, dict[str, 
     path = folder / "train_000001.bin"
     path.write_bytes(path.read_bytes()[:-2] + b"\1\0")
     assert refused(folder) == "data.digest"
+
+
+@pytest.mark.parametrize(("source", "is_told"), [("hf:me/corpus", True), ("/nowhere", False)])
+def test_the_hubs_client_hears_of_the_proxy_and_the_cache_and_of_no_cloud(
+    source: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_the_hub = {"HF_TOKEN": "1", "https_proxy": "2", "HTTPS_PROXY": "3", "SSL_CERT_FILE": "4", "XDG_CACHE_HOME": "5"}
+    for name, value in {**of_the_hub, "LAMBDA_API_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(corpora, "run_preparer", lambda *_, environment, **__: told.append(environment))
+    resolved = resolve(load_recipe("mini-gpt"), "full").record
+    whatever = {"options": [], "root": tmp_path, "say": lambda _: None, "progress": lambda _: None}
+    corpora.prepare_data(resolved, source=source, out=tmp_path / "out", **whatever)
+    (heard,) = told
+    assert {name: heard.get(name) for name in of_the_hub} == (of_the_hub if is_told else dict.fromkeys(of_the_hub))
+    assert "secret" not in heard.values()
 
 
 def test_an_unfinished_folder_says_how_to_go_on(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ ON_THE_HUB = {
 }
 """Where the sources of the bundled recipes are to be had."""
 _PAIRS = "-pairs"
+_THE_HUBS = re.compile(r"HF_.*|XDG_CACHE_HOME|SSL_CERT_(FILE|DIR)|(?i:(https?|all|no)_proxy)")
+"""The variables that its client heeds: all of its own, and those of the network."""
 
 
 def prepare_data(
@@ -59,8 +62,8 @@ def prepare_data(
     least = {"train": resolved["train"]["batch_tokens"] + 1, "val": resolved["model"]["context"] + 1}
     for split, tokens in least.items():
         arguments += [f"--least-{split}-tokens", str(tokens)]
-    # Its cache, its token and whether it may be asked, for those who read from it.
-    hub = {name: value for name, value in os.environ.items() if place.startswith(HUB) and name.startswith("HF_")}
+    # Its cache, its token and the way to it, for those who read from it.
+    hub = {name: value for name, value in os.environ.items() if place.startswith(HUB) and _THE_HUBS.fullmatch(name)}
     module = "trainer.prepare.corpora"
     return run_preparer(
         module, arguments, root=root, say=say, progress=progress, environment=hub,
