@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import GpurunError, UsageError
 from gpurun.lifecycle.corpus import corpora, preparer
 from gpurun.lifecycle.corpus.corpora import inspect_data
 from gpurun.lifecycle.corpus.shards import prepared
@@ -183,6 +183,15 @@ def test_interrupted_while_it_waits_for_a_download_nothing_is_waited_for_and_not
         preparer.run_preparer("deaf", [], root=tmp_path, say=interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(found[0], 0)
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("disk.full", 4), ("disk.too_small", 4), ("data.empty", 2)])
+def test_a_disk_that_is_full_is_a_matter_of_set_up_as_everywhere(code: str, exit_code: int, tmp_path: Path) -> None:
+    answer = json.dumps({"error": {"code": code, "message": "No.", "hint": "Make room."}})
+    (tmp_path / "sorry.py").write_text(f"import sys\nprint({answer!r})\nsys.exit(2)\n")
+    with pytest.raises(GpurunError, match=r"No\.") as raised:
+        preparer.run_preparer("sorry", [], root=tmp_path, say=lambda _: None)
+    assert (raised.value.code, raised.value.exit_code) == (code, exit_code)
 
 
 def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def run_preparer(
     if child.returncode == 0:
         return answer
     if "error" in answer:
-        raise UsageError(answer["error"]["code"], answer["error"]["message"], hint=answer["error"]["hint"])
+        told = answer["error"]
+        kind = SetupError if told["code"].startswith("disk.") else UsageError
+        raise kind(told["code"], told["message"], hint=told["hint"])
     raise SetupError(
         "data.prepare_failed",
         f"Tokenising ended with exit code {child.returncode}: {' '.join(talk[-3:])}",
