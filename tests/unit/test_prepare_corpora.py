@@ -304,6 +304,17 @@ def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("out", ["notes.txt", "notes.txt/shards", "nowhere"])
+def test_an_out_that_can_be_no_folder_is_refused_and_nothing_is_said_to_be_finished(
+    corpus: Path, tmp_path: Path, out: str
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone" / "far")
+    found = refusal(lambda: prepared(corpus, tmp_path / out))
+    assert (found.code, "--out" in found.hint) == ("data.out_unusable", True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_a_folder_within_the_source_is_refused(corpus: Path) -> None:
     assert refusal(lambda: prepared(corpus, corpus / "shards")).code == "data.out_in_source"
     assert not (corpus / "shards").exists()

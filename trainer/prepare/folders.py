@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -63,10 +64,17 @@ def locked(cache: Path) -> Iterator[None]:
 def held(folder: Path, patience_s: float = 2.0) -> Iterator[None]:
     """Hold a folder for this process alone, made if it must be, and removed at the end if nothing is in it.
 
-    Raises Refusal where another one holds it for longer than `patience_s`: one that was killed needs a moment to end.
+    Raises Refusal where it cannot be made, and where another one holds it for longer than `patience_s`: one that was
+    killed needs a moment to end.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        what = f"{folder} is no folder, and cannot be made one: {error.strerror}."
+        raise Refusal("data.out_unusable", what, hint="Name another folder with --out, where you may write.") from None
     try:
         until = time.monotonic() + patience_s
         while not _locked(descriptor):
