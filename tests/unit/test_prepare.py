@@ -365,6 +365,23 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run(source, tmp_path / "out")
 
 
+def test_a_source_that_cannot_be_looked_for_is_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Refusal, match="cannot be read: File name too long"):
+        run(tmp_path / ("long" * 100), tmp_path / "out")
+    source, lstat = texts(tmp_path / "in", count=3), Path.lstat
+
+    def taken_away(path: Path) -> os.stat_result:  # After the folder was listed.
+        if path.name == "01.txt":
+            path.unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", taken_away)
+    with pytest.raises(Refusal, match=r"01\.txt cannot be read: No such file"):
+        run(source, tmp_path / "out")
+
+
 def test_prepared_shards_are_not_mistaken_for_text(tmp_path: Path) -> None:
     run(texts(tmp_path / "in"), tmp_path / "out")
     with pytest.raises(Refusal) as refused:

@@ -2,7 +2,7 @@
 
 __main__.py     the command `python -m trainer.prepare`: a text, as a run begins
 build.py        from a request to a finished data folder, through the cache
-corpus.py       which documents there are, how they are read, cut and held out
+corpus.py       which documents there are, how they are read, cut and held out; listing.py: in which files
 pairs/          the same for sentences with their translations
 corpora/        the command `python -m trainer.prepare.corpora`: what is too large for one process, or for memory
 sources/        where its documents (texts.py) stream from: text files, JSON Lines, Parquet, the hub

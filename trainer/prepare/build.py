@@ -15,9 +15,10 @@ import numpy as np
 
 from trainer.errors import Refused
 from trainer.prepare.bpe import train_bpe
-from trainer.prepare.corpus import STDLIB, Corpus, Part, hold_out, open_corpus, pieces, read_text
+from trainer.prepare.corpus import Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
+from trainer.prepare.listing import STDLIB
 from trainer.prepare.manifest import manifest_of, summary_of
 from trainer.prepare.pairs.tokenizers import ENDS, TOKENIZERS, PairTokenizer
 from trainer.prepare.shards import (

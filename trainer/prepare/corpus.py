@@ -9,20 +9,17 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
-import stat
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal, not_utf8, unreadable
+from trainer.prepare.listing import STDLIB, files_of
 
 __all__ = [
-    "STDLIB",
     "Corpus",
     "Document",
     "Part",
-    "files_of",
     "hold_out",
     "open_corpus",
     "pieces",
@@ -30,11 +27,8 @@ __all__ = [
     "why_no_text",
 ]
 
-STDLIB = "stdlib"
 PIECE_CHARS = 1 << 19
 """What is tokenised at once at the most: of a run of white space, tiktoken's pattern can take no million characters."""
-_NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
-"""Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
 _SNIFF_BYTES = 8192
 _NEAR_CHARS = 64 << 10
 """How far from where a text is to be divided the end of a line is looked for, or half of what is asked for."""
@@ -186,62 +180,6 @@ def _gap_near(text: str, place: int, asked_chars: int) -> int:
 
 def _name_hash(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-
-
-def files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
-    """(kind, [(name, path)], skipped) of a source."""
-    if source == STDLIB:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        files, skipped = _walk(
-            root, lambda name: name.endswith(".py") and not name.startswith("_sysconfigdata"), _NOT_PROSE
-        )
-        return STDLIB, files, skipped
-    path = Path(source).expanduser()
-    if not path.exists():
-        raise Refusal(
-            "data.missing",
-            f"There is no file or folder {source}.",
-            hint=f"Check the path, or use the text that is always there: {STDLIB}.",
-        )
-    if path.is_file():
-        return "file", [(path.name, path)], {}
-    if not path.is_dir():
-        raise Refusal(
-            "data.not_a_file",
-            f"{source} is neither a file nor a folder.",
-            hint="Name a text file, or a folder of some.",
-        )
-    if (path / "data.json").is_file():
-        raise Refusal(
-            "data.already_prepared",
-            f"{source} holds shards that are prepared already (it has a data.json).",
-            hint="Hand that folder over as it is, or name the folder of texts that it was made from.",
-        )
-    files, skipped = _walk(path, lambda name: not name.startswith("."), set())
-    return "folder", files, skipped
-
-
-def _walk(
-    root: Path, wanted: Callable[[str], bool], without: set[str]
-) -> tuple[list[tuple[str, Path]], dict[str, int]]:
-    """Every wanted regular file beneath a folder, by name; hidden folders are left out, links are not followed."""
-    files, skipped = [], {}
-
-    def refuse(error: OSError) -> None:
-        raise unreadable(Path(error.filename or root), error)
-
-    for folder, below, names in os.walk(root, onerror=refuse):
-        below[:] = [name for name in below if name not in without and not name.startswith(".")]
-        linked = (name for name in below if Path(folder, name).is_symlink())
-        for name in [*filter(wanted, names), *linked]:
-            path = Path(folder, name)
-            mode = path.lstat().st_mode
-            if stat.S_ISREG(mode):
-                files.append((path.relative_to(root).as_posix(), path))
-            else:
-                reason = "links" if stat.S_ISLNK(mode) else "devices"
-                skipped[reason] = skipped.get(reason, 0) + 1
-    return sorted(files), skipped
 
 
 def why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:

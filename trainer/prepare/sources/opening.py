@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainer.prepare.corpus import STDLIB, files_of, why_no_text
+from trainer.prepare.corpus import why_no_text
 from trainer.prepare.errors import Refusal, unreadable
+from trainer.prepare.listing import STDLIB, files_of
 from trainer.prepare.sources import hub, parquet
 from trainer.prepare.sources.files import Form, SourceFile
 from trainer.prepare.sources.plain import WHOLE_BYTES, look_through
