@@ -320,6 +320,14 @@ def test_a_folder_within_the_source_is_refused(corpus: Path) -> None:
     assert not (corpus / "shards").exists()
 
 
+@pytest.mark.parametrize("other", ["[1]", '{"source": "web"}', "{", "null"])
+def test_another_programs_data_json_is_left_alone(corpus: Path, tmp_path: Path, other: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "data.json").write_text(other)
+    assert refusal(lambda: prepared(corpus, tmp_path / "out")).code == "data.out_in_use"
+    assert (tmp_path / "out" / "data.json").read_text() == other
+
+
 def test_what_somebody_put_into_the_folder_meanwhile_is_never_removed(corpus: Path, begun: Path) -> None:
     (begun / "notes.txt").write_text("mine")
     assert refusal(lambda: prepared(corpus, begun, least_train_tokens=10**9)).code == "data.too_small"

@@ -172,10 +172,12 @@ def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> d
     """What a finished folder holds, if it was made of this; else a Refusal."""
     path = order.out / "data.json"
     manifest: dict[str, Any] = {}
-    with contextlib.suppress(ValueError):
+    found = None
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # It may be another program's.
         manifest = json.loads(path.read_bytes())
+        found = manifest["source"]["asked"]
     newer = any(file.modified_ns > path.stat().st_mtime_ns for file in source.files)
-    if newer or manifest.get("source", {}).get("asked") != lasting_digest(asked, source):
+    if newer or found != lasting_digest(asked, source):
         raise Refusal(
             "data.out_in_use",
             f"{order.out} holds data that was prepared from something else, or with other options.",
