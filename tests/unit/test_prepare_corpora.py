@@ -315,9 +315,14 @@ def test_an_out_that_can_be_no_folder_is_refused_and_nothing_is_said_to_be_finis
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_within_the_source_is_refused(corpus: Path) -> None:
-    assert refusal(lambda: prepared(corpus, corpus / "shards")).code == "data.out_in_source"
+@pytest.mark.parametrize("way", ["corpus", "corpus/../corpus", "link"])
+def test_a_folder_within_the_source_is_refused_whatever_way_it_is_named(corpus: Path, tmp_path: Path, way: str) -> None:
+    (tmp_path / "link").symlink_to(corpus)
+    for source, out in ((corpus, tmp_path / way), (tmp_path / way, corpus)):
+        assert refusal(lambda: prepared(source, out / "shards")).code == "data.out_in_source"  # noqa: B023
     assert not (corpus / "shards").exists()
+    (tmp_path / "loop").symlink_to("loop")
+    assert refusal(lambda: prepared(tmp_path / "loop", tmp_path / "out")).code == "data.missing"
 
 
 @pytest.mark.parametrize("other", ["[1]", '{"source": "web"}', "{", "null"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
 
     Raises Refusal; other OSErrors come from writing. Either way what is finished stays, for the same order again.
     """
-    if order.out.is_relative_to(Path(order.source).absolute()):
+    if Path(os.path.realpath(order.out)).is_relative_to(os.path.realpath(order.source)):
         raise Refusal(
             "data.out_in_source",
             f"{order.out} lies within {order.source}: the shards would be part of the text that they are made of.",
