@@ -291,3 +291,16 @@ def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> N
         shard_file.unlink()
     text.rename(folder / "text.txt")
     assert prepared(recipe, str(folder), into=tmp_path / "out", **places).source == "folder", "JSON may be a text"
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"tokens_b64": 3}', '{"tokens_b64": ["a"]}', '{"tokens_b64": [{}]}'])
+def test_a_vocabulary_that_is_none_is_named(damaged: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
+    prepared(recipe, str(text), into=tmp_path / "own", **places)
+    (tmp_path / "own" / "vocab.json").write_text(damaged)
+    with pytest.raises(UsageError, match=r"own/vocab\.json is no vocabulary") as refused:
+        prepared(recipe, str(tmp_path / "own"), into=tmp_path / "beside", **places)
+    assert refused.value.code == "data.bad_vocabulary"

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,17 +107,20 @@ def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say, *, co
     made_by = manifest["tokenizer"]
     with staging(out) as folder:
         shutil.copyfile(shards / "data.json", folder / "data.json")
+        tokens: Sequence[bytes]
         if (shards / "vocab.json").exists():
+            tokens = read_vocabulary(shards)
             shutil.copyfile(shards / "vocab.json", folder / "vocab.json")
         elif made_by["name"] == "gpt2":
-            write_vocabulary(folder, "gpt2", load_gpt2(say).tokens)
+            tokens = load_gpt2(say).tokens
+            write_vocabulary(folder, "gpt2", tokens)
         else:
             raise Refusal(
                 "data.no_vocabulary",
                 f"{shards} has no vocab.json, and only GPT-2's vocabulary is known without one.",
                 hint="Copy the vocab.json from where the shards were made.",
             )
-        if sha256_of_tokens(read_vocabulary(folder)) != made_by["sha256"]:
+        if sha256_of_tokens(tokens) != made_by["sha256"]:
             raise Refusal(
                 "data.other_tokenizer",
                 f"The vocabulary in {shards} is not the one that its data.json names.",
@@ -232,7 +235,7 @@ def _is_sound(entry: Path, say: Say) -> bool:
     """Whether a cache entry exists and every file in it is what its manifest says; a damaged one is removed."""
     if not entry.is_dir():
         return False
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, Refusal):
         manifest = json.loads((entry / "data.json").read_bytes())
         files = [*manifest["train"], *manifest["val"]]
         whole = all(sha256_of_file(entry / file["name"]) == file["sha256"] for file in files)

@@ -120,9 +120,14 @@ def write_vocabulary(folder: Path, name: str, tokens: Sequence[bytes]) -> None:
 
 
 def read_vocabulary(folder: Path) -> list[bytes]:
-    """Read what `write_vocabulary` wrote."""
-    record = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    return [base64.b64decode(token) for token in record["tokens_b64"]]
+    """Read what `write_vocabulary` wrote; a Refusal for anything else."""
+    path = folder / "vocab.json"
+    try:
+        return [base64.b64decode(token) for token in json.loads(path.read_bytes())["tokens_b64"]]
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{path} is no vocabulary: {type(error).__name__}: {error}."
+        hint = "Copy it from where the shards were made, or prepare the text again."
+        raise Refusal("data.bad_vocabulary", what, hint=hint) from None
 
 
 def write_prompts(folder: Path, tokenizer: Tokenizer, prompts: Sequence[str], *, most: int | None = None) -> None:
