@@ -12,7 +12,7 @@ loss.py         cross-entropy that never holds the whole logits
 optim.py        AdamW, Muon, the learning-rate schedule, the arithmetic of a batch
 pretrained.py   weights to start from
 export.py       a checkpoint for transformers (with hf_tokenizer.py and model_card.py), and the command
-evaluate.py     the validation loss, over all processes; hellaswag.py answers its items
+evaluate.py     the validation loss, over all processes; hellaswag.py answers the items of items.py
 sample.py       text from the model; answers.py asks for it, or for translations, at every checkpoint
 generate.py     the same from a checkpoint, and the command `python -m trainer.generate`
 data.py         which tokens each step sees; prefetch

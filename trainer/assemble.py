@@ -15,7 +15,7 @@ from trainer.data import VALIDATION_SEED, Samples, TokenRow
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
-from trainer.hellaswag import Item, read_items
+from trainer.items import Item, read_items
 from trainer.model import GPT, with_vocabulary
 from trainer.optim import make_optimizer, plan_batch
 from trainer.parallel import Alone, Replicas, Shards, fits_replicated

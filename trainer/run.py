@@ -15,7 +15,7 @@ from trainer.data import Samples
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
-from trainer.hellaswag import Item
+from trainer.items import Item
 from trainer.model import GPT
 from trainer.optim import BatchPlan
 from trainer.parallel import Alone

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.hellaswag import FILE, Item, read_items
+from trainer.items import FILE, Item, read_items
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog; " * 400

@@ -16,7 +16,8 @@ from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.evaluate import rounds, token_bytes, validation
-from trainer.hellaswag import FILE, Item, accuracy, read_items
+from trainer.hellaswag import accuracy
+from trainer.items import FILE, Item, read_items
 from trainer.model import GPT
 
 CPU = Device(torch.device("cpu"), "fp32", None)

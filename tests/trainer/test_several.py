@@ -23,7 +23,8 @@ from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
-from trainer.hellaswag import Item, accuracy
+from trainer.hellaswag import accuracy
+from trainer.items import Item
 from trainer.model import GPT
 from trainer.parallel import fits_replicated
 

@@ -13,7 +13,7 @@ from gpurun.lifecycle.corpus.corpora import add_hellaswag
 from gpurun.lifecycle.corpus.shards import prepared
 from gpurun.planning.bundle import bundle_root
 from gpurun.planning.recipe import load_recipe, resolve
-from trainer.hellaswag import read_items
+from trainer.items import read_items
 from trainer.prepare.build import Request, prepare
 from trainer.prepare.tokenizers import Gpt2Tokenizer, shipped_gpt2_tokens
 
@@ -99,3 +99,10 @@ def test_a_run_that_wants_them_takes_them_along_and_is_refused_before_renting_wi
     assert f"gpurun data hellaswag hellaswag_val.jsonl {shards}" in refused.value.hint
     add(questions(tmp_path, QUESTION), shards)
     assert len(read_items(beside("with"), 1, 50257)) == 1
+    with (shards / "hellaswag.jsonl").open("a") as file:
+        file.write("and half a line")
+    beside("with a damage that is never read")
+    (shards / "hellaswag.jsonl").write_text('{"context": [1], "endings": [[1], [2], [3], [50257]], "label": 0}\n')
+    with pytest.raises(UsageError, match=r"line 1 of hellaswag\.jsonl is no item") as refused:
+        beside("damaged")
+    assert "gpurun data hellaswag" in refused.value.hint

@@ -25,10 +25,11 @@ def main() -> int:
 def _do(arguments: list[str]) -> dict[str, Any]:
     """Prepare a text, or what shards that exist already need beside them."""
     given = _given(arguments)
-    shards = given.pop("shards")
+    shards, items = given.pop("shards"), given.pop("hellaswag_items")
     if shards is None:
         return _prepare(given)
-    return accompany(shards.absolute(), given["prompts"], given["out"], say, context=given["context"])
+    context = given["context"]
+    return accompany(shards.absolute(), given["prompts"], given["out"], say, context=context, items=items)
 
 
 def _prepare(given: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def _given(arguments: list[str]) -> dict[str, Any]:
     size = "at most so many characters, words, or trained tokens (0: as many as matter)"
     parser.add_argument("--vocab-limit", type=int, default=0, help=size)
     parser.add_argument("--context", type=int, default=64, help="the model's: what a split must fill, a pair must not")
+    parser.add_argument("--hellaswag-items", type=int, default=0, help="so many of those by the shards are asked")
     given = vars(parser.parse_args(arguments))
     given["prompts"] = _prompts(given["prompts"])
     given["out"] = given["out"].absolute()

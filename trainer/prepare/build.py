@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import Refused
+from trainer.items import FILE, read_items
 from trainer.prepare.bpe import train_bpe
 from trainer.prepare.corpus import Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
@@ -46,7 +47,6 @@ __all__ = ["Request", "accompany", "prepare", "reopen"]
 FORMAT = 2
 """Counts up whenever the same text would be prepared into other bytes, so that no older cache entry is taken."""
 _BATCH_CHARS = 8 << 20
-QUESTIONS = "hellaswag.jsonl"
 
 Say = Callable[[str], None]
 
@@ -97,11 +97,14 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
     return {"v": 1, "data": result, "key": key, "cached": cached, "skipped": corpus.skipped}
 
 
-def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say, *, context: int) -> dict[str, Any]:
+def accompany(
+    shards: Path, prompts: tuple[str, ...], out: Path, say: Say, *, context: int, items: int = 0
+) -> dict[str, Any]:
     """Make a folder with what shards that exist already need beside them: data.json, vocab.json and prompts.json.
 
-    HellaSwag's items come with them where there are some. The shards themselves stay where they are. Raises
-    Refusal when their tokeniser is neither GPT-2's nor in the folder, and for all that the trainer would refuse.
+    HellaSwag's come with them where there are some, of which so many `items` will be read. The shards themselves stay
+    where they are. Raises Refusal when their tokeniser is neither GPT-2's nor in the folder, and for all that the
+    trainer would refuse.
     """
     manifest = json.loads((shards / "data.json").read_bytes())
     made_by = manifest["tokenizer"]
@@ -126,11 +129,13 @@ def accompany(shards: Path, prompts: tuple[str, ...], out: Path, say: Say, *, co
                 f"The vocabulary in {shards} is not the one that its data.json names.",
                 hint="Prepare the text again, or copy vocab.json from where the shards were made.",
             )
-        if (shards / QUESTIONS).exists():
-            shutil.copyfile(shards / QUESTIONS, folder / QUESTIONS)
+        if (shards / FILE).exists():
+            shutil.copyfile(shards / FILE, folder / FILE)
         most = context - ENDS if "pairs" in manifest else None
         write_prompts(folder, reopen(made_by["name"], folder), prompts, most=most)
         _demand_trainable(folder, shards, manifest, prompts, context)
+        if (folder / FILE).exists():
+            _demand_items(folder, shards, items, made_by["vocab_size"])
         replace_folder(folder, out)
     return {"v": 1, "folder": str(out)}
 
@@ -146,6 +151,15 @@ def _demand_trainable(
                 windows_in(sum(shard.tokens for shard in part), context, name)
     except Refused as refused:
         hint = "Prepare the text again for this recipe; docs/FORMATS.md has the form of shards made elsewhere."
+        raise Refusal("data.untrainable", f"The trainer would not take {shards}: {refused}.", hint=hint) from None
+
+
+def _demand_items(folder: Path, shards: Path, items: int, vocab_size: int) -> None:
+    """Read HellaSwag's items as the trainer will."""
+    try:
+        read_items(folder, items, vocab_size)
+    except Refused as refused:
+        hint = "Make it anew: gpurun data hellaswag hellaswag_val.jsonl DIR; or --set eval.hellaswag_items=0."
         raise Refusal("data.untrainable", f"The trainer would not take {shards}: {refused}.", hint=hint) from None
 
 

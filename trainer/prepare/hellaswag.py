@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.build import QUESTIONS, reopen
+from trainer.items import FILE
+from trainer.prepare.build import reopen
 from trainer.prepare.errors import Refusal
 from trainer.prepare.program import run_program, say
 from trainer.prepare.tokenizers import Tokenizer, load_gpt2
@@ -32,7 +33,7 @@ def write_items(questions: Path, shards: Path) -> int:
 
     Raises Refusal for a file that cannot be read, and names the line that is no question with its answer.
     """
-    tokenizer, count, half = _tokenizer_of(shards), 0, shards / f".{QUESTIONS}.{os.getpid()}"
+    tokenizer, count, half = _tokenizer_of(shards), 0, shards / f".{FILE}.{os.getpid()}"
     try:
         with half.open("w", encoding="utf-8") as out:
             for context, endings, label in _questions(questions):
@@ -43,7 +44,7 @@ def write_items(questions: Path, shards: Path) -> int:
             os.fsync(out.fileno())
         if not count:
             raise Refusal("data.empty", f"{questions} holds no question.", hint="Take hellaswag_val.jsonl.")
-        os.replace(half, shards / QUESTIONS)
+        os.replace(half, shards / FILE)
     finally:
         half.unlink(missing_ok=True)
     return count
@@ -102,7 +103,7 @@ def _do(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--shards", type=Path, required=True, help="a folder of finished shards")
     given = parser.parse_args(arguments)
     say(f"{given.questions.name} beside the shards of {given.shards}")
-    return {"v": 1, "items": write_items(given.questions, given.shards), "file": str(given.shards / QUESTIONS)}
+    return {"v": 1, "items": write_items(given.questions, given.shards), "file": str(given.shards / FILE)}
 
 
 if __name__ == "__main__":

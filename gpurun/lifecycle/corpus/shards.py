@@ -39,6 +39,7 @@ def prepared(
         model = resolved["model"]
         found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
         beside = ["--shards", str(place), "--context", str(model["context"])]
+        beside += ["--hellaswag-items", str(resolved["eval"]["hellaswag_items"])]
         _prepare(beside, resolved, into=into, root=root, say=say)
         _demand_questions(resolved, into, data)
         return found.model_copy(update={"beside": str(into)})
