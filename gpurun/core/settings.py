@@ -68,7 +68,7 @@ def _check(key: str, setting: Setting) -> None:
 def _read(path: Path) -> dict[str, str]:
     """One file's keys as text; a file that is not there has none."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -191,7 +191,7 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
 def _read(path: Path) -> dict[str, Any]:
     """A TOML file's tables; what cannot be read or parsed is a UsageError with the place in it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(
             "recipe.unreadable",

@@ -168,6 +168,12 @@ def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
     assert "line 5" in error.what
 
 
+def test_a_recipe_saved_by_notepad_is_the_same_recipe(tmp_path: Path) -> None:
+    text = new_recipe("mine")
+    plain = load_recipe(written(tmp_path, text))
+    assert load_recipe(written(tmp_path, "\ufeff" + text.replace("\n", "\r\n"))) == plain
+
+
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
     assert refusal(lambda: load_recipe(str(tmp_path / "none.toml"))).code == "recipe.unreadable"
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")

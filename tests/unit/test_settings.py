@@ -48,7 +48,7 @@ def test_colour_is_as_the_settings_say_and_as_the_flag_says_before_that(
         monkeypatch.setenv("GPURUN_COLOR", "always")
     else:
         place = Path("gpurun.toml") if by == "project file" else own_home / "config.toml"
-        place.write_text('color = "always"\n')
+        place.write_text("\ufeff" + 'color = "always"\n')  # As Notepad saves it.
     assert "\x1b[" in gpurun("config", "show")[1]
     assert "\x1b[" not in gpurun("config", "show", "--color", "never")[1]
     monkeypatch.setenv("NO_COLOR", "1")
