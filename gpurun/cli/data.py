@@ -30,7 +30,7 @@ def prepare_folder(
     place = Path(out or f"{resolved.name}-data").expanduser().absolute()
     if "val_fraction" in wanted.model_fields_set:
         options = {"val-fraction": wanted.val_fraction, **options}
-    flags = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    flags = [f"--{key}={value}" for key, value in options.items()]
     bar = _Bar(session)
     if wanted.limit_mb:
         bar.say(f"data.limit_mb {wanted.limit_mb} of {resolved.name} is for text that a run tokenises: all is prepared")
