@@ -135,6 +135,11 @@ def test_a_folder_holds_a_document_a_text_and_a_document_a_row(tmp_path: Path) -
     assert read(tmp_path) == ["one\ntwo\n", *(row["text"] for row in ROWS)]
 
 
+@pytest.mark.parametrize(("name", "pack"), [("A.JSONL", bytes), ("a.Jsonl.GZ", gzip.compress)])
+def test_a_name_in_capitals_is_the_same_name(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
+    assert read(written(tmp_path / name, pack(LINES))) == [row["text"] for row in ROWS]
+
+
 def test_separator_lines_part_the_documents_of_a_text(tmp_path: Path) -> None:
     stories = [f"Story {i}.\nIt goes on.\n" * (1 + i % 5) for i in range(200)]
     path = written(tmp_path / "stories.txt", "<|endoftext|>\n".join(stories).encode())

@@ -53,7 +53,7 @@ def open_source(source: str, column: str, say: Callable[[str], None], known: Kno
         raise Refusal(
             "data.empty",
             f"{source} holds no text" + (f" (skipped: {counted})." if counted else "."),
-            hint="Name a file or folder with UTF-8 text, JSON Lines or Parquet.",
+            hint="Name a file or folder with UTF-8 text, JSON Lines or Parquet; packed ones are read as .gz and .zst.",
         )
     return Source(kind, tuple(files), skipped)
 
@@ -111,7 +111,7 @@ def _measured(
 
 def _form(path: Path, kind: str) -> tuple[Form, str]:
     """How a file holds its documents by name and beginning, and why it is passed over ("": it is not)."""
-    name = PurePosixPath(path.name)
+    name = PurePosixPath(path.name.lower())
     if name.suffix == ".parquet":
         return "parquet", ""
     with open_content(path) as stream:

@@ -32,7 +32,7 @@ _PACKED_BLOCK_BYTES = 1 << 15
 
 def is_packed(path: Path) -> bool:
     """Whether a file is compressed, by its name."""
-    return path.suffix in (".gz", ".zst")
+    return path.suffix.lower() in (".gz", ".zst")
 
 
 @contextlib.contextmanager
@@ -121,10 +121,10 @@ def regrouped(texts: Iterable[str], most: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         with gzip.open(path, "rb") as stream:
             yield cast(BinaryIO, stream)
-    elif path.suffix == ".zst":
+    elif path.suffix.lower() == ".zst":
         with open(path, "rb") as file, io.BufferedReader(_ZstdReader(file), _BLOCK_BYTES) as unpacked:
             yield unpacked
     else:
