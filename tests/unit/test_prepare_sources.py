@@ -158,6 +158,13 @@ def test_separators_count_however_late_the_first_one_comes(tmp_path: Path, pack:
     assert read(path, 10**6) == books
 
 
+def packed_wide(raw: bytes) -> bytes:
+    """Zstd as --long=30 makes it of a stream."""
+    packer = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=30))
+    stream = packer.compressobj()
+    return stream.compress(raw) + stream.flush()
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     lines=st.lists(
@@ -323,6 +330,7 @@ def test_the_pieces_of_a_long_line_are_what_json_makes_of_the_whole(
         ("a.jsonl.gz", b"no gzip at all", "data.cut_short", "bytes are there"),
         ("a.jsonl.zst", zstandard.compress(LINES)[:-200], "data.cut_short", "no end"),
         ("a.jsonl.zst", b"no zstd at all", "data.cut_short", "bytes are there"),
+        ("a.jsonl.zst", packed_wide(LINES), "data.window_too_large", "zstd --long"),
         ("a.parquet", b"PAR1 and then nothing", "data.cut_short", "21 bytes"),
         ("a.txt", b"", "data.empty", "1 empty"),
     ],

@@ -132,6 +132,14 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
 
 
+def _too_wide(path: str) -> Refusal:
+    return Refusal(
+        "data.window_too_large",
+        f"{path} is packed with a window of more than 128 MB (zstd --long), which unpacking would hold in memory.",
+        hint="Pack it anew: zstd -d --long=31 --stdout FILE.zst | zstd -o OTHER.zst",
+    )
+
+
 class _ZstdReader(io.RawIOBase):
     """Zstd frames, one after the other, as one stream. zstandard's own reader takes a cut file for a shorter one."""
 
@@ -158,6 +166,8 @@ class _ZstdReader(io.RawIOBase):
             try:
                 self._ready, self._fresh = memoryview(self._frame.decompress(raw)), False
             except self._error as error:
+                if "too much memory" in str(error):
+                    raise _too_wide(self._file.name) from None
                 raise EOFError(str(error)) from None
         size = min(len(buffer), len(self._ready))
         buffer[:size], self._ready = self._ready[:size], self._ready[size:]
