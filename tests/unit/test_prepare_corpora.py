@@ -125,6 +125,8 @@ def test_a_character_tokenisers_vocabulary_is_that_of_the_whole_corpus(corpus: P
     vocabulary = [token.decode() for token in read_vocabulary(tmp_path / "out")]
     assert {"Ω", "—", "q"} < set(vocabulary)
     assert found["vocab_size"] == len(vocabulary)
+    fewer = prepared(corpus, tmp_path / "fewer", tokenizer="char", val_fraction=0.2, vocab_size=20)["data"]
+    assert fewer["vocab_size"] == 20
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "gpt2", "bpe"])

@@ -52,7 +52,7 @@ def _order(arguments: list[str]) -> Order:
     parser = argparse.ArgumentParser(prog="python -m trainer.prepare.corpora", description="A corpus in, shards out.")
     parser.add_argument("--source", required=True, help="stdlib, a file, a folder, or hf:OWNER/NAME[/DIR][@REVISION]")
     parser.add_argument("--tokenizer", default="gpt2", choices=NAMES)
-    parser.add_argument("--vocab-size", type=int, default=0, help="tokens of bpe, which is trained on the corpus")
+    parser.add_argument("--vocab-size", type=int, default=0, help="tokens of bpe, or characters at most")
     parser.add_argument("--dedupe", default="none", help="what makes a duplicate: url,exact,near, or none")
     parser.add_argument("--similarity", type=float, default=Dedupe.threshold, help="of near ones; 0.3 to 1")
     parser.add_argument("--out", type=Path, required=True, help="the folder to make, or to go on with")

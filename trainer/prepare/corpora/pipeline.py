@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 class Order:
     """What to prepare, and how: see docs/DATA.md. The last four change nothing in what is written.
 
-    `vocab_size` is that of a tokeniser that is trained on the corpus; 0: its own choice.
+    `vocab_size` is that of a tokeniser that is made of the corpus; 0: its own choice.
     """
 
     source: str

@@ -38,13 +38,13 @@ def make_vocabulary(
 ) -> Tokenizer:
     """The tokeniser for a corpus, with its vocabulary in `folder`; one that is there was made for these tasks.
 
-    `size` is the number of tokens of one that is trained; 0: its own choice.
+    `size` is the number of tokens of one that is trained, or of characters at most; 0: its own choice.
     """
     if (folder / "vocab.json").exists():
         return tokenizer_of(name, read_vocabulary(folder))
     tokenizer: Tokenizer
     if name == CharTokenizer.name:
-        tokenizer = _characters(CharacterCounter(column, folder / UNPACKING), tasks, workers, say)
+        tokenizer = _characters(CharacterCounter(column, folder / UNPACKING), tasks, workers, size, say)
     else:
         tokenizer = _trained(tasks, column, size, say) if name == BpeTokenizer.name else load_gpt2(say)
     _keep(folder, tokenizer)
@@ -91,13 +91,13 @@ class CharacterCounter:
 
 
 def _characters(
-    job: CharacterCounter, tasks: Sequence[Task], workers: int, say: Callable[[str], None]
+    job: CharacterCounter, tasks: Sequence[Task], workers: int, size: int, say: Callable[[str], None]
 ) -> CharTokenizer:
     say("counting the characters of the corpus")
     counts = count_characters([])
     for _, found in work_through(job, tasks, workers, lambda place, count: None):
         counts[: len(found)] += found
-    return CharTokenizer.for_counts(counts)
+    return CharTokenizer.for_counts(counts, size)
 
 
 _SAMPLED_TASKS = 32
