@@ -92,8 +92,7 @@ def asked(
     monkeypatch.setattr(hub, "_huggingface_hub", lambda: fake)
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     said: list[str] = []
-    found = hub.files_of("me/corpus/sample@v2", said.append)
-    assert [name for name, _ in found] == ["sample/0.parquet"]
+    assert hub.files_of("me/corpus/sample@v2", said.append) == (tmp_path, ["sample/0.parquet"])
     return said
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,7 +60,7 @@ def written(path: Path, content: bytes) -> Path:
 def text_file(path: Path, content: bytes, form: str) -> SourceFile:
     path.write_bytes(content)
     about = path.stat()
-    return SourceFile(path.name, path, form, about.st_size, about.st_mtime_ns, (len(content),))  # type: ignore[arg-type]
+    return SourceFile(path.name, path.parent, form, about.st_size, about.st_mtime_ns, (len(content),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
@@ -138,6 +139,23 @@ def test_a_folder_holds_a_document_a_text_and_a_document_a_row(tmp_path: Path) -
 @pytest.mark.parametrize(("name", "pack"), [("A.JSONL", bytes), ("a.Jsonl.GZ", gzip.compress)])
 def test_a_name_in_capitals_is_the_same_name(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
     assert read(written(tmp_path / name, pack(LINES))) == [row["text"] for row in ROWS]
+
+
+def test_what_waits_of_a_million_files_is_small(tmp_path: Path) -> None:
+    for number in range(3):
+        written(tmp_path / f"a-file-of-a-million-{number:06}.txt", b"words\n")
+    (task,) = divide(opened(tmp_path).files)
+    assert len({id(span.file.root) for span in task}) == 1
+    for span in task:
+        assert _own_bytes(span) + _own_bytes(span.file) < 450
+
+
+def _own_bytes(record: Span | SourceFile) -> int:
+    """What a record takes with its values, but for those that it shares with others."""
+    assert not hasattr(record, "__dict__")
+    values = [getattr(record, field.name) for field in fields(record) if field.name not in ("root", "form", "file")]
+    values += [weight for value in values if isinstance(value, tuple) for weight in value]
+    return sum(map(sys.getsizeof, [record, *values]))
 
 
 def test_separator_lines_part_the_documents_of_a_text(tmp_path: Path) -> None:

@@ -80,12 +80,12 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
     and the last one is cut at the end of a line near the limit, else at a space. Raises Refusal for what is missing,
     unreadable, empty, not UTF-8 or too large for memory.
     """
-    kind, files, skipped = files_of(source)
+    kind, root, names, skipped = files_of(source)
     if limit_bytes:
-        files.sort(key=lambda file: _name_hash(file[0]))
+        names.sort(key=_name_hash)
     documents: list[Document] = []
     left = limit_bytes
-    for name, path in files:
+    for name, path in ((name, root / name) for name in names):
         raw = _read(path, left + 1 if limit_bytes else -1)
         cut = bool(limit_bytes) and len(raw) > left
         reason = why_no_text(raw, path, cut=cut, strict=kind != STDLIB)

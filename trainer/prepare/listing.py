@@ -17,21 +17,21 @@ _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "p
 """Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
 
 
-def files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
-    """(kind, [(name, path)], skipped) of a source, by name. Raises Refusal."""
+def files_of(source: str) -> tuple[str, Path, list[str], dict[str, int]]:
+    """(kind, root, names of files below it, skipped) of a source, by name. Raises Refusal."""
     try:
         return _files_of(source)
     except OSError as error:
         raise unreadable(Path(error.filename or source), error) from None
 
 
-def _files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
+def _files_of(source: str) -> tuple[str, Path, list[str], dict[str, int]]:
     if source == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         files, skipped = _walk(
             root, lambda name: name.endswith(".py") and not name.startswith("_sysconfigdata"), _NOT_PROSE
         )
-        return STDLIB, files, skipped
+        return STDLIB, root, files, skipped
     path = Path(source).expanduser()
     if not path.exists():
         raise Refusal(
@@ -40,7 +40,7 @@ def _files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]
             hint=f"Check the path, or use the text that is always there: {STDLIB}.",
         )
     if path.is_file():
-        return "file", [(path.name, path)], {}
+        return "file", path.parent, [path.name], {}
     if not path.is_dir():
         raise Refusal(
             "data.not_a_file",
@@ -54,12 +54,10 @@ def _files_of(source: str) -> tuple[str, list[tuple[str, Path]], dict[str, int]]
             hint="Hand that folder over as it is, or name the folder of texts that it was made from.",
         )
     files, skipped = _walk(path, lambda name: not name.startswith("."), set())
-    return "folder", files, skipped
+    return "folder", path, files, skipped
 
 
-def _walk(
-    root: Path, wanted: Callable[[str], bool], without: set[str]
-) -> tuple[list[tuple[str, Path]], dict[str, int]]:
+def _walk(root: Path, wanted: Callable[[str], bool], without: set[str]) -> tuple[list[str], dict[str, int]]:
     """Every wanted regular file beneath a folder, by name; hidden folders are left out, links are not followed."""
     files, skipped = [], {}
 
@@ -73,7 +71,7 @@ def _walk(
             path = Path(folder, name)
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
-                files.append((path.relative_to(root).as_posix(), path))
+                files.append(path.relative_to(root).as_posix())
             else:
                 reason = "links" if stat.S_ISLNK(mode) else "devices"
                 skipped[reason] = skipped.get(reason, 0) + 1

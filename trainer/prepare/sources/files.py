@@ -12,20 +12,25 @@ Form = Literal["whole", "blocks", "separated", "lines", "parquet"]
 """How a file holds documents: it is one; text cut at line ends; text cut at separator lines; JSON Lines; rows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file: its name within the source, its size and time when it was looked at, and how it can be divided.
+    """A file: its name below the source's root, its size and time when it was looked at, and how it can be divided.
 
     `weights` are the bytes of text to be expected: of each row group of a Parquet file, else one number, the bytes of
-    the (unpacked) content.
+    the (unpacked) content. There may be a million of them: none has a path of its own.
     """
 
     name: str
-    path: Path
+    root: Path
     form: Form
     bytes: int
     modified_ns: int
     weights: tuple[int, ...]
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self.root / self.name
 
     @property
     def text_bytes(self) -> int:
@@ -33,7 +38,7 @@ class SourceFile:
         return sum(self.weights)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """A part of a file: row groups of a Parquet file, else bytes of content; a line belongs to where it begins."""
 

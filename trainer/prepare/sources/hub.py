@@ -20,8 +20,8 @@ __all__ = ["files_of"]
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
 
 
-def files_of(name: str, say: Callable[[str], None]) -> list[tuple[str, Path]]:
-    """(name, path) of the files of a data set, downloaded if they must be. Raises Refusal where that cannot be done."""
+def files_of(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
+    """(root, names below it) of a data set's files, downloaded if they must be. Raises Refusal where they cannot be."""
     place, _, revision = name.partition("@")
     owner, _, rest = place.partition("/")
     dataset, _, folder = rest.partition("/")
@@ -35,7 +35,7 @@ def files_of(name: str, say: Callable[[str], None]) -> list[tuple[str, Path]]:
             f"hf:{name} has no Parquet or JSON Lines files{f' in {folder}' if folder else ''}.",
             hint="Look at the data set's files on the hub, and name one of its folders.",
         )
-    return [(path.relative_to(root).as_posix(), path) for path in paths]
+    return root, [path.relative_to(root).as_posix() for path in paths]
 
 
 def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:

@@ -46,8 +46,8 @@ def open_source(source: str, column: str, say: Callable[[str], None], known: Kno
     text, read once for its separators. Packed files are unpacked once, for their length; what is `known` is not looked
     at again. Raises Refusal.
     """
-    kind, found, skipped = _found(source, say)
-    files = [file for name, path in found if (file := _look(name, path, kind, column, known or {}, skipped, say))]
+    kind, root, names, skipped = _found(source, say)
+    files = [file for name in names if (file := _look(name, root, kind, column, known or {}, skipped, say))]
     if not any(file.text_bytes for file in files):
         counted = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         raise Refusal(
@@ -58,16 +58,16 @@ def open_source(source: str, column: str, say: Callable[[str], None], known: Kno
     return Source(kind, tuple(files), skipped)
 
 
-def _found(source: str, say: Callable[[str], None]) -> tuple[str, list[tuple[str, Path]], dict[str, int]]:
-    """(kind, [(name, path)], skipped) of a source."""
+def _found(source: str, say: Callable[[str], None]) -> tuple[str, Path, list[str], dict[str, int]]:
+    """(kind, root, names below it, skipped) of a source."""
     if source.startswith(HUB):
-        return "hub", hub.files_of(source.removeprefix(HUB), say), {}
+        return "hub", *hub.files_of(source.removeprefix(HUB), say), {}
     return files_of(source)
 
 
 def _look(
     name: str,
-    path: Path,
+    root: Path,
     kind: str,
     column: str,
     known: Known,
@@ -75,6 +75,7 @@ def _look(
     say: Callable[[str], None],
 ) -> SourceFile | None:
     """What there is to know of a file; None where it is passed over, which is counted."""
+    path = root / name
     try:
         about = path.stat()
     except OSError as error:
@@ -90,7 +91,7 @@ def _look(
     separated, weights = known[key] if key in known else _measured(name, path, form, column, say)
     if form == "whole":
         form = "separated" if separated else "blocks" if kind == "file" or weights[0] > WHOLE_BYTES else "whole"
-    return SourceFile(name, path, form, about.st_size, about.st_mtime_ns, weights)
+    return SourceFile(name, root, form, about.st_size, about.st_mtime_ns, weights)
 
 
 def _measured(
