@@ -295,7 +295,7 @@ def test_what_is_no_text_is_passed_over_and_counted(tmp_path: Path) -> None:
     (source / ".env").write_text("SECRET=1")
     os.mkfifo(source / "pipe")
     result = run(source, tmp_path / "out")
-    assert result["skipped"] == {"binary": 1, "links": 2, "devices": 1}
+    assert result["skipped"] == {"binary": 1, "hidden": 1, "links": 2, "devices": 1}
     assert "SECRET" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
 
 
@@ -337,6 +337,7 @@ def _latin1(path: Path) -> None:
         (lambda path: path.write_bytes(b" \n" * 400), "data.empty", "holds no text"),
         (lambda path: path.write_bytes(b"\0\1\2" * 400), "data.empty", "1 binary"),
         (lambda path: path.mkdir(), "data.empty", "holds no text"),
+        (lambda path: (path / ".hidden").mkdir(parents=True), "data.empty", "1 hidden"),
         (lambda path: path.write_text("short"), "data.too_small", "at least 65 are needed"),
         (_latin1, "data.not_utf8", "byte 0xe8 at offset 2"),
         (lambda path: os.mkfifo(path), "data.not_a_file", "neither a file nor a folder"),
@@ -349,7 +350,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing(tmp_path: Path, make, code
     assert refused.value.code == code
     assert says in refused.value.message
     assert refused.value.hint
-    assert {path.name for path in tmp_path.rglob("*")} <= {"in", "cache", ".lock"}
+    assert {path.name for path in tmp_path.rglob("*")} <= {"in", ".hidden", "cache", ".lock"}
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,9 @@ def _walk(root: Path, wanted: Callable[[str], bool], without: set[str]) -> tuple
         raise error
 
     for folder, below, names in os.walk(root, onerror=refuse):
+        hidden = sum(name.startswith(".") for name in (*below, *names))
+        if hidden:
+            skipped["hidden"] = skipped.get("hidden", 0) + hidden
         below[:] = [name for name in below if name not in without and not name.startswith(".")]
         linked = (name for name in below if Path(folder, name).is_symlink())
         for name in [*filter(wanted, names), *linked]:
