@@ -131,6 +131,7 @@ def test_an_unfinished_folder_says_how_to_go_on(tmp_path: Path) -> None:
         (["mini-gpt", "--val-fraction", "1.5"], "usage.val_fraction", "0.005"),
         (["mini-gpt", "--workers", "-1"], "usage.workers", "1"),
         (["mini-gpt", "--val-fraction", "-1e-05"], "usage.val_fraction", "0.005"),
+        (["mini-gpt", "--shard-tokens", "3000000000"], "usage.shard_tokens", "1,000,000,000"),
         (["mini-gpt", "--source", __file__, "--dedupe=-x"], "dedupe.kind", "url"),
         (["mini-gpt", "--similarity", "0.8"], "usage.similarity", "--dedupe near"),
         (["mini-gpt", "--similarity", "0.8", "--dedupe", "url"], "usage.similarity", "--dedupe url,near"),

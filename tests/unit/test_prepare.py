@@ -299,6 +299,19 @@ def test_what_is_no_text_is_passed_over_and_counted(tmp_path: Path) -> None:
     assert "SECRET" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "ROWS.NDJSON", "rows.jsonl.gz", "rows.parquet"])
+def test_rows_are_never_learned_with_their_brackets(tmp_path: Path, name: str) -> None:
+    source = texts(tmp_path / "in")
+    (source / name).write_text('{"text": "to be"}\n' * 4000)
+    said: list[str] = []
+    assert prepare(request(source, tmp_path / "out"), said.append)["skipped"] == {"in rows": 1}
+    assert "passed over: 1 in rows" in said
+    assert "{" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
+    with pytest.raises(Refusal, match="1 in rows") as refused:
+        run(source / name, tmp_path / "alone")
+    assert "gpurun data prepare" in refused.value.hint
+
+
 def test_of_a_large_file_that_is_no_text_only_the_beginning_is_read(tmp_path: Path) -> None:
     source = texts(tmp_path / "in", count=2)
     with open(source / "model.safetensors", "wb") as file:

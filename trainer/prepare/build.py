@@ -19,7 +19,7 @@ from trainer.prepare.bpe import train_bpe
 from trainer.prepare.corpus import Corpus, Part, hold_out, open_corpus, pieces, read_text
 from trainer.prepare.errors import Refusal
 from trainer.prepare.folders import locked, replace_folder, staging
-from trainer.prepare.listing import STDLIB
+from trainer.prepare.listing import STDLIB, tally
 from trainer.prepare.manifest import manifest_of, summary_of
 from trainer.prepare.pairs.tokenizers import ENDS, TOKENIZERS, PairTokenizer
 from trainer.prepare.shards import (
@@ -75,6 +75,8 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
     corpus = open_corpus(request.source, request.limit_bytes)
     key = _key_of(request, corpus)
     say(f"{len(corpus.documents)} documents, {corpus.bytes / 1e6:.1f} MB of text")
+    if corpus.skipped and corpus.kind != STDLIB:
+        say(f"passed over: {tally(corpus.skipped)}")
     with staging(request.out) as folder:
         if request.cache is None:
             cached = False

@@ -9,12 +9,13 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal, not_utf8, unreadable
-from trainer.prepare.listing import STDLIB, files_of
+from trainer.prepare.listing import STDLIB, files_of, tally
 
 __all__ = [
     "Corpus",
@@ -29,6 +30,8 @@ __all__ = [
 
 PIECE_CHARS = 1 << 19
 """What is tokenised at once at the most: of a run of white space, tiktoken's pattern can take no million characters."""
+_IN_ROWS = re.compile(r".*\.(jsonl|ndjson|parquet)(\.(gz|zst))?", re.IGNORECASE)
+"""Files of many texts, each within a row: as plain text, a model would learn the names and brackets around them."""
 _SNIFF_BYTES = 8192
 _NEAR_CHARS = 64 << 10
 """How far from where a text is to be divided the end of a line is looked for, or half of what is asked for."""
@@ -78,7 +81,7 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
 
     With a limit, documents are taken in an order that depends on their names alone but favours no part of the folder,
     and the last one is cut at the end of a line near the limit, else at a space. Raises Refusal for what is missing,
-    unreadable, empty, not UTF-8 or too large for memory.
+    unreadable, empty, not UTF-8 or too large for memory. Files of rows are passed over, as binary ones are.
     """
     kind, root, names, skipped = files_of(source)
     if limit_bytes:
@@ -86,9 +89,10 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
     documents: list[Document] = []
     left = limit_bytes
     for name, path in ((name, root / name) for name in names):
-        raw = _read(path, left + 1 if limit_bytes else -1)
+        in_rows = _IN_ROWS.fullmatch(path.name)
+        raw = b"" if in_rows else _read(path, left + 1 if limit_bytes else -1)
         cut = bool(limit_bytes) and len(raw) > left
-        reason = why_no_text(raw, path, cut=cut, strict=kind != STDLIB)
+        reason = "in rows" if in_rows else why_no_text(raw, path, cut=cut, strict=kind != STDLIB)
         if reason:
             skipped[reason] = skipped.get(reason, 0) + 1
             continue
@@ -99,11 +103,10 @@ def open_corpus(source: str, limit_bytes: int = 0) -> Corpus:
         if limit_bytes and (cut or not left):
             break
     if not documents:
-        counted = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         raise Refusal(
             "data.empty",
-            f"{source} holds no text" + (f" (skipped: {counted})." if counted else "."),
-            hint="Name a UTF-8 text file, or a folder that has some.",
+            f"{source} holds no text" + (f" (skipped: {tally(skipped)})." if skipped else "."),
+            hint="Name a UTF-8 text file, or a folder that has some; JSON Lines and Parquet want gpurun data prepare.",
         )
     return Corpus(kind, tuple(sorted(documents, key=lambda document: document.name)), skipped)
 

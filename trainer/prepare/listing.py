@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal, unreadable
 
-__all__ = ["STDLIB", "files_of"]
+__all__ = ["STDLIB", "files_of", "tally"]
 
 STDLIB = "stdlib"
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
@@ -55,6 +55,11 @@ def _files_of(source: str) -> tuple[str, Path, list[str], dict[str, int]]:
         )
     files, skipped = _walk(path, lambda name: not name.startswith("."), set())
     return "folder", path, files, skipped
+
+
+def tally(skipped: Mapping[str, int]) -> str:
+    """What was passed over, by reason: "2 binary, 1 hidden"; "" for nothing."""
+    return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
 
 
 def _walk(root: Path, wanted: Callable[[str], bool], without: set[str]) -> tuple[list[str], dict[str, int]]:

@@ -74,10 +74,11 @@ def _order(arguments: list[str]) -> Order:
     if given["executor"] not in EXECUTORS:
         what = f"--executor {given['executor']} is nobody here."
         raise Refusal("usage.executor", what, hint=f"There are: {', '.join(EXECUTORS)}.")
-    for name, least in (("workers", 1), ("shard_tokens", 1000)):
-        if given[name] < least:
-            what = f"--{name.replace('_', '-')} {given[name]} is too few."
-            raise Refusal(f"usage.{name}", what, hint=f"Take at least {least}.")
+    # A shard's header counts its tokens in 32 bits; a row group more may come into it.
+    for name, least, most in (("workers", 1, 10_000), ("shard_tokens", 1000, 10**9)):
+        if not least <= given[name] <= most:
+            what = f"--{name.replace('_', '-')} {given[name]} is too {'few' if given[name] < least else 'many'}."
+            raise Refusal(f"usage.{name}", what, hint=f"Take {least:,} to {most:,}.")
     return Order(**given)
 
 

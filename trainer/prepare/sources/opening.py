@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from trainer.prepare.corpus import why_no_text
 from trainer.prepare.errors import Refusal, unreadable
-from trainer.prepare.listing import STDLIB, files_of
+from trainer.prepare.listing import STDLIB, files_of, tally
 from trainer.prepare.sources import hub, parquet
 from trainer.prepare.sources.files import Form, SourceFile
 from trainer.prepare.sources.plain import WHOLE_BYTES, look_through
@@ -49,10 +49,9 @@ def open_source(source: str, column: str, say: Callable[[str], None], known: Kno
     kind, root, names, skipped = _found(source, say)
     files = [file for name in names if (file := _look(name, root, kind, column, known or {}, skipped, say))]
     if not any(file.text_bytes for file in files):
-        counted = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         raise Refusal(
             "data.empty",
-            f"{source} holds no text" + (f" (skipped: {counted})." if counted else "."),
+            f"{source} holds no text" + (f" (skipped: {tally(skipped)})." if skipped else "."),
             hint="Name a file or folder with UTF-8 text, JSON Lines or Parquet; packed ones are read as .gz and .zst.",
         )
     return Source(kind, tuple(files), skipped)
