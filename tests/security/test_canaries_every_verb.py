@@ -192,6 +192,9 @@ def test_a_supervisor_that_dies_in_the_middle_leaves_no_key_behind(
         except subprocess.TimeoutExpired:
             child.kill()
             said += child.communicate()[0]
+        until = time.monotonic() + 25
+        while supervisors_of(clouds.root) and time.monotonic() < until:  # --detach returns before it has died.
+            time.sleep(0.05)
         for pid in supervisors_of(clouds.root):
             with contextlib.suppress(ProcessLookupError):  # It may end by itself just then.
                 os.kill(pid, signal.SIGKILL)
