@@ -134,12 +134,17 @@ class Home:
         """Tokenised text, by digest of text and tokeniser."""
         return self.cache / "shards"
 
+    @property
+    def staged(self) -> Path:
+        """Shards of commands that have not opened their run yet."""
+        return self.cache / "staged"
+
     def staged_data(self, run: str) -> Path:
-        """Where this process keeps a run's shards until it opens the run; what a crash leaves here is cache.
+        """Where this process keeps a run's shards until it opens the run; what a crash leaves here goes a day later.
 
         Until then the name is nobody's: another command may be planning a run of the same one.
         """
-        return self.cache / "staged" / f"{run}.{os.getpid()}"
+        return self.staged / f"{run}.{os.getpid()}"
 
     @property
     def uploads(self) -> Path:

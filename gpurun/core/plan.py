@@ -159,6 +159,7 @@ class DataSummary(Frozen):
     """The shards that a run trains on, in `folder`.
 
     `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
+    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows".
     """
 
     folder: str
@@ -171,6 +172,7 @@ class DataSummary(Frozen):
     bytes: int
     sha256: str
     source: str
+    passed_over: str = ""
 
 
 class StagePlan(Frozen):

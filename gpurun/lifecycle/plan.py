@@ -38,6 +38,8 @@ def make_plan(
     recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
     notes = unused_notes(request, recipe, plan.resolved["data"])
+    if plan.data.passed_over:
+        notes = (*notes, f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
         from gpurun.lifecycle.earlier.continuing import others_from
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,30 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
     assert done.exit_code == 0
     assert list((tmp_path / "cache" / "shards").iterdir())
     assert not list((tmp_path / "cache" / "staged").glob("*"))
+
+
+def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
+    """Rows beside texts were left out, and said only where tokenising took its time; it would be a run on less."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("to be, or not to be.\n" * 2000)
+    (folder / "b.jsonl").write_text('{"text": "that is the question"}\n' * 2000)
+    request = Request(recipe="mini-gpt", providers=("local",), data=str(folder))
+    home = Home(tmp_path / "home").prepare()
+    made = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=lambda _: None, need_data=False)
+    assert f"Of {folder} is passed over, and not trained on: 1 in rows." in made.notes
+
+
+def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kill left its own behind, of any size, under a name that no later command took over."""
+    home, now = Home(own_home).prepare(), time.time()
+    killed, waiting, fresh = (home.staged / f"fox-41.{pid}" for pid in (2**22 + 1, os.getpid(), 2**22 + 2))
+    for folder, age_s in ((killed, 90_000), (waiting, 90_000), (fresh, 60)):
+        folder.mkdir(parents=True)
+        (folder / "train.bin").write_bytes(bytes(10))
+        os.utime(folder, (now - age_s, now - age_s))
+    CliRunner().invoke(build_app("plan"), ["plan", "gpt2-124m"])
+    assert sorted(home.staged.iterdir()) == sorted((waiting, fresh))
 
 
 def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(

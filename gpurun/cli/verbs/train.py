@@ -64,10 +64,15 @@ def train(
 
 @contextmanager
 def _name(session: Session, wanted: str) -> Iterator[str]:
-    """The name of a run to come; shards that were prepared for it and did not become its own are gone afterwards."""
+    """The name of a run to come; shards that were prepared for it and did not become its own are gone afterwards.
+
+    So are those of commands that were killed.
+    """
+    from gpurun.lifecycle.corpus.abandoned import drop_abandoned
     from gpurun.lifecycle.names import free_name
 
     home = session.home.prepare()
+    drop_abandoned(home, session.clock)
     run = home.run(wanted).name if wanted else free_name(home)
     try:
         yield run

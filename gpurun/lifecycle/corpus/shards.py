@@ -52,9 +52,11 @@ def prepared(
     text += ["--val-fraction", str(wanted["val_fraction"]), "--limit-bytes", str(wanted["limit_mb"] << 20)]
     text += ["--vocab-limit", str(wanted["vocab_size"])]
     text += ["--context", str(resolved["model"]["context"])]
-    _prepare(text, resolved, into=into, root=root, say=say)
+    made = _prepare(text, resolved, into=into, root=root, say=say)
     _demand_questions(resolved, into, "DIR")
-    return inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
+    found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
+    named = {} if source in BUILT_IN else made["skipped"]
+    return found.model_copy(update={"passed_over": ", ".join(f"{count} {why}" for why, count in named.items())})
 
 
 def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
@@ -88,10 +90,10 @@ def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
 
 def _prepare(
     what: list[str], resolved: Mapping[str, Any], *, into: Path, root: Path, say: Callable[[str], None]
-) -> None:
-    """Run the trainer's own tokeniser on a text of at most some hundred megabytes."""
+) -> dict[str, Any]:
+    """Run the trainer's own tokeniser on a text of at most some hundred megabytes; what it answers."""
     prompts = json.dumps(resolved["sample"]["prompts"])
-    run_preparer("trainer.prepare", [*what, "--prompts", prompts, "--out", str(into)], root=root, say=say)
+    return run_preparer("trainer.prepare", [*what, "--prompts", prompts, "--out", str(into)], root=root, say=say)
 
 
 def demand_whole(folder: Path) -> None:
