@@ -24,6 +24,10 @@ _LOOPBACK = ("127.", "::1", "localhost")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests run beside one another: two trainers with a thread for every core would only wait for each other. Not by a
+# fixture, as a module's own fixtures come before those of its tests.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 class NetworkBlocked(OSError):
     """A test tried to leave this machine."""
@@ -48,8 +52,6 @@ def same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same time zone and width everywhere; no colour asked for or refused."""
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("COLUMNS", "100")
-    # Tests run beside one another: two trainers with a thread for every core would only wait for each other.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "LINES"):
         monkeypatch.delenv(name, raising=False)
     time.tzset()

@@ -28,3 +28,15 @@ def test_home_keys_and_time_zone(tmp_path: Path) -> None:
     assert Path(os.environ["GPURUN_HOME"]).parent == tmp_path
     assert [name for name in os.environ if name.startswith(("RUNPOD_", "LAMBDA_", "AWS_ACCESS", "AWS_SECRET"))] == []
     assert time.strftime("%Z", time.localtime(0)) == "UTC"
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests here")
+@pytest.mark.xdist_group("one worker")
+def test_tests_of_one_group_run_in_one_worker(request: pytest.FixtureRequest) -> None:
+    """Where they do not, each worker rents for itself what a group shares: minutes of the suite."""
+    assert request.node.nodeid.endswith("@one worker")
+
+
+def test_a_trainer_takes_one_thread() -> None:
+    """Also in what a module's own fixtures start."""
+    assert os.environ["OMP_NUM_THREADS"] == "1"
