@@ -221,11 +221,13 @@ def test_two_files_are_a_parallel_text_wherever_the_command_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("a.en", "a dog {}"), ("a.de", "ein Hund {}")):
-        (tmp_path / name).write_text("".join(text.format(number) + "\n" for number in range(200)))
+        (tmp_path / name).write_text("".join(text.format(number) + "\n" for number in range(200)) + name[:-3] + "\n")
+    (tmp_path / "a.de").write_text((tmp_path / "a.de").read_text().removesuffix("a\n") + "\n")
     monkeypatch.chdir(tmp_path)
     recipe = resolve(load_recipe("annotated-transformer"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda line: None}
-    assert prepared(recipe, "a.en,a.de", into=tmp_path / "own", **places).source == "file"
+    made = prepared(recipe, "a.en,a.de", into=tmp_path / "own", **places)
+    assert (made.source, made.passed_over) == ("file", "1 without text on one side")
     text = recipe | {"data": recipe["data"] | {"tokenizer": "char"}}
     with pytest.raises(UsageError, match="english-german is sentence pairs, and the tokeniser char makes none"):
         prepared(text, None, into=tmp_path / "text", **places)
