@@ -55,14 +55,8 @@ def prepared(
     made = _prepare(text, resolved, into=into, root=root, say=say)
     _demand_questions(resolved, into, "DIR")
     found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
-    return found if source in BUILT_IN else found.model_copy(update={"passed_over": _tally(made["skipped"])})
-
-
-def _tally(skipped: Mapping[str, int] | int) -> str:
-    """What was passed over: files by reason, or pairs of a parallel text."""
-    if isinstance(skipped, int):
-        return f"{skipped} without text on one side" if skipped else ""
-    return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+    named = {} if source in BUILT_IN else made["skipped"]
+    return found.model_copy(update={"passed_over": ", ".join(f"{count} {why}" for why, count in named.items())})
 
 
 def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:

@@ -155,7 +155,7 @@ def prepare_pairs(request: PairRequest, say: Say) -> dict[str, Any]:
         "data": summary_of(manifest, request.out, sha256, request.source),
         "key": key,
         "cached": False,
-        "skipped": text.skipped,
+        "skipped": {"without text on one side": text.skipped} if text.skipped else {},
     }
 
 
