@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +22,9 @@ import pytest
 from gpurun.cli.app import build_app
 from gpurun.cli.verb import run_app
 from gpurun.core import credentials
+from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.paths import Home
+from tests.clouds.rented import kill_supervisors, supervisors
 from tests.emulators.lambda_cloud import KEY, LambdaEmulator
 from tests.emulators.runpod import FULL_KEY, RunPodEmulator
 from tests.later import LATER
@@ -192,12 +193,10 @@ def test_a_supervisor_that_dies_in_the_middle_leaves_no_key_behind(
         except subprocess.TimeoutExpired:
             child.kill()
             said += child.communicate()[0]
-        until = time.monotonic() + 25
-        while supervisors_of(clouds.root) and time.monotonic() < until:  # --detach returns before it has died.
-            time.sleep(0.05)
-        for pid in supervisors_of(clouds.root):
-            with contextlib.suppress(ProcessLookupError):  # It may end by itself just then.
-                os.kill(pid, signal.SIGKILL)
+        for _ in ticks(SystemClock(), 0.05, 25):  # --detach returns before it has died.
+            if not supervisors(clouds.root):
+                break
+        kill_supervisors(clouds.root)
         journal = clouds.run("elk-3").journal
         assert journal.exists() or crash_at <= 2, said
         reaped = subprocess.run([*command, "reap", "--destroy", "-v"], env=told, capture_output=True, timeout=120)
@@ -207,14 +206,3 @@ def test_a_supervisor_that_dies_in_the_middle_leaves_no_key_behind(
     assert {words: found for words, found in watch.seen.items() if found and "gpurun.cli.app" not in words} == {}
     kept = [path for path in clouds.root.rglob("*") if path.is_file()]
     assert {str(path): found for path in kept if (found := tainted(path.read_bytes()))} == {}
-
-
-def supervisors_of(home: Path) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{name}/cmdline").read_bytes()
-                if b"gpurun.lifecycle.supervisor" in words and str(home).encode() in words:
-                    found.append(int(name))
-    return found

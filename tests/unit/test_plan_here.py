@@ -60,7 +60,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
     assert f"Of {folder} is passed over, and not trained on: 1 in rows." in made.notes
 
 
-def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> None:
     """Each kill left its own behind, of any size, under a name that no later command took over."""
     home, now = Home(own_home).prepare(), time.time()
     killed, waiting, fresh = (home.staged / f"fox-41.{pid}" for pid in (2**22 + 1, os.getpid(), 2**22 + 2))
