@@ -19,9 +19,7 @@ from gpurun.lifecycle.state import next_step
 from gpurun.providers.local import LocalProvider
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
-from tests.lifecycle.test_stage import incidents, number_of, points, staged_run, told
-
-__all__ = ["points"]  # a fixture
+from tests.lifecycle.test_stage import incidents, staged_run, told
 
 STEPS = 60
 
@@ -44,11 +42,10 @@ def until_pushed(s3: S3Emulator, place: str, step: int) -> None:
 
 
 @pytest.fixture
-def lost(own: Home, points: list[str], s3: S3Emulator) -> RunFolder:
+def lost(own: Home, s3: S3Emulator) -> RunFolder:
     """A run whose supervisor died as soon as training had begun; the machine finished, pushed, and is gone."""
-    at = number_of(points, "after train.started")
     folder = staged_run(own, steps=STEPS)
-    assert tiny_runs.drive(own, GPURUN_CRASH_AT=at).returncode == -9
+    assert tiny_runs.drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
     until_pushed(s3, place_of(folder), STEPS)
     provider = LocalProvider(own, SystemClock())
     for instance in provider.find(None):
@@ -102,12 +99,9 @@ def test_a_run_that_ends_well_leaves_its_checkpoints_in_the_bucket_too_and_fetch
 
 
 @pytest.mark.slow
-def test_a_bucket_that_takes_no_urls_costs_the_run_nothing_but_the_copy_there(
-    own: Home, points: list[str], s3: S3Emulator
-) -> None:
-    at = number_of(points, "after ship.observed")
+def test_a_bucket_that_takes_no_urls_costs_the_run_nothing_but_the_copy_there(own: Home, s3: S3Emulator) -> None:
     folder = staged_run(own)
-    assert tiny_runs.drive(own, GPURUN_CRASH_AT=at).returncode == -9
+    assert tiny_runs.drive(own, GPURUN_CRASH_AT="after ship.observed").returncode == -9
     s3.denied.add("s3:ListBucket")
     assert tiny_runs.drive(own).returncode == 0
     assert incidents(folder) == ["stage.no_push"]
