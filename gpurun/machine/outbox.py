@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpurun.machine.pack import Codec, Pack
@@ -30,6 +30,7 @@ class Outbox:
         self._unsure: list[int] = []
         self._ahead: dict[int, Part] = {}
         self._reading = threading.Lock()
+        self._is_overtaken = False
         self._held_bytes = pack.survey.total_bytes - parts.total_bytes
         pack.content_bytes = max(pack.content_bytes, self._held_bytes)
         self.is_stopped = False
@@ -44,23 +45,31 @@ class Outbox:
         """Whether all were taken, and none of them was under way in a cut."""
         return not (self._unsure or self._todo)
 
-    def read_ahead(self, until: Callable[[], bool]) -> None:
-        """Read the first parts, and compress them, while the far side is asked what it has.
+    def read_ahead(self) -> bool:
+        """Read the first parts, and compress them, before they are asked for; whether all were read.
 
-        They have to be read in any case, as their digests tell what is there already.
+        It may begin before the far side has said what it has: they have to be read in any case, as their digests tell
+        what is there already. It ends where whoever sends has come as far.
         """
         with self._reading:
-            squeeze, ahead_bytes = self._squeeze, sum(len(part.squeezed or b"") for part in self._ahead.values())
-        while ahead_bytes < MOST_AHEAD_BYTES and not until():
+            ahead_bytes = sum(len(part.squeezed or b"") for part in self._ahead.values())
+            self._is_overtaken = False
+        while ahead_bytes < MOST_AHEAD_BYTES:
             with self._reading:
-                if self.is_stopped or len(self._parts.digests) == self._parts.count:
-                    return
-                part = self._parts.read(len(self._parts.digests))
-            squeezed = squeeze.squeezed(part.content)
+                if self.is_stopped or self._is_overtaken or self._is_read or not self._todo:
+                    return self._is_read
+                squeeze, part = self._squeeze, self._parts.read(len(self._parts.digests))
+                is_wanted = not self._has(part.index)
+            squeezed = squeeze.squeezed(part.content) if is_wanted else b""
             ahead_bytes += len(squeezed)
             with self._reading:
-                if squeeze is self._squeeze:
+                if is_wanted and squeeze is self._squeeze and self._todo and part.index >= self._todo[0]:
                     self._ahead[part.index] = replace(part, content=b"", squeezed=squeezed)
+        return False
+
+    @property
+    def _is_read(self) -> bool:
+        return len(self._parts.digests) == self._parts.count
 
     def learn(self, there: Mapping[int, str], codecs: Iterable[str]) -> bool:
         """Take in which parts the far side has, by digest, and what it can unpack; whether it has more than before."""
@@ -97,6 +106,7 @@ class Outbox:
                 index = self._todo[0]
                 part = self._ahead.pop(index, None)
                 if part is None and not self._has(index):
+                    self._is_overtaken = True
                     part = self._parts.read(index)
                 self._todo.popleft()
                 before_bytes = self._held_bytes + index * self._parts.part_bytes

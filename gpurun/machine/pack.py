@@ -25,6 +25,7 @@ from gpurun.core.model import canonical
 Codec = Literal["zstd", "gzip"]
 Content = Path | bytes
 Sources = Mapping[str, Content]
+PathOrContent = str | bytes
 
 MANIFEST_NAME = ".manifest.json"
 MOST_FILES = 100_000
@@ -54,11 +55,14 @@ _SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file as it was seen: what it is called in the pack, its size, and what tells whether it has changed since."""
+    """A file as it was seen: what it is called in the pack, its size, and what tells whether it has changed since.
+
+    `source` is its path, or its content.
+    """
 
     name: str
     bytes: int
-    source: Content
+    source: PathOrContent
     seen: tuple[int, ...] = ()
 
 
@@ -109,7 +113,7 @@ def survey(sources: Sources) -> Survey:
         if isinstance(source, bytes):
             files.append(PackedFile(name, len(source), source))
         else:
-            _look(name, source.resolve(), files, refusals)
+            _look(name, str(source.resolve()), files, refusals)
     if len(files) > MOST_FILES:
         raise UsageError(
             "pack.too_many",
@@ -120,14 +124,14 @@ def survey(sources: Sources) -> Survey:
     return Survey(tuple(ordered), tuple(sorted(refusals, key=lambda refusal: refusal.path)))
 
 
-def _look(name: str, path: Path, files: list[PackedFile], refusals: list[Refused]) -> None:
+def _look(name: str, path: str, files: list[PackedFile], refusals: list[Refused]) -> None:
     """Take one path, and all below it, into the survey."""
     try:
-        reason, facts = _against(path.name), path.lstat()
+        reason, facts = _against(os.path.basename(path)), os.lstat(path)
         if reason is None and stat.S_ISDIR(facts.st_mode):
-            for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-                if entry.name not in _LEFT_OUT:
-                    _look(f"{name}/{entry.name}", path / entry.name, files, refusals)
+            for below in sorted(os.listdir(path)):
+                if below not in _LEFT_OUT:
+                    _look(f"{name}/{below}", os.path.join(path, below), files, refusals)
             return
         reason = reason or _against_kind(facts.st_mode)
         if reason is None and not os.access(path, os.R_OK):
@@ -135,7 +139,7 @@ def _look(name: str, path: Path, files: list[PackedFile], refusals: list[Refused
     except OSError as error:
         reason = ("pack.unreadable", (error.strerror or str(error)).lower())
     if reason is not None:
-        refusals.append(Refused(str(path).encode("utf-8", "replace").decode(), reason[1], reason[0]))
+        refusals.append(Refused(path.encode("utf-8", "replace").decode(), reason[1], reason[0]))
     else:
         files.append(PackedFile(name, facts.st_size, path, _stamp(facts)))
 
@@ -230,9 +234,9 @@ def blocks(file: PackedFile) -> Iterator[bytes]:
 
 def demand_unchanged(file: PackedFile) -> None:
     """UsageError `pack.changed` when it is no longer the file of the survey."""
-    if isinstance(file.source, Path):
+    if isinstance(file.source, str):
         try:
-            same = _stamp(file.source.lstat()) == file.seen
+            same = _stamp(os.lstat(file.source)) == file.seen
         except OSError:
             same = False
         if not same:
@@ -243,12 +247,12 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
     """So much of a file from an offset on; UsageError when it is not the file of the survey, or cannot be read."""
     if isinstance(file.source, bytes):
         return file.source[offset : offset + size]
-    content = bytearray()
     try:
         descriptor = os.open(file.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            while block := os.pread(descriptor, size - len(content), offset + len(content)):
-                content += block
+            content = os.pread(descriptor, size, offset)
+            while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+                content += more
             # After the reading, which tells a change before it as well.
             if len(content) != size or _stamp(os.fstat(descriptor)) != file.seen:
                 raise _changed(file.source)
@@ -259,10 +263,10 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
             raise _changed(file.source) from error
         what = f"{file.source} cannot be read: {error.strerror}."
         raise UsageError("pack.unreadable", what, hint="See to the disk that it is on, then run it again.") from error
-    return bytes(content)
+    return content
 
 
-def _changed(path: Path) -> UsageError:
+def _changed(path: str) -> UsageError:
     return UsageError(
         "pack.changed",
         f"{path} changed while it was being packed.",

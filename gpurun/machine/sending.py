@@ -194,7 +194,8 @@ class Sending:
 
     def _read_ahead(self) -> None:
         try:
-            self._outbox.read_ahead(until=self._begun.is_set)
+            if self._outbox.read_ahead():
+                self.settling.tell()
         except BaseException as error:  # noqa: BLE001 - raised again in `_carry`, on the caller's thread
             self._fail(error)
 

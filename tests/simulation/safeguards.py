@@ -235,7 +235,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if not boot_id():", "if False:"),
         ('if read(root, "agent", "shipped.json") == record:', "if True:"),
     ),
-    "gpurun/machine/outbox.py": (("if squeeze is self._squeeze:", "if True:"),),
+    "gpurun/machine/outbox.py": ((" and squeeze is self._squeeze", ""), (" and part.index >= self._todo[0]", "")),
     "gpurun/providers/local.py": (("if self.read(token).state is InstanceState.GONE:", "if True:"),),
 }
 

@@ -86,7 +86,11 @@ def checked_layout(layout: Json) -> Json:
         if name in taken or not (isinstance(size, int) and 0 <= size < 1 << 62):
             raise Refusal("duplicate" if name in taken else "usage", "the pack has %r twice, or of no size" % name)
         taken.add(name)
-        folders.update("/".join(name.split("/")[:depth]) for depth in range(1, name.count("/") + 1))
+        folders.add(name.rpartition("/")[0])
+    for folder in list(folders):
+        while folder:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
     if taken & folders:
         raise Refusal("bad_name", "the pack has %r as a file and as a folder" % min(taken & folders))
     return dict(layout)
@@ -95,7 +99,7 @@ def checked_layout(layout: Json) -> Json:
 def check_name(name: str) -> None:
     """Refuse a name that could leave the folder."""
     parts = name.split("/")
-    plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
+    plain = name.isprintable() and "\\" not in name and not {"", ".", ".."}.intersection(parts)
     if not plain or len(parts) < 2 or parts[0] not in ("bundle", "data"):
         raise Refusal("bad_name", "the pack has the entry %r" % name)
 
@@ -189,7 +193,7 @@ class Incoming:
 
     def path(self, name: str) -> str:
         """Where a file is put together."""
-        return at(self.folder, "files", *name.split("/"))
+        return at(self.folder, "files", name)
 
     def size_of(self, index: int) -> int:
         """How long a part is; none is no part."""

@@ -117,7 +117,7 @@ def outbox(tmp_path: Path, codec: str = "zstd") -> Outbox:
 
 def test_parts_that_were_read_ahead_are_sent_as_they_were_compressed(tmp_path: Path) -> None:
     box, taken = outbox(tmp_path), []
-    box.read_ahead(until=lambda: False)
+    box.read_ahead()
     box.learn({}, ["zstd", "gzip"])
     (tmp_path / "x.bin").unlink()
     sizes = [len(box.squeezed(part)) for part in iter(lambda: box.next(taken), None)]
@@ -127,7 +127,7 @@ def test_parts_that_were_read_ahead_are_sent_as_they_were_compressed(tmp_path: P
 
 def test_what_was_compressed_for_another_codec_is_compressed_again(tmp_path: Path) -> None:
     box = outbox(tmp_path)
-    box.read_ahead(until=lambda: False)
+    box.read_ahead()
     box.learn({}, ["gzip"])
     first = box.next([])
     assert first is not None
@@ -145,7 +145,7 @@ def test_what_was_being_compressed_when_another_codec_was_asked_for_is_not_sent(
 
     with monkeypatch.context() as patch:
         patch.setattr(Squeeze, "squeezed", asked_meanwhile)
-        box.read_ahead(until=iter([False, True]).__next__)
+        box.read_ahead()
     first = box.next([])
     assert first is not None
     assert box.squeezed(first).startswith(b"\x1f\x8b")
@@ -153,22 +153,36 @@ def test_what_was_being_compressed_when_another_codec_was_asked_for_is_not_sent(
 
 def test_what_is_there_already_is_read_ahead_and_not_sent(tmp_path: Path) -> None:
     box, taken = outbox(tmp_path), []
-    box.read_ahead(until=lambda: False)
+    assert box.read_ahead(), "all of it was read"
     box.learn({index: hashlib.sha256(bytes(1 << 20)).hexdigest() for index in (0, 2, 3)}, ["zstd"])
     assert [part.index for part in iter(lambda: box.next(taken), None)] == taken == [1, 4]
 
 
-def test_reading_ahead_ends_when_it_is_known_what_is_wanted_and_takes_bounded_memory(
+def test_what_is_known_to_be_there_is_not_compressed(tmp_path: Path) -> None:
+    box = outbox(tmp_path)
+    box.learn({index: hashlib.sha256(bytes(1 << 20)).hexdigest() for index in (0, 2, 3)}, ["zstd"])
+    assert box.read_ahead()
+    assert sorted(box._ahead) == [1, 4]
+
+
+def test_reading_ahead_ends_when_a_sender_has_come_as_far_and_keeps_nothing_that_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([False, True])
-    box = outbox(tmp_path)
-    box.read_ahead(until=lambda: next(looks))
-    assert len(box._ahead) == 1
+    box, squeezed, taken = outbox(tmp_path), Squeeze.squeezed, []
+
+    def taken_meanwhile(squeeze: Squeeze, content: bytes) -> bytes:
+        box.next(taken)
+        return squeezed(squeeze, content)
+
+    monkeypatch.setattr(Squeeze, "squeezed", taken_meanwhile)
+    assert not box.read_ahead(), "the rest was left to who sends"
+    assert (taken, box._ahead) == ([0], {})
+
+
+def test_reading_ahead_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.machine.outbox.MOST_AHEAD_BYTES", 50)
-    (tmp_path / "more").mkdir()
-    box = outbox(tmp_path / "more")
-    box.read_ahead(until=lambda: False)
+    box = outbox(tmp_path)
+    assert not box.read_ahead()
     assert len(box._ahead) == 1
-    box.read_ahead(until=lambda: False)
+    assert not box.read_ahead()
     assert len(box._ahead) == 1, "nor does it after each cut"
