@@ -24,21 +24,20 @@ from tests.memory import own_peak_bytes
 NAME = "checkpoints/000001.model.safetensors"
 
 
-def far_at(port: int, work: Path) -> FarSide:
+def machine_at(port: int, work: Path) -> RemoteMachine:
     address = Address(kind="ssh", host="127.0.0.1", port=port, user=os.environ.get("USER", "root"))
-    machine = RemoteMachine(
+    return RemoteMachine(
         address,
         client_key=work / "keys" / "client",
         host_key=(work / "keys" / "host.pub").read_text(),
         folder=str(work / "there"),
         clock=SystemClock(),
     )
-    return FarSide(machine, python=sys.executable)
 
 
-def log_in(far: FarSide) -> None:
+def log_in(machine: RemoteMachine) -> None:
     with suppress(MachineLost):  # As below, where it is tried again.
-        far.poll({})
+        machine.call(["true"], timeout_s=30)
 
 
 def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> None:
@@ -46,7 +45,8 @@ def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> 
 
     The login is part of it, and so is the look at the files, at once with it: in a run both are over by then.
     """
-    far = far_at(port, work)
+    machine = machine_at(port, work)
+    far = FarSide(machine, python=sys.executable)
     while True:
         try:
             far.install_agent()
@@ -63,7 +63,7 @@ def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> 
         (work / "there" / "out" / "MANIFEST.json").write_text(json.dumps(listed))
     started, tries = time.perf_counter(), 0
     if what == "ship":
-        threading.Thread(target=log_in, args=(far,), daemon=True).start()
+        threading.Thread(target=log_in, args=(machine,), daemon=True).start()
     pack = Pack(survey({"data": source} if what == "ship" else {}))
     while True:
         try:

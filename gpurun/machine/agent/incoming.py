@@ -193,7 +193,7 @@ class Incoming:
 
     def path(self, name: str) -> str:
         """Where a file is put together."""
-        return at(self.folder, "files", name)
+        return "%s/files/%s" % (self.folder, name)  # for ten thousand files `os.path.join` takes 20 ms
 
     def size_of(self, index: int) -> int:
         """How long a part is; none is no part."""
