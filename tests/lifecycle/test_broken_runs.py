@@ -27,7 +27,7 @@ from tests.lifecycle.tiny_runs import drive, events_of, make_run, start
 
 def test_a_torn_last_line_is_repaired_with_a_record_and_the_run_goes_on(own: Home) -> None:
     folder = make_run(own)
-    assert drive(own, GPURUN_CRASH_AT="20").returncode == -9
+    assert drive(own, GPURUN_CRASH_AT="after ship.intended").returncode == -9
     with folder.journal.open("ab") as journal:
         journal.write(b'{"boot_id":"af57')
     assert drive(own).returncode == 0
@@ -39,7 +39,7 @@ def test_damage_in_the_middle_makes_the_run_read_only_but_destroy_still_works(
     own: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(own)
-    assert drive(own, GPURUN_CRASH_AT="30").returncode == -9
+    assert drive(own, GPURUN_CRASH_AT="after train.intended").returncode == -9
     lines = folder.journal.read_bytes().splitlines(keepends=True)
     folder.journal.write_bytes(b"".join([lines[0], lines[1].replace(b"1", b"7"), *lines[2:]]))
     monkeypatch.setenv("GPURUN_HOME", str(own.root))
