@@ -76,9 +76,10 @@ def verb(
             for key, kind in COMMON.items()
         ]
 
-        def command(**given: Any) -> int:
+        def command(context: typer.Context, **given: Any) -> int:
             flags = {key: given.pop(key) for key in COMMON}
             try:
+                _refuse_blanks(context)
                 session = _session(flags)
             except GpurunError as error:
                 return _render(name, flags["json"], Result(errors=(error,), exit_code=error.exit_code), None)
@@ -90,7 +91,8 @@ def verb(
 
             return _finish(name, session, run)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [context, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *shared]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         first = (function.__doc__ or "").strip().splitlines()[0]
@@ -104,6 +106,17 @@ def verb(
 def _with_real_type(parameter: inspect.Parameter, function: Verb) -> inspect.Parameter:
     """The parameter with its annotation evaluated; the other ones may name types that are not imported at run time."""
     return parameter.replace(annotation=eval(parameter.annotation, function.__globals__))
+
+
+def _refuse_blanks(context: typer.Context) -> None:
+    """Refuse an empty text where to say nothing means whatever is usual: a script's variable may not be set."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        typed = getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        if typed and parameter.default == "" and not str(context.params[name]).strip():
+            told = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+            hint = "Give it a value, or leave it out; a script's variable may not be set."
+            raise UsageError("usage.blank", f"{told} is empty.", hint=hint)
 
 
 def _session(common: dict[str, Any]) -> Session:

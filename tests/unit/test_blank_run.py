@@ -1,4 +1,4 @@
-"""An empty RUN names no run: a script whose variable is not set must not end the only one there is."""
+"""A script whose variable is not set gives an empty text: it must not end the only run, nor choose what is rented."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ VERBS = [
     ["train", "--yes", "--from"],
 ]
 
+FLAGS = [
+    ["train", "--yes"],
+    ["train", "mini-gpt", "--yes", "--gpu"],
+    ["train", "mini-gpt", "--yes", "--region"],
+    ["train", "mini-gpt", "--yes", "--data"],
+    ["plan", "mini-gpt", "--max-cost"],
+    ["offers", "--max-price"],
+    ["reap", "--destroy", "--older-than"],
+    ["audit", "--key"],
+    ["recipes", "show"],
+    ["ps", "--home"],
+]
+
 
 @pytest.mark.parametrize("blank", ["", "  "], ids=["empty", "spaces"])
 @pytest.mark.parametrize("words", VERBS, ids=[words[0] for words in VERBS])
@@ -44,6 +57,18 @@ def test_an_empty_name_is_refused_though_there_is_but_one_run(
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [error["code"] for error in answer["errors"]] == ["run.blank"]
     assert not only.control.exists()
+
+
+@pytest.mark.parametrize("blank", ["", "  "], ids=["empty", "spaces"])
+@pytest.mark.parametrize("words", FLAGS, ids=" ".join)
+def test_an_empty_value_is_refused_where_none_would_mean_whatever_is_usual(
+    words: list[str], blank: str, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpurun", *words, blank, "--json"])
+    assert run_app(build_app(words[0])) == 2
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    named = words[-1] if words[-1] not in ("--yes", "show") else "RECIPE"
+    assert [(error["code"], error["message"]) for error in answer["errors"]] == [("usage.blank", f"{named} is empty.")]
 
 
 def never_starts(*given: object) -> None:
