@@ -213,7 +213,8 @@ def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hou
     if expected_train_s(guess) > MOST_TRAIN_S and hours is None:
         return "takes over a year, and no lease is longer"
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
-        return f"{hours:g} h are less than the {expected_train_s(guess) / SECONDS_PER_HOUR:.1f} h that it needs"
+        needed = ceil(100 * expected_train_s(guess) / SECONDS_PER_HOUR) / 100
+        return f"{hours:g} h are less than the {needed:g} h that it needs"
     return f"needs {format_usd(_needed(offer, guess, load))}, over the cap"
 
 

@@ -157,6 +157,13 @@ def test_hours_buy_a_part_on_purpose_and_it_is_said() -> None:
     assert "0.5 h are less than" in chosen.why_not
 
 
+def test_the_hours_that_an_offer_is_said_to_need_are_enough() -> None:
+    """`--hours 1.7` was told that 1.7 h are needed; it bought all but the last steps, for $31."""
+    for short in plan(None, hours=0.01):
+        needed = float(short.why_not.split("less than the ")[1].split(" h ")[0])
+        assert next(one for one in plan(None, hours=needed) if one.offer == short.offer).finishes
+
+
 @pytest.mark.parametrize("cap", [None, "15", "25"])
 @pytest.mark.parametrize("hours", [0.5, 1.0, 24.0])
 def test_a_part_is_expected_to_cost_what_the_part_takes_and_is_ranked_by_what_all_of_it_would(
