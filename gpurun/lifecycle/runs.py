@@ -107,24 +107,32 @@ def find_run(home: Home, wanted: str) -> str:
     raise UsageError("run.unknown", f"There is no run {wanted!r} in {home.root}.", hint=hint)
 
 
-def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
-    """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
-    folder = home.run(plan.run)
-    if not folder.path.exists() and has_receipt(home, plan.run):
+def demand_free(home: Home, name: str) -> None:
+    """Refuse a name that a run has, or had."""
+    if home.run(name).path.exists():
+        raise _taken(name)
+    if has_receipt(home, name):
         raise RunHeld(
             "run.name_taken",
-            f"The chain of receipts has a run {plan.run} already, whose folder is gone; a second could get no receipt.",
+            f"The chain of receipts has a run {name} already, whose folder is gone; a second could get no receipt.",
             hint="Choose another --name, or leave it out.",
         )
+
+
+def _taken(name: str) -> RunHeld:
+    hint = f"Choose another --name, or look at it: gpurun attach {name}."
+    return RunHeld("run.name_taken", f"There is a run {name} already.", hint=hint)
+
+
+def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
+    """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
+    demand_free(home, plan.run)
+    folder = home.run(plan.run)
     try:
         make_private(folder.path.parent)
         folder.path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise RunHeld(
-            "run.name_taken",
-            f"There is a run {plan.run} already.",
-            hint=f"Choose another --name, or look at it: gpurun attach {plan.run}.",
-        ) from None
+    except FileExistsError:  # Another command was quicker.
+        raise _taken(plan.run) from None
     staged = home.staged_data(plan.run)
     if staged.is_dir():
         # The shards become the run's own: what it trained on stays beside what came of it.

@@ -175,6 +175,16 @@ def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
     assert shlex.split(asked[0].recipe_word) == [asked[0].recipe]
 
 
+def test_a_name_that_is_taken_is_refused_before_anything_is_prepared_or_asked(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(Home(own_home), "fox-41")
+    monkeypatch.setattr("gpurun.lifecycle.plan.make_plan", lambda *_, **__: pytest.fail("a plan was made"))
+    words = ["train", "mini-gpt", "--dry-run", "--name", "fox-41", "--json"]
+    answer = json.loads(CliRunner().invoke(build_app("train"), words, standalone_mode=False).stdout)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (12, "run.name_taken")
+
+
 def broken_verb(session: Session) -> Result:
     """Divide by zero."""
     return Result(data={"never": 1 // 0})

@@ -73,7 +73,11 @@ def _name(session: Session, wanted: str) -> Iterator[str]:
 
     home = session.home.prepare()
     drop_abandoned(home, session.clock)
-    run = home.run(wanted).name if wanted else free_name(home)
+    if wanted:
+        from gpurun.lifecycle.runs import demand_free
+
+        demand_free(home, wanted)
+    run = wanted or free_name(home)
     try:
         yield run
     finally:
