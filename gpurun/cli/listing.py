@@ -48,9 +48,11 @@ def list_runs(session: Session, *, all_runs: bool) -> Result:
     rows = [_row(sight, session.clock.wall()) for sight in shown]
     told = [_as_data(sight, row) for sight, row in zip(shown, rows, strict=True)]
     billing = any(row.may_be_billing for row in rows)
-    text = render(ps_table(rows, session.style, now=session.clock.wall()), session.style)
+    text = render(ps_table(rows, session.style, now=session.clock.wall()), session.style) if rows else ""
     if not rows and sights:
         text = f"Nothing is running. {len(sights)} finished: gpurun ps --all"
+    elif not rows and not errors:
+        text = f"No runs in {session.home.root}. Start one: gpurun train --dry-run"
     return Result(
         data={"runs": told},
         text=text,

@@ -232,12 +232,16 @@ def default_home() -> Path:
 
 
 def home_at(told: str) -> Path:
-    """The folder that is meant; a SetupError where `~` is nobody's, as for a container's user without HOME."""
+    """The folder that is meant; a SetupError for a file, and for a `~` that is nobody's (a container without HOME)."""
     try:
-        return Path(told).expanduser().absolute()
+        home = Path(told).expanduser().absolute()
     except RuntimeError:
         hint = "Name it by its whole path, with --home DIR or GPURUN_HOME."
         raise SetupError("home.unknown", f"Whose folder {told} is cannot be told here.", hint=hint) from None
+    if os.path.exists(home) and not os.path.isdir(home):
+        hint = "Name a folder with --home DIR or GPURUN_HOME."
+        raise SetupError("home.unusable", f"{home} is no folder, so it can be no home.", hint=hint)
+    return home
 
 
 def make_private(folder: Path) -> None:

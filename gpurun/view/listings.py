@@ -39,8 +39,6 @@ class RunRow:
 
 def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
     """Runs that may cost something first, then the live ones, then the rest in the order given."""
-    if not rows:
-        return [line(" No runs. Start one: gpurun train --dry-run")]
     columns = (
         Column(""),
         Column("RUN"),

@@ -43,7 +43,6 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "plan-local": lambda s: plan_screen(samples.plan(Mode.LOCAL, notes=()), s, now=NOW),
     "offers": lambda s: candidates_table(samples.CANDIDATES, s),
     "ps": lambda s: ps_table(samples.RUNS, s, now=NOW),
-    "ps-empty": lambda s: ps_table((), s, now=NOW),
     "recipes": lambda s: recipes_table(samples.RECIPES, s),
     "audit": lambda s: audit_screen(samples.AUDITED, samples.AUDIT, s, exit_code=10),
     "reap": lambda s: reap_table(samples.ORPHANS, ["runpod"], s, now=NOW),

@@ -239,6 +239,20 @@ def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) 
     assert find_run(Home(own_home), "@last") == "fox-41"
 
 
+def test_a_home_that_is_a_file_has_not_just_no_runs(tmp_path: Path) -> None:
+    """`ps` said that there are none, and `audit` that the chain is unbroken, while another home's run was billed."""
+    (tmp_path / "file").write_text("")
+    for words in (["ps"], ["audit"]):
+        shown = CliRunner().invoke(build_app(words[0]), [*words, "--json", "--home", str(tmp_path / "file")])
+        answer = json.loads(shown.stdout)
+        assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unusable")
+
+
+def test_where_no_runs_are_the_home_is_named(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(build_app("ps"), ["ps", "--home", str(tmp_path / "mistyped")])
+    assert f"No runs in {tmp_path}/mistyped." in shown.stdout
+
+
 @pytest.mark.parametrize("words", [["ps", "--json", "--home", "~nobody-here/x"], ["ps", "--json"]])
 def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's user without HOME and without an entry, too: it was a traceback of each verb."""
