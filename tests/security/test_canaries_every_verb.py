@@ -136,6 +136,7 @@ def clouds(monkeypatch: pytest.MonkeyPatch, own_home: Path, tmp_path: Path) -> I
     with LambdaEmulator() as other, RunPodEmulator() as one:
         monkeypatch.setenv("RUNPOD_API_BASE_URL", one.base_url)
         monkeypatch.setenv("LAMBDA_API_BASE_URL", other.base_url)
+        other.api_keys.add(GUARD_KEY)
         home = Home(own_home)
         make_run(home, "fox-41")
         yield home

@@ -29,6 +29,7 @@ from gpurun.providers.base import HandsOver, LeavesThings, NoCapacity, Rejected,
 from gpurun.providers.guard import lambda_user_data
 from gpurun.providers.lambdalabs import LambdaProvider, Pace
 from gpurun.providers.lambdalabs.answers import hourly, refusal, trouble
+from gpurun.providers.refusals import RejectedFor
 from tests.emulators.guests import whole
 from tests.emulators.lambda_cloud import KEY, FakeGuest, Fault, LambdaEmulator, Lie, Problem, real_guest
 from tests.emulators.lambda_cloud.contract import SPEC
@@ -57,6 +58,7 @@ def clock() -> VirtualClock:
 def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
     """An account in virtual time, with both rate limits."""
     with LambdaEmulator(clock=clock, tick_s=None) as emulator:
+        emulator.api_keys.add(GUARD)
         yield emulator
         assert emulator.violations == [], "what was asked or answered is not in the document"
 
@@ -136,6 +138,15 @@ def test_with_a_guard_key_a_machine_can_end_itself(cloud: LambdaEmulator, clock:
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     assert {one.dies_by_itself for one in guarded.offers(A100, rows_for(A100, "lambda"))} == {"yes · key on the box"}
     assert terms_of("lambda").with_guard == "yes · key on the box", "as the catalogue has it"
+
+
+def test_no_machine_is_said_to_end_itself_by_a_key_that_lambda_does_not_take(
+    cloud: LambdaEmulator, clock: VirtualClock
+) -> None:
+    cloud.api_keys.discard(GUARD)
+    with pytest.raises(SetupError, match=r"--lambda-guard.*invalid-api-key") as raised:
+        provider(cloud, clock, guard_key=Secret(GUARD)).offers(A100, rows_for(A100, "lambda"))
+    assert raised.value.hint == "Give another key: gpurun auth set lambda-guard."
 
 
 def test_what_cannot_be_had_or_is_not_what_it_was_is_not_offered(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
@@ -707,6 +718,33 @@ def test_a_key_is_removed_once_its_machine_lets_it_go(cloud: LambdaEmulator, lam
 def test_without_a_guard_key_nothing_is_handed_over(lamb: LambdaProvider) -> None:
     assert isinstance(lamb, HandsOver)
     assert lamb.hand(running(lamb)) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"), [(Problem(401, "global/invalid-api-key"), "invalid-api-key"), (Lie([]), "another account")]
+)
+def test_nothing_is_launched_that_the_guard_key_could_not_end(
+    cloud: LambdaEmulator, clock: VirtualClock, seen: Problem | Lie, words: str
+) -> None:
+    cloud.fail("keys", None, seen)
+    with pytest.raises(RejectedFor, match=words) as raised:
+        provider(cloud, clock, guard_key=Secret(GUARD)).create(order())
+    assert isinstance(raised.value.error, SetupError)
+    assert "gpurun auth set lambda-guard" in raised.value.error.hint
+    assert (cloud.count("launch"), cloud.world.keys) == (0, {})
+
+
+def test_the_users_own_key_on_the_machine_needs_no_look_of_its_own(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+    running(provider(cloud, clock, guard_key=Secret(KEY)))
+    assert cloud.count("keys") == 1
+
+
+def test_two_keys_of_one_account_keep_to_its_one_request_a_second(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+    guarded = provider(cloud, clock, guard_key=Secret(GUARD))
+    guarded.offers(A100, rows_for(A100, "lambda"))
+    guarded.create(order())
+    asked = [route for _, route, _ in cloud.requests]
+    assert asked == ["keys", "types", "keys", "add_key", "keys", "launch"], "none was refused and sent again"
 
 
 def test_the_hand_knows_what_to_end_and_when_but_not_the_key(cloud: LambdaEmulator, clock: VirtualClock) -> None:

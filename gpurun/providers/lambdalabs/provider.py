@@ -16,9 +16,10 @@ from gpurun.core.errors import SetupError
 from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.secrets import Secret
 from gpurun.providers._http import Answer, Http
-from gpurun.providers.base import Hand, Rejected, Traits, Unknown, their_wall
+from gpurun.providers.base import Hand, NoCapacity, Rejected, Traits, Unknown, their_wall
 from gpurun.providers.lambdalabs import ssh_keys
 from gpurun.providers.lambdalabs.answers import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
+from gpurun.providers.lambdalabs.guard_key import GuardKey
 from gpurun.providers.lambdalabs.instances import AILING, body_of, checked_id, instance_of, is_id, launched
 from gpurun.providers.marks import mark_of_key
 
@@ -66,13 +67,15 @@ class LambdaProvider:
         self.traits = traits
         self._clock = clock
         self._base_url = base_url.rstrip("/")
-        self._guard_key = guard_key
         self._pace = pace
         self._launched_mono = float("-inf")
         self._ailing_mono: dict[str, tuple[float, float]] = {}  # Since when, and when it was last told so.
         self._mark = mark_of_key(self.name, self._base_url, key)
-        headers = {"Authorization": f"Bearer {key.reveal()}"}
-        self._http = Http(self._base_url, headers=headers, clock=clock, name="lambda", least_gap_s=pace.request_s)
+        self._http = self._opened(key)
+        self._guard = None
+        if guard_key is not None:
+            own = None if guard_key.reveal() == key.reveal() else self._opened(guard_key)
+            self._guard = GuardKey(guard_key, own, clock, pace.request_s)
 
     def verify(self) -> Account:
         """Read the list of instances, by which all is found again. Lambda tells no name of the account."""
@@ -80,13 +83,18 @@ class LambdaProvider:
         return Account(provider=self.name, identity="Lambda account", clock_ahead_s=self._http.clock_ahead_s)
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """The known types at their price of now, once for each region that has one left."""
+        """The known types at their price of now, once for each region that has one left.
+
+        SetupError where the machine is to end itself, and Lambda does not take the key that is meant for that.
+        """
+        if self._guard is not None:
+            self._guard.require_taken()
         types = data_of(self._http.request("GET", "/instance-types"), dict)
         stamp = utc(self._clock.wall())
         now = {
             "billing_unit_s": _BILLING_UNIT_S,
             "price_source": f"live {stamp[:10]} {stamp[11:16]} UTC",
-            "dies_by_itself": "yes · key on the box" if self._guard_key else "NO · laptop only",
+            "dies_by_itself": "yes · key on the box" if self._guard else "NO · laptop only",
         }
         found = []
         for row in {one.type_id: one for one in known if one.gpu_count == need.count}.values():
@@ -111,12 +119,15 @@ class LambdaProvider:
             raise Rejected("Lambda launches nothing without an SSH key")
         body = body_of(order, lambda_user_data(keys=order.keys))
         key_name = ssh_keys.register(self._http, order, order.keys.client_public)
-        answer = self._launch({**body, "ssh_key_names": [key_name]})
-        if not is_success(answer):
-            told = refusal(answer)
-            if not isinstance(told, Unknown):
-                self._forget_key(order.token)
-            raise told
+        try:
+            if self._guard is not None:
+                self._guard.require_sight(key_name)
+            answer = self._launch({**body, "ssh_key_names": [key_name]})
+            if not is_success(answer):
+                raise refusal(answer)
+        except (NoCapacity, Rejected):
+            self._forget_key(order.token)
+            raise
         return launched(order, _launched_id(answer))
 
     def find(self, token: str | None) -> list[Instance]:
@@ -167,7 +178,7 @@ class LambdaProvider:
         """
         from gpurun.providers.guard import lambda_hand
 
-        if self._guard_key is None:
+        if self._guard is None:
             return None
         if instance.deadline_wall is None:
             raise Unknown(f"{instance.id} does not tell its deadline, so its timer cannot be set")
@@ -177,7 +188,7 @@ class LambdaProvider:
             deadline_wall=instance.deadline_wall,
             lease_s=max(1, int(instance.deadline_wall - their_wall(self, self._clock))),
         )
-        return Hand(script=script, secret=self._guard_key, words="a loop on the machine, with the guard key")
+        return Hand(script=script, secret=self._guard.secret, words="a loop on the machine, with the guard key")
 
     @property
     def clock_ahead_s(self) -> float | None:
@@ -209,6 +220,10 @@ class LambdaProvider:
         since = since if now - last < AILING_LIMIT_S else now
         self._ailing_mono[read.id] = since, now
         return now - since >= AILING_LIMIT_S
+
+    def _opened(self, key: Secret) -> Http:
+        headers = {"Authorization": f"Bearer {key.reveal()}"}
+        return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", least_gap_s=self._pace.request_s)
 
     def _instances(self) -> list[Instance]:
         """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""

@@ -48,6 +48,11 @@ def register(http: Http, order: Order, public_key: str) -> str:
     return order.token
 
 
+def names(http: Http) -> list[str]:
+    """The names of all keys that this key of the account sees."""
+    return [_name(one) for one in _listed(http)]
+
+
 def left(http: Http, token: str | None) -> list[Leftover]:
     """The keys that bear the token (None: all that are gpurun's), of living machines too."""
     return [_leftover(one) for one in _listed(http) if run_of(_name(one)) and token in (None, _name(one))]
