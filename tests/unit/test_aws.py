@@ -364,6 +364,34 @@ def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEm
     assert cloud.launches == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "value", "words"),
+    [
+        ("image_platform", "Windows with SQL Server Standard", "its system is Windows with SQL Server Standard"),
+        ("image_platform", "Ubuntu Pro", "its system is Ubuntu Pro"),
+        ("image_product", "aw0evgkw8e5c1q413zgy5pjce", "it is sold in AWS Marketplace"),
+        ("image_more_gb", [500, 16], "it brings more disks: /dev/sdb, /dev/sdc"),
+    ],
+)
+def test_an_image_that_is_billed_beside_its_machine_is_not_booted(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, rule: str, value: object, words: str
+) -> None:
+    """The price of an offer is that of Linux and of one disk: anything else would be billed outside the cap."""
+    setattr(cloud.rules, rule, value)
+    named = {"image": cloud.rules.image_of(cloud.rules.images[1], "us-east-1")}
+    with pytest.raises(Rejected, match=words):
+        aws.create(order_of(clock).model_copy(update=named))
+    assert cloud.launches == []
+
+
+def test_an_image_of_ones_own_that_is_linux_on_one_disk_is_booted(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    named = cloud.rules.image_of(cloud.rules.images[1], "us-east-1")
+    aws.create(order_of(clock).model_copy(update={"image": named}))
+    assert [form["ImageId"] for form in cloud.launches] == [named]
+
+
 def test_without_a_default_vpc_it_is_said_how_to_make_one(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:

@@ -6,9 +6,10 @@ A machine without a GPU boots the same image: it has torch, at the same place, a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpurun.providers.aws.wire import Wire
+from gpurun.providers.aws.wire import Told, Wire
 from gpurun.providers.base import Rejected
 
 PARAMETERS = "/aws/service/deeplearning/ami/x86_64/"
@@ -21,6 +22,7 @@ WITHOUT_DRIVER = ("p2.", "p3.")
 _NAME = re.compile(
     re.escape(PARAMETERS) + r"oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d\d\.\d\d)/latest/ami-id"
 )
+_LINUX = "Linux/UNIX"
 _ID = re.compile(r"ami-[0-9a-f]{8,32}")
 
 
@@ -34,7 +36,10 @@ class Image:
 
 
 def choose_image(wire: Wire, region: str, named: str) -> Image:
-    """The image to boot in a region; Rejected when there is none, or when the name is no AMI's."""
+    """The image to boot in a region; Rejected when there is none, or the named one is no AMI or costs more than Linux.
+
+    AWS's own images cost nothing.
+    """
     if named and not _ID.fullmatch(named):
         raise Rejected(f"{named!r} is not the id of an AMI (--image ami-0123456789abcdef0)")
     identifier = named or _newest(wire, region)
@@ -42,8 +47,23 @@ def choose_image(wire: Wire, region: str, named: str) -> Image:
     if not found:
         raise Rejected(f"there is no image {identifier} in {region}")
     root = str(found[0].get("RootDeviceName") or "/dev/sda1")
-    disks = [disk.get("Ebs") or {} for disk in found[0].get("BlockDeviceMappings") or () if disk["DeviceName"] == root]
-    return Image(identifier, root, int(disks[0].get("VolumeSize") or 0) if disks else 0)
+    disks = {disk.get("DeviceName"): disk["Ebs"] for disk in found[0].get("BlockDeviceMappings") or () if "Ebs" in disk}
+    first = disks.pop(root, {})
+    beside = _billed_beside(found[0], list(disks)) if named else ""
+    if beside:
+        what = f"the image {identifier} is billed beside its machine, which neither plan nor cap counts: {beside}"
+        raise Rejected(f"{what}; take another one with --image")
+    return Image(identifier, root, int(first.get("VolumeSize") or 0))
+
+
+def _billed_beside(image: Told, more_disks: Sequence[object]) -> str:
+    """Why an image costs more than Linux on one disk, in words; empty where it does not."""
+    system = str(image.get("PlatformDetails") or _LINUX)
+    if system != _LINUX:
+        return f"its system is {system}"
+    if image.get("ProductCodes"):
+        return "it is sold in AWS Marketplace, at a price that EC2 does not tell"
+    return f"it brings more disks: {', '.join(map(str, more_disks))}" if more_disks else ""
 
 
 def _newest(wire: Wire, region: str) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 from fnmatch import fnmatchcase
+from string import ascii_lowercase
 from xml.sax.saxutils import escape
 
 from gpurun.providers.aws.errors import quota_in_words
@@ -154,9 +155,16 @@ def describe_images(call: Call, world: World, rules: Rules, pass_on: PassOn, lie
     for identifier in call.texts("ImageId"):
         if not rules.knows_image(identifier, call.region):
             raise AwsError("InvalidAMIID.NotFound", f"The image id '[{identifier}]' does not exist")
-        disk = f"<ebs><volumeSize>{rules.image_gb}</volumeSize><volumeType>gp3</volumeType></ebs>"
-        disks = f"<item><deviceName>/dev/sda1</deviceName>{disk}</item>"
+        disks = "".join(
+            f"<item><deviceName>/dev/sd{letter}{'1' if letter == 'a' else ''}</deviceName>"
+            f"<ebs><volumeSize>{size_gb}</volumeSize><volumeType>gp3</volumeType></ebs></item>"
+            for letter, size_gb in zip(ascii_lowercase, [rules.image_gb, *rules.image_more_gb], strict=False)
+        )
+        disks += "<item><deviceName>/dev/sdz</deviceName><virtualName>ephemeral0</virtualName></item>"
+        product = f"<item><productCode>{rules.image_product}</productCode><type>marketplace</type></item>"
         items += f"<item><imageId>{identifier}</imageId><imageState>available</imageState>"
+        items += f"<platformDetails>{rules.image_platform}</platformDetails>"
+        items += f"<productCodes>{product}</productCodes>" if rules.image_product else ""
         items += f"<rootDeviceName>/dev/sda1</rootDeviceName><blockDeviceMapping>{disks}</blockDeviceMapping></item>"
     return ec2_reply("DescribeImages", f"<imagesSet>{items}</imagesSet>")
 

@@ -31,6 +31,10 @@ class Rules:
     strangers: dict[str, str] = field(default_factory=dict)
     """The accounts of other keys that AWS knows, which may do nothing here but ask who they are."""
     image_gb: int = 45
+    image_platform: str = "Linux/UNIX"
+    image_product: str = ""
+    image_more_gb: list[int] = field(default_factory=list)
+    """The disks of every image beside its first one."""
     images: list[str] = field(
         default_factory=lambda: [
             "oss-nvidia-driver-gpu-pytorch-2.7-ubuntu-22.04",
