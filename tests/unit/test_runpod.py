@@ -190,6 +190,29 @@ def test_what_was_chosen_is_what_is_asked_for(
     assert cloud.violations == []
 
 
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        (IMAGE, "12.8"),
+        ("runpod/pytorch:1.0.3-cu1300-torch291-ubuntu2404", "13.0"),
+        ("runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04", "12.8"),
+        ("runpod/pytorch:2.4.0-py3.11-cuda12.4.1-devel-ubuntu22.04", "12.4"),
+        ("pytorch/pytorch:2.9.1-cuda12.10-cudnn9-devel", "12.10"),
+        ("nvidia/cuda:13.0.1-devel-ubuntu24.04", "13.0"),
+        ("me/trainer:torch2.8_cu126", "12.6"),
+        ("me/mine:1", None),
+        ("me/cuda-tools:12.8", None),
+        ("me/focus128:1", None),
+    ],
+)
+def test_an_image_gets_a_host_with_the_cuda_that_its_name_tells(
+    cloud: RunPodEmulator, runpod: RunPodProvider, image: str, version: str | None
+) -> None:
+    """On a host with an older driver the container never starts, and no guard in it is armed."""
+    runpod.create(order(image=image))
+    assert cloud.bodies("create")[0]["gpu"].get("minCudaVersion") == version
+
+
 def test_an_older_contract_gets_the_guard_as_arguments(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     cloud.refused_fields = frozenset({"entrypoint", "cmd"})
     runpod.create(order())

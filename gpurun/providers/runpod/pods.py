@@ -22,6 +22,7 @@ DISK_GB = 20
 
 _TOKEN = re.compile(r"gr-([a-z0-9-]+)-[0-9a-f]{8}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_CUDA = re.compile(r"(?<![A-Za-z0-9])cu(?:da)?:?(?:(\d\d)\.(\d+)|(\d\d)(\d))")
 _STATES = {
     "PROVISIONING": InstanceState.PENDING,
     "STARTING": InstanceState.PENDING,
@@ -97,8 +98,9 @@ def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[st
     }
     if offer.gpu_count:
         body["gpu"] = {"id": offer.type_id, "count": offer.gpu_count}
-        if needs_cuda(body["image"]):
-            body["gpu"]["minCudaVersion"] = IMAGE_CUDA
+        cuda = cuda_of(body["image"])
+        if cuda:
+            body["gpu"]["minCudaVersion"] = cuda
     else:
         flavour, vcpus = flavour_of(offer.type_id)
         body["cpu"] = {"id": flavour, "vcpuCount": vcpus}
@@ -109,9 +111,10 @@ def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[st
     return {**body, "entrypoint": ["/bin/sh", "-c", guard], "cmd": [START]}
 
 
-def needs_cuda(image: str) -> bool:
-    """Whether an image needs IMAGE_CUDA of its host, as far as its tag tells."""
-    return f"-cu{IMAGE_CUDA.replace('.', '')}" in image
+def cuda_of(image: str) -> str:
+    """The CUDA version that an image needs of its host, as its name tells it (`cu1281`, `cuda12.8.1`); else empty."""
+    found = _CUDA.search(image)
+    return f"{found[1] or found[3]}.{found[2] or found[4]}" if found else ""
 
 
 def arguments_of(guard: str) -> str:

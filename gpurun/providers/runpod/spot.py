@@ -14,7 +14,7 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.refusals import RejectedFor
 from gpurun.providers.runpod.answers import rate, refusal_in_words
 from gpurun.providers.runpod.graphql import Refused, ask, text
-from gpurun.providers.runpod.pods import DISK_GB, IMAGE, IMAGE_CUDA, arguments_of, environment, instance_of, needs_cuda
+from gpurun.providers.runpod.pods import DISK_GB, IMAGE, IMAGE_CUDA, arguments_of, cuda_of, environment, instance_of
 
 # A bid is read for hosts that do, as the catalogue's prices are: a driver that runs the image, an address of their own.
 _FIT = f"minCudaVersion:{text(IMAGE_CUDA)},supportPublicIp:true"
@@ -105,8 +105,9 @@ def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
         "dockerArgs": text(arguments_of(guard)),
         "env": f"[{','.join(env)}]",
     }
-    if needs_cuda(image):
-        fields["minCudaVersion"] = text(IMAGE_CUDA)
+    cuda = cuda_of(image)
+    if cuda:
+        fields["minCudaVersion"] = text(cuda)
     if offer.region not in ("", "any"):
         fields["dataCenterId"] = text(offer.region)
     asked = ",".join(f"{name}:{value}" for name, value in fields.items())
