@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from gpurun.core.clock import Clock, ticks
-from gpurun.core.errors import MayBeBilling, SetupError
+from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
 from gpurun.core.model import Instance, InstanceState, digest_of
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
@@ -16,7 +16,7 @@ from gpurun.lifecycle.home.worth import wanted
 from gpurun.lifecycle.instance.account import vouched
 from gpurun.lifecycle.instance.duplicates import incident, living, once
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES
-from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.base import FarRefusal
 from gpurun.machine.far import FarSide
 from gpurun.providers.base import Provider, Unknown
 
@@ -73,7 +73,7 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
             far = context.reach(instance_of(state))
             kept = "" if is_unwanted else _only_there(far, context)
             far.farewell(keep_results=bool(kept))
-        except (MachineLost, FarRefusal) as error:
+        except GpurunError as error:  # Its host key is another, or ours is gone: no reason to keep the run open.
             lost = error.what
             continue
         if kept:

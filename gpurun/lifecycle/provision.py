@@ -23,6 +23,7 @@ from gpurun.lifecycle.quotes.market import clock_warning
 from gpurun.machine.answers import Facts
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
+from gpurun.machine.remote import HostKeyMismatch
 from gpurun.machine.ssh_keys import make_keys
 from gpurun.planning.budget import beside_rate, disk_gb_on
 from gpurun.planning.software import least_torch_of
@@ -107,6 +108,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
             last = f"{len(extras)} more bear its token" if extras else said
         except FarRefusal as refusal:
             last = _passing(refusal)
+        except HostKeyMismatch:  # Never reached yet, and nothing there to save: it is not waited for.
+            raise
         except (Unknown, Rejected, MachineLost) as error:
             last = str(error)
     now_mono = context.clock.monotonic()

@@ -18,12 +18,14 @@ from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.home.tail import Tail, is_behind
+from gpurun.lifecycle.instance.duplicates import once
 from gpurun.lifecycle.patience import Patience
 from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.machine.answers import Status
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.far import FarSide
+from gpurun.machine.remote import HostKeyMismatch
 from gpurun.planning.load import save_s
 from gpurun.providers.base import SpotNotice
 
@@ -97,6 +99,8 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             if context.is_down(instance_of(state)):
                 yield Event.TRAIN_OBSERVED, _lost(f"the instance is gone: {lost.what}")
                 return
+            if isinstance(lost, HostKeyMismatch):
+                yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
             context.clock.sleep(POLL_S)
             continue
         except FarRefusal:

@@ -21,6 +21,7 @@ from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Facts, Manifest, Started
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import Chunk, Poll
+from gpurun.machine.remote import HostKeyMismatch
 from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
@@ -299,6 +300,18 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
     world.far.during = unclear
     assert world.drive() is ExitCode.DONE
     assert world.state.outcome == "done"
+    assert kept(world)
+
+
+@pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])
+def test_another_host_at_the_address_of_a_machine_that_was_reached_is_no_end_of_it(world: World, call: str) -> None:
+    """The laptop is behind a firewall that answers SSH itself, or in another network that has this address, too."""
+    elsewhere = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
+    world.far.broken, world.far.broken_times = {call: elsewhere}, {call: 20}
+    assert world.drive() is ExitCode.DONE
+    assert len(world.at_home) == 3
+    told = [one["code"] for one in world.all_of(Event.INCIDENT)]
+    assert told == (["ssh.host_key_mismatch"] if call == "poll" else [])
     assert kept(world)
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.core.errors import CollectFailed, ExitCode
+from gpurun.core.errors import CollectFailed, ExitCode, GpurunError, SetupError
 from gpurun.core.paths import Home
 from gpurun.core.plan import Box
-from gpurun.core.progress import Event
+from gpurun.core.progress import Event, Phase
 from gpurun.lifecycle.control import wish
 from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.machine.remote import HostKeyMismatch
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 WEIGHTS = "checkpoints/000030.model.safetensors"
@@ -57,6 +58,25 @@ def test_what_cannot_be_listed_stays_there_too(world: World) -> None:
     world.far.broken["manifest"] = FarRefusal("bad_manifest", "the manifest names a file twice")
     world.drive()
     assert world.far.left == [True]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        HostKeyMismatch("lab:22", "SHA256:ours", "SHA256:theirs"),
+        SetupError("ssh.identity", "The key file /k cannot be read: No such file or directory.", hint="Name another."),
+    ],
+    ids=lambda why: why.code,
+)
+def test_a_box_that_was_made_anew_or_has_no_key_any_more_keeps_no_run_open_for_ever(
+    world: World, why: GpurunError
+) -> None:
+    """Nobody will ever log in there again; the run says so and ends, as with one that does not answer."""
+    world.far.broken["manifest"] = why
+    world.drive()
+    assert world.state.phase is Phase.CLOSED
+    (left,) = [one for one in world.all_of(Event.INCIDENT) if one["code"] == "box.not_left"]
+    assert why.what in left["message"]
 
 
 @pytest.mark.parametrize("how", ["all of it came home", "nobody wants it"])

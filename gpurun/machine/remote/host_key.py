@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpurun.core.errors import GpurunError, UsageError
+from gpurun.core.errors import UsageError
+from gpurun.machine.base import MachineLost
 from gpurun.machine.ssh_keys import fingerprint
 
 # Which signature algorithms a key type can be shown with, the type that is preferred first.
@@ -17,13 +18,16 @@ ALGORITHMS = {
 }
 
 
-class HostKeyMismatch(GpurunError):
-    """The machine at an address shows another host key than the one expected. Nothing was sent to it."""
+class HostKeyMismatch(MachineLost):
+    """The machine at an address shows another host key than the one expected. Nothing was sent to it.
+
+    The expected one may live on: perhaps only the way from here leads elsewhere, as behind a firewall that answers SSH.
+    """
 
     def __init__(self, where: str, expected: str, got: str) -> None:
         super().__init__(
-            "ssh.host_key_mismatch",
             f"{where} shows the host key {got}, and {expected} is expected. Nothing was sent there.",
+            code="ssh.host_key_mismatch",
             hint="Another machine answers at this address, or somebody is in between: do not log in there by hand. "
             "If it is a box of yours that was made anew, give its new key with --host-key.",
         )
