@@ -35,7 +35,7 @@ _LAST_PARTS = 64
 _AGAIN = frozenset({"cut_stream", "wrong_digest", "no_layout"})
 _HEAD = struct.Struct(">QII32s")
 _END = (1 << 64) - 1
-_LINE = re.compile(rb"([0-9a-f]+) ([0-9a-f]+)")
+_LINE = re.compile(rb"([0-9a-f]{1,64}) ([0-9a-f]{1,64})")
 
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def begin(far: Asks, parts: Parts, held: str, timeout_s: float) -> tuple[Begun, 
     if begun.bytes != len(content) or begun.sha256 != hashlib.sha256(content).hexdigest():
         raise FarRefusal("nonsense", "The instance's list of what it has did not arrive whole.")
     found = [_LINE.fullmatch(one) for one in content.splitlines()]
-    if (begun.kind == "held") > (held == "ask") or not all(found):
+    if (begun.kind == "held") > (held == "ask" and bool(found)) or not all(found):
         raise FarRefusal("nonsense", "The instance's list of what it has is malformed.")
     return begun, [(match[1], match[2]) for match in found if match]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable
@@ -42,6 +43,16 @@ def another_part(line: bytes, content: bytes) -> tuple[bytes, bytes]:
     return line, index + b" " + bytes(reversed(digest.rstrip())) + b"\n" if content else content
 
 
+def says(kind: str, content: bytes) -> Lie:
+    """A list of what is there that arrives whole, whatever is in it."""
+
+    def lie(line: bytes, _: bytes) -> tuple[bytes, bytes]:
+        told = {"kind": kind, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        return json.dumps({**json.loads(line), **told}).encode(), content
+
+    return lie
+
+
 def test_a_machine_that_took_in_another_pack_is_not_trained_on(box: Box) -> None:
     with pytest.raises(FarRefusal, match="another pack"):
         Lying(box, settle=another_pack).unpack(Pack(survey(FILES)))
@@ -53,3 +64,16 @@ def test_a_list_of_what_is_there_that_was_altered_on_its_way_is_not_believed(box
         box.far.unpack(Pack(survey(FILES)))
     with pytest.raises(FarRefusal, match="did not arrive whole"):
         Lying(box, begin=another_part).unpack(Pack(survey(FILES)))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [says("held", b""), says("verified", b"9" * 5000 + b" " + b"a" * 64 + b"\n")],
+    ids=["files that are none", "a number without end"],
+)
+def test_a_list_of_what_is_there_that_makes_no_sense_is_refused(
+    box: Box, lie: Lie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.machine.outbox.MOST_AHEAD_BYTES", 0)  # A large pack: it is not read by then.
+    with pytest.raises(FarRefusal, match="malformed"):
+        Lying(box, begin=lie).unpack(Pack(survey(FILES)))
