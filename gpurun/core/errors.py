@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
-from typing import ClassVar
 
 __all__ = [
     "BudgetStop",
@@ -73,7 +72,7 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: flo
 class GpurunError(Exception):
     """An error for people: `what` happened (and why), a `hint` that says what to do, and a stable dotted `code`."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.BUG
+    exit_code: ExitCode = ExitCode.BUG
 
     def __init__(self, code: str, what: str, *, hint: str) -> None:
         if not hint:

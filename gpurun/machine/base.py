@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpurun.core.errors import GpurunError
+from gpurun.core.errors import ExitCode, GpurunError
 
 # The most that one call may answer on each of its outputs; an instance must not be able to fill the laptop's memory.
 MOST_REPLY_BYTES = 32 << 20
+
+_HINTS_OF_ITS_DISK = {
+    "disk_full": "On a machine of your own, make room; else ask for a larger disk: --set hardware.disk_gb=GB.",
+    "os_error": "On a machine of your own, see to the disk of that machine; else try again, or with another --region.",
+}
 
 # Takes bytes as they come.
 Take = Callable[[bytes], None]
@@ -36,8 +41,12 @@ class FarRefusal(GpurunError):
     """The far side said no, or nonsense. `reason` is its own code: disk_full, cut_stream, other_job, nonsense, ..."""
 
     def __init__(self, reason: str, message: str, *, needed_bytes: int | None = None) -> None:
-        super().__init__(f"far.{reason}", message, hint="See the run's supervisor.log; gpurun destroy RUN ends it.")
+        hint = _HINTS_OF_ITS_DISK.get(reason)
+        usual_hint = "See the run's supervisor.log; gpurun destroy RUN ends it."
+        super().__init__(f"far.{reason}", message, hint=hint or usual_hint)
         self.reason = reason
+        if hint:  # The machine's own trouble, and no bug of gpurun.
+            self.exit_code = ExitCode.SETUP
         self.needed_bytes = needed_bytes
 
 

@@ -47,11 +47,17 @@ def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: Wo
     assert kept(world)
 
 
-def test_a_far_disk_that_fills_up_while_it_is_sent_ends_the_rental_with_its_words(world: World) -> None:
-    world.far.broken["unpack"] = FarRefusal("disk_full", "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
-    assert isinstance(world.drive(), ExitCode)
-    assert (world.state.failure or {})["code"] == "far.disk_full"
-    assert not world.all_of(Event.TRAIN_INTENDED)
+@pytest.mark.parametrize("call", ["install_agent", "unpack", "start"])
+@pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "disk of that machine")])
+def test_a_far_disk_that_fills_up_or_fails_ends_the_rental_with_its_words(
+    world: World, call: str, reason: str, hint: str
+) -> None:
+    world.far.broken[call] = FarRefusal(reason, "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
+    assert world.drive() is ExitCode.SETUP, "it is the machine's trouble, and no bug of gpurun"
+    failure = world.state.failure or {}
+    assert (failure["code"], failure["message"]) == (f"far.{reason}", "no room for 7,000,000,000 bytes")
+    assert hint in failure["hint"], "it says what to do"
+    assert not world.all_of(Event.TRAIN_STARTED)
     assert kept(world)
 
 
