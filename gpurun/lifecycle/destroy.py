@@ -74,7 +74,7 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
             kept = "" if is_unwanted else _only_there(far, context)
             far.farewell(keep_results=bool(kept))
         except GpurunError as error:  # Its host key is another, or ours is gone: no reason to keep the run open.
-            lost = error.what
+            lost = error.what.rstrip(".")
             continue
         if kept:
             told = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
@@ -89,7 +89,7 @@ def _only_there(far: FarSide, context: Context) -> str:
     try:
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
     except FarRefusal as refusal:
-        return f"what it has finished cannot be listed ({refusal.what}) and is"
+        return f"what it has finished cannot be listed ({refusal.what.rstrip('.')}) and is"
     left = [file for file in wanted(manifest) if not is_here(context.folder.artifacts, file)]
     total_bytes = sum(file.bytes for file in left)
     return f"{len(left)} files ({total_bytes:,} bytes) that did not come home are" if left else ""

@@ -133,7 +133,7 @@ def _passing(refusal: FarRefusal) -> str:
 def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     return NoOffer(
         "boot.timeout",
-        f"The instance {born.id} was not ready within {waited_s:.0f} s: {last}.",
+        f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}.",
         hint="It is being destroyed. Try again, or another region or provider.",
     )
 

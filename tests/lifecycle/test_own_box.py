@@ -76,7 +76,21 @@ def test_a_box_that_was_made_anew_or_has_no_key_any_more_keeps_no_run_open_for_e
     world.drive()
     assert world.state.phase is Phase.CLOSED
     (left,) = [one for one in world.all_of(Event.INCIDENT) if one["code"] == "box.not_left"]
-    assert why.what in left["message"]
+    assert why.what.rstrip(".") in left["message"]
+
+
+def test_the_words_of_a_box_that_runs_nothing_are_one_sentence_in_another(world: World) -> None:
+    def never(**_: object) -> int:
+        raise MachineLost("lab:22 runs no programs (yet): Read-only file system.")
+
+    world.far.farewell = never  # type: ignore[method-assign,assignment]
+    world.far.broken["install_agent"] = MachineLost("lab:22 runs no programs (yet): Read-only file system.")
+    world.drive()
+    (left,) = world.all_of(Event.INCIDENT)
+    for said in (left["message"], (world.state.failure or {})["message"]):
+        assert "Read-only file system" in said
+        assert ".." not in said
+        assert ".)" not in said
 
 
 @pytest.mark.parametrize("how", ["all of it came home", "nobody wants it"])
