@@ -12,6 +12,8 @@ from trainer.strict import check
 __all__ = ["check_data", "check_model", "check_optim", "check_recipe", "check_schedule"]
 
 PAIR_TOKENIZERS = ("char-pairs", "word-pairs")
+MOST_SAMPLES = 9_000
+"""Of a whole run: each is a file, and a manifest that names more than 10,000 is believed by nobody."""
 
 
 def check_model(model: Any) -> None:
@@ -66,6 +68,9 @@ def check_recipe(recipe: Any) -> None:
     check(warmup + cooldown <= steps, both)
     low, high = recipe.schedule.min_lr, recipe.optim.lr
     check(low <= high, f"schedule.min_lr {low} is above optim.lr {high}")
+    prompts, checkpoints = len(recipe.sample.prompts), -(-steps // recipe.train.checkpoint_every)
+    many = f"{prompts} sample.prompts at each of {checkpoints} checkpoints make {prompts * checkpoints} samples"
+    check(prompts * checkpoints <= MOST_SAMPLES, f"{many}; at most {MOST_SAMPLES} come home")
     _check_translation(recipe) if recipe.model.preset == "encoder-decoder" else _check_no_translation(recipe)
     if recipe.train.loop == "huggingface":
         _check_huggingface(recipe)

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 from gpurun.planning.tables import DataTable, ModelTable, RecipeTables, SampleTable, ScheduleTable
 
-__all__ = ["cooldown_steps", "what_does_not_add_up"]
+__all__ = ["MOST_SAMPLES", "cooldown_steps", "what_does_not_add_up"]
+
+MOST_SAMPLES = 9_000
+"""Of a whole run: each is a file, and with its checkpoints' files they must fit into a manifest that is believed."""
 
 
 def what_does_not_add_up(recipe: RecipeTables) -> Iterator[str]:
@@ -27,6 +30,10 @@ def what_does_not_add_up(recipe: RecipeTables) -> Iterator[str]:
         yield f"schedule.warmup_steps {warmup} is more than train.steps {steps}"
     elif warmup + cooldown > steps:
         yield f"schedule.warmup_steps {warmup} and a cool-down of {cooldown} steps are more than train.steps {steps}"
+    prompts, checkpoints = len(recipe.sample.prompts), -(-steps // recipe.train.checkpoint_every)
+    if prompts * checkpoints > MOST_SAMPLES:
+        many = f"{prompts} sample.prompts at each of {checkpoints} checkpoints make {prompts * checkpoints} samples"
+        yield f"{many}; at most {MOST_SAMPLES} come home"
     yield from _translation(recipe) if recipe.model.preset == "encoder-decoder" else _no_translation(recipe)
     if recipe.train.loop == "huggingface":
         yield from _huggingface(recipe)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
+from gpurun.machine.answers import MOST_MANIFEST_FILES
 from gpurun.planning.recipe import check_tables, load_recipe, resolve
+from gpurun.planning.sums import MOST_SAMPLES
 from gpurun.planning.tables import TABLES
 from trainer.config import parse_recipe
 from trainer.errors import Refused
@@ -49,6 +51,10 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
         (
             {"schedule": {"kind": "noam", "warmup_steps": 9, "min_lr": 1e-5}},
             'schedule.min_lr is 1e-05, but schedule.kind "noam" has no lowest rate',
+        ),
+        (
+            {"sample": {"prompts": ["a"] * 90}, "train": {"steps": 1001, "checkpoint_every": 10}},
+            "90 sample.prompts at each of 101 checkpoints make 9090 samples; at most 9000 come home",
         ),
         ({"model": {"preset": "encoder-decoder", "tied": False}}, "model.tied is false, but the preset"),
         ({"model": {"preset": "encoder-decoder"}}, 'data.tokenizer is "char", but the preset "encoder-decoder" reads'),
@@ -95,6 +101,7 @@ def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]
         {"schedule": {"kind": "trapezoid", "warmup_steps": 300, "cooldown_fraction": 0.4, "min_lr": 1e-5}},
         {"schedule": {"kind": "noam", "warmup_steps": 1}, "optim": {"lr": 1.0}},
         {"train": HUGGINGFACE},
+        {"sample": {"prompts": ["a"] * 90}, "train": {"steps": 1000, "checkpoint_every": 10}},
         {"data": {"tokenizer": "bpe", "vocab_size": 257}},
         TRANSLATION | {"train": {"label_smoothing": 0.1}, "sample": {"beams": 4, "length_penalty": 0.0}},
     ],
@@ -102,3 +109,8 @@ def test_both_sides_refuse_it_in_the_same_words(tables: dict[str, dict[str, Any]
 def test_what_makes_sense_passes_on_both(tables: dict[str, dict[str, Any]]) -> None:
     record = with_keys(**tables)
     assert check_tables(record, where="mine.toml").model.layers == parse_recipe(record).model.layers == 2
+
+
+def test_all_samples_of_a_run_fit_into_a_manifest_beside_its_checkpoints() -> None:
+    files_of_checkpoints, compile_cache = 3 * 3, 1
+    assert MOST_SAMPLES + files_of_checkpoints + compile_cache <= MOST_MANIFEST_FILES
