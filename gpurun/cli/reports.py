@@ -94,6 +94,7 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         parameters=plan.parameters,
         resolved=plan.resolved,
         shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}"),
+        tokenizer_sha256=plan.data.tokenizer_sha256,
         told=told,
         receipt=receipt,
         no_receipt=why,

@@ -18,15 +18,18 @@ TOKENS_PER_STEP = 1024
 PROMPTS = ("The ", "def ")
 
 
-def plan_of(run: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID, source: str = "stdlib") -> Plan:
-    """A plan whose recipe has the one setting that the tests change, on shards of one `source`."""
+def plan_of(
+    run: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID, source: str = "stdlib", tokenizer: str = "char"
+) -> Plan:
+    """A plan whose recipe has the one setting that the tests change, on shards of one `source` in one tokeniser."""
     offer = Offer(
         provider="runpod", type_id="H100-SXM", gpu="H100", gpu_count=1, vram_gb=80, region="EU-RO-1",
         rate_micros_per_hour=Micros(RATE), billing_unit_s=1, boot_s=60, price_source="test", dies_by_itself="pod key",
     )  # fmt: skip
     data = DataSummary(
-        folder="/nowhere", tokenizer="char", tokenizer_sha256="0" * 64, vocab_size=64, train_tokens=1, val_tokens=1,
-        bytes=1, sha256=hashlib.sha256(source.encode()).hexdigest(), source=source,
+        folder="/nowhere", tokenizer=tokenizer, tokenizer_sha256=hashlib.sha256(tokenizer.encode()).hexdigest(),
+        vocab_size=64, train_tokens=1, val_tokens=1, bytes=1,
+        sha256=hashlib.sha256(source.encode()).hexdigest(), source=source,
     )  # fmt: skip
     return Plan(
         run=run, mode=mode, recipe="tiny", form="rehearsal" if mode is Mode.REHEARSAL else "full",

@@ -88,6 +88,21 @@ def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> 
     assert "The resolved recipes are the same in every key, and so are the shards." in page.words
 
 
+def test_losses_in_other_tokens_are_not_held_against_one_another(session: Session) -> None:
+    for name, tokenizer in (("fox-41", "char"), ("owl-07", "gpt2"), ("elk-33", "char")):
+        finished_run(session.home, name, tokenizer=tokenizer)
+    page, content, _ = report(session, "fox-41", "elk-33")
+    assert "Best validation loss 2.100 by fox-41" in page.words
+    assert "<b>2.100</b>" in content
+    assert "tokenisers differ" not in page.words + (report_runs(session, ["fox-41"], html="").text or "")
+    page, content, _ = report(session, "fox-41", "owl-07")
+    assert "Best validation loss" not in page.words
+    assert "<b>2.100</b>" not in content
+    said = "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
+    assert said in page.words
+    assert said in " ".join(report_runs(session, ["fox-41", "owl-07"], html="").text.split())
+
+
 def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
     finished_run(session.home, "fox-41")
     page, content, _ = report(session, "fox-41")

@@ -20,6 +20,7 @@ class RunMaterial:
     """One run as the report shows it.
 
     `shards` says what it learned from, which no key of a recipe does: a text that is brought takes the recipe's place.
+    `tokenizer_sha256` is of the vocabulary in whose tokens its losses are counted.
     `receipt` is None while there is none, `no_receipt` then says why. `spent_micros` is what a run that still goes on
     has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page.
     """
@@ -33,6 +34,7 @@ class RunMaterial:
     parameters: int
     resolved: Mapping[str, Any]
     shards: str
+    tokenizer_sha256: str
     told: Told
     receipt: ReceiptView | None = None
     no_receipt: str = ""
@@ -98,6 +100,20 @@ def _mark_record(mark: Mark) -> list[float | int | None]:
     """A mark as a short list: step, loss, tokens, seconds, micro-dollars."""
     seconds = round(mark.seconds, 3) if mark.seconds is not None else None
     return [mark.step, mark.loss, mark.tokens, seconds, mark.spent_micros]
+
+
+OTHER_TOKENS = "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
+
+
+def same_tokens(runs: Sequence[RunMaterial]) -> bool:
+    """Whether the runs count in the same tokens: else a loss is of another measure in each."""
+    return len({run.tokenizer_sha256 for run in runs}) == 1
+
+
+def best_of(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
+    """The lowest validation loss and whose it is; None where there is none, or no one measure for all."""
+    judged = [(run, run.told.best) for run in runs if run.told.best is not None]
+    return min(judged, key=lambda one: one[1].loss, default=None) if same_tokens(runs) else None
 
 
 def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:

@@ -11,7 +11,7 @@ from gpurun.view.report.charts import Curve, above, axes_for, loss_chart
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.grid import samples_section
 from gpurun.view.report.keys import swatch
-from gpurun.view.report.material import RunMaterial
+from gpurun.view.report.material import OTHER_TOKENS, RunMaterial, best_of, same_tokens
 from gpurun.view.report.tables import differences_table, runs_table, settings_table, validation_table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -52,11 +52,11 @@ def _listed(names: Sequence[str]) -> str:
 
 def _lede(runs: Sequence[RunMaterial]) -> str:
     """The best result, and what all of it took."""
-    best = min((run for run in runs if run.told.best), key=lambda run: run.told.best.loss, default=None)  # type: ignore[union-attr]
     words = []
-    if best is not None and best.told.best is not None:
-        of = f" by {best.run}" if len(runs) > 1 else ""
-        words.append(f"Best validation loss {format_loss(best.told.best.loss)}{of}, step {best.told.best.step:,}")
+    if (best := best_of(runs)) is not None:
+        run, mark = best
+        of = f" by {run.run}" if len(runs) > 1 else ""
+        words.append(f"Best validation loss {format_loss(mark.loss)}{of}, step {mark.step:,}")
     words.append(f"{format_duration(sum(run.train_s or 0.0 for run in runs))} of training")
     costs = [run.cost_micros for run in runs if run.cost_micros is not None]
     unknown = len(runs) - len(costs)
@@ -82,6 +82,7 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
     )
     legend = "".join(f"<li>{swatch(place)}{escaped(run.run)}</li>" for place, run in enumerate(runs))
     words = "Line: training loss, its running mean over the thin raw line. Marks: validation loss."
+    words += "" if same_tokens(runs) else f" {OTHER_TOKENS}"
     high = above(curves)
     words += f" {high} losses lie above the axis and are not drawn." if high else ""
     words += "" if axes[-1].name == "dollars" else _no_dollars(runs)

@@ -9,7 +9,7 @@ from gpurun.core.money import Micros, format_usd
 from gpurun.view.quantities import UNKNOWN, format_count, format_duration, format_loss, format_percent, short_hash
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.keys import swatch
-from gpurun.view.report.material import RunMaterial, differences, settings
+from gpurun.view.report.material import RunMaterial, best_of, differences, settings
 from gpurun.view.report.told import Mark
 
 _MOST_ROWS = 60
@@ -18,8 +18,8 @@ _MOST_ROWS = 60
 def runs_table(runs: Sequence[RunMaterial]) -> str:
     """One row a run; on a narrow page each row becomes a card."""
     heads = ("run", "recipe", "machine", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
-    best = min((mark.loss for run in runs if (mark := run.told.best)), default=None)
-    rows = "".join(_run_row(place, run, heads, best) for place, run in enumerate(runs))
+    best = best_of(runs)
+    rows = "".join(_run_row(place, run, heads, best[1].loss if best else None) for place, run in enumerate(runs))
     head = "".join(tag("th", escaped(name), scope="col") for name in heads)
     return f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
