@@ -18,6 +18,7 @@ from gpurun.core.plan import Estimate
 from gpurun.planning.catalog import Card, card_of
 from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of
 from gpurun.planning.priors import Nearest, Priors, nearest
+from gpurun.planning.rate import Pieces
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
 from gpurun.planning.reductions import what_would_fit
 from gpurun.planning.tables import ModelTable
@@ -58,9 +59,9 @@ def estimate(
 ) -> Estimate:
     """What a recipe needs on an offer. `vocab_size` is the tokeniser's, for a recipe that leaves it open.
 
-    `train_s` runs from the trainer's start to its end: start, compile, steps, evaluation. Where the batch cannot be
-    shared among the offer's GPUs or one sequence does not fit, `fits` is False and there is no time. The user's own
-    runs (`priors`; `machine` tells this CPU from others) count more than what was published.
+    `train_s` runs from the trainer's start to its end: start, compile, steps, evaluations, samples. Where the batch
+    cannot be shared among the offer's GPUs or one sequence does not fit, `fits` is False and there is no time. The
+    user's own runs (`priors`; `machine` tells this CPU from others) count more than what was published.
     """
     model, train = recipe.tables.model, recipe.tables.train
     processes = offer.gpu_count or recipe.processes
@@ -100,7 +101,7 @@ def _by_speed(
     computing = (step_flops / speed.flops[1], step_flops / speed.flops[0])
     # Kernels are launched while others run, so the longer of the two is what a step takes.
     step_s = tuple(max(pair) for pair in zip(computing, speed.overhead_s, strict=True))
-    steps = recipe.steps_left * (1.0 + _evaluation_share(recipe))
+    steps = steps_of_work(recipe)
     launch_bound = speed.overhead_s[1] > computing[0]
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
@@ -123,7 +124,7 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
     """The estimate that rests on a run of the user's own."""
     train, prior = recipe.tables.train, own.prior
     low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
-    steps = recipe.steps_left * (1.0 + _evaluation_share(recipe))
+    steps = steps_of_work(recipe)
     times = [prior.start_s + steps * train.batch_tokens / each for each in (high, low)]
     start = (0.8 * prior.start_s, 1.2 * prior.start_s)
     words = f"rests on your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"
@@ -189,10 +190,11 @@ def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:
     return ""
 
 
-def _evaluation_share(recipe: ResolvedRecipe) -> float:
-    """Evaluation as a share of training: a forward pass costs a third of a training pass."""
-    evaluated = recipe.tables.eval.forward_tokens / recipe.tables.eval.every
-    return evaluated / 3.0 / recipe.tables.train.batch_tokens
+def steps_of_work(recipe: ResolvedRecipe) -> float:
+    """The steps that are left, with all that is to be evaluated and sampled beside them counted in steps."""
+    pieces = Pieces.of(recipe.record)
+    assert pieces is not None
+    return recipe.steps_left + pieces.beside_from(recipe.first_step + 1)
 
 
 def _unfit(peak: int, why: str) -> Estimate:

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.planning.tables import forward_tokens
-
 __all__ = ["MEASURED_STEPS", "Measured", "Meter", "Pieces", "Seen"]
 
 MEASURED_STEPS = 50
 """So many steps after the first, which compiles and warms up, replace the estimate."""
 LEAST_CLEAN_STEPS = 10
 """Fewer say nothing, and so many are one pace: what comes every few steps belongs to a step as it usually is."""
+HELLASWAG_ITEM_TOKENS = 4 * 128
+"""Four endings, each after the context in a row padded to the longest of a few items: a guess by hand."""
 _MOST_PACES = 64
 
 
@@ -47,7 +47,7 @@ class Pieces:
         tokens = len(sample.get("prompts", ())) * sample.get("tokens", 0)
         steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
         items = evaluation.get("hellaswag_items", 0)
-        eval_tokens = forward_tokens(eval_tokens, items if type(items) is int and items > 0 else 0)
+        eval_tokens += HELLASWAG_ITEM_TOKENS * items if type(items) is int and items > 0 else 0
         sampled_steps = tokens * context / 2.0 / batch_tokens
         return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_steps)
 
@@ -60,6 +60,11 @@ class Pieces:
         every, saved = self.eval_every, self.checkpoint_every
         both = self._multiples(math.lcm(every, saved), step)
         return self._multiples(every, step) + self._multiples(saved, step) - both + 1
+
+    def beside_from(self, step: int) -> float:
+        """All evaluations and samples from this step on, in steps: a forward is a third of a training pass."""
+        evaluated = self.evaluations_from(step) * self.eval_tokens / 3.0 / self.batch_tokens
+        return evaluated + self.saves_from(step) * self.sampled_steps
 
     def _multiples(self, every: int, step: int) -> int:
         """How many steps from this one on, but for the last, are a multiple."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpurun.core.plan import Estimate, Lease, Reach
+from gpurun.planning.estimate import steps_of_work
 from gpurun.planning.priors import Prior, loss_at
 from gpurun.planning.recipe import ResolvedRecipe
 
@@ -20,8 +21,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     first, left, steps = recipe.first_step, recipe.steps_left, recipe.tables.train.steps
     step = steps
     if lease.train_s < guess.likely_s:
-        tokens = left * recipe.tables.train.batch_tokens
-        tokens += recipe.tables.eval.forward_tokens * left // recipe.tables.eval.every // 3
+        tokens = steps_of_work(recipe) * recipe.tables.train.batch_tokens
         # The slow end starts slowly too: what it has beside its steps is the longest start.
         start_s = max(0.0, guess.train_s[1] - tokens / guess.tokens_per_s[0])
         share = (lease.train_s - start_s) / max(1e-9, guess.likely_s - start_s)

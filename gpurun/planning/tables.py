@@ -17,7 +17,6 @@ BatchTokens = Annotated[int, Field(ge=1, le=2**32)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Overlay = dict[str, Any]
-HELLASWAG_ROW_TOKENS = 128  # A context with an ending, padded to the longest of a few items: a guess by hand.
 INSIDE_DATA = r"^$|^[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,79})*$"
 """A file or folder below the data folder; nothing hidden, no way out."""
 
@@ -98,22 +97,12 @@ class TrainTable(Table):
     checkpoint_every: Whole
 
 
-def forward_tokens(tokens: int, hellaswag_items: int) -> int:
-    """About how many tokens an evaluation passes through the model: an item is a row for each of its four endings."""
-    return tokens + hellaswag_items * 4 * HELLASWAG_ROW_TOKENS
-
-
 class EvalTable(Table):
     """How often the held-out loss is measured, and on how many tokens."""
 
     every: Whole
     tokens: Whole
     hellaswag_items: int = Field(default=0, ge=0)
-
-    @property
-    def forward_tokens(self) -> int:
-        """About how many tokens one evaluation passes through the model."""
-        return forward_tokens(self.tokens, self.hellaswag_items)
 
 
 class SampleTable(Table):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gpurun.core.model import Offer
 from gpurun.core.money import usd
-from gpurun.core.plan import Estimate
+from gpurun.core.plan import Earlier, Estimate
 from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
-from gpurun.planning.estimate import PCIE_SCALING, estimate, flops_per_token
+from gpurun.planning.estimate import PCIE_SCALING, START_S, estimate, flops_per_token
 from gpurun.planning.memory import CONTEXT_BYTES, GIB, REPLICA_BYTES, REPLICA_SHARE, Way, peak_bytes
-from gpurun.planning.recipe import load_recipe, parameters_of, resolve
+from gpurun.planning.recipe import ResolvedRecipe, load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
@@ -124,6 +124,32 @@ def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
     assert plain is not None
     assert asked is not None
     assert 1.01 < asked / plain < 1.03  # 75 evaluations of 5.1 million tokens, a third of a step's work each
+
+
+@pytest.mark.parametrize(("every", "checkpoints"), [(250, 20), (50, 100), (3000, 2), (9000, 1)])
+def test_the_evaluation_and_the_samples_of_every_checkpoint_are_paid_time_and_counted(
+    every: int, checkpoints: int
+) -> None:
+    """A checkpoint is judged when it is made, and has its samples then: a run that saves often takes much longer."""
+    overrides = (f"checkpoint_every={every}", "eval.every=9000", "compile=false")
+    recipe = resolve(load_recipe("shakespeare-char"), "full", overrides)
+    a_checkpoint = 110_592 / 3 / 16_384 + 2 * 500 * 256 / 2 / 16_384  # Ten steps: what it judges, what it samples.
+    assert _slow_s(recipe) == pytest.approx(_slow_s(BARE) * (1 + checkpoints * a_checkpoint / 5000))
+    half = Earlier(run="fox-41", step=2500, bytes=1, receipt_sha256="0" * 64)
+    going_on = recipe.model_copy(update={"earlier": half})
+    left = checkpoints - 2500 // every
+    assert _slow_s(going_on) == pytest.approx(_slow_s(BARE) * (0.5 + left * a_checkpoint / 5000))
+
+
+BARE = resolve(load_recipe("shakespeare-char"), "full", ("eval.tokens=1", "sample.tokens=0", "compile=false"))
+"""5,000 steps and nothing beside."""
+
+
+def _slow_s(recipe: ResolvedRecipe) -> float:
+    """The slow end of the time here, without the start."""
+    guess = estimate(recipe, HERE, vocab_size=65)
+    assert guess.train_s is not None
+    return guess.train_s[1] - START_S[1]
 
 
 def test_eight_h100_land_near_the_published_45_minutes() -> None:

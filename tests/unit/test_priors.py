@@ -50,7 +50,7 @@ def test_the_same_run_again_rests_on_what_was_measured_with_a_narrow_range() -> 
     assert guess.tokens_per_s == pytest.approx((950_000, 1_050_000))
     assert guess.train_s is not None
     assert guess.likely_s is not None
-    tokens = 18865 * 524288 * (1 + 1310720 / 250 / 3 / 524288)
+    tokens = 18865 * 524288 + 76 * 1310720 / 3 + 19 * 2 * 64 * 1024 / 2  # Steps, evaluations, samples.
     assert guess.likely_s == pytest.approx(90 + tokens / 1e6)
     assert guess.train_s[0] < guess.likely_s < guess.train_s[1] < 1.07 * guess.likely_s
 
