@@ -17,7 +17,7 @@ SAVE_START_S = 60  # What the trainer is given to end its step and save, before 
 SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
 CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
-CHECKPOINTS_ON_DISK = 3  # The trainer keeps the latest two (and the best) while it writes another.
+CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
 EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
 

@@ -215,8 +215,8 @@ def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_pat
     asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
     told = " ".join(planned(tmp_path, "60", **asked).notes)
     assert "the data (19.8 GB) and the checkpoints" in told
-    assert "`train` refuses that. Ask for a larger disk: --set hardware.disk_gb=45." in told
-    enough = {**asked, "overrides": ("hardware.disk_gb=45",)}
+    assert "`train` refuses that. Ask for a larger disk: --set hardware.disk_gb=46." in told
+    enough = {**asked, "overrides": ("hardware.disk_gb=46",)}
     assert "disk_gb" not in " ".join(planned(tmp_path, "60", **enough).notes)
 
 
