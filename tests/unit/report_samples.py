@@ -19,7 +19,13 @@ PROMPTS = ("The ", "def ")
 
 
 def plan_of(
-    run: str, *, lr: float = 3e-4, mode: Mode = Mode.PAID, source: str = "stdlib", tokenizer: str = "char"
+    run: str,
+    *,
+    lr: float = 3e-4,
+    mode: Mode = Mode.PAID,
+    source: str = "stdlib",
+    tokenizer: str = "char",
+    preset: str = "faithful",
 ) -> Plan:
     """A plan whose recipe has the one setting that the tests change, on shards of one `source` in one tokeniser."""
     offer = Offer(
@@ -31,9 +37,10 @@ def plan_of(
         vocab_size=64, train_tokens=1, val_tokens=1, bytes=1,
         sha256=hashlib.sha256(source.encode()).hexdigest(), source=source,
     )  # fmt: skip
+    settings = {"model": {"preset": preset}, "optim": {"lr": lr}, "train": {"steps": 120, "seed": 42}}
     return Plan(
         run=run, mode=mode, recipe="tiny", form="rehearsal" if mode is Mode.REHEARSAL else "full",
-        recipe_sha256="0" * 64, resolved={"about": "x", "optim": {"lr": lr}, "train": {"steps": 120, "seed": 42}},
+        recipe_sha256="0" * 64, resolved={"about": "x", **settings},
         parameters=100_000, processes=1, offer=offer,
         estimate=Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="a test"),
         lease=Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20),

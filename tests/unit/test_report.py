@@ -88,6 +88,15 @@ def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> 
     assert "The resolved recipes are the same in every key, and so are the shards." in page.words
 
 
+def test_no_epoch_is_told_of_a_translation_whose_steps_count_padding_as_tokens(session: Session) -> None:
+    finished_run(session.home, "fox-41")
+    finished_run(session.home, "owl-07", preset="encoder-decoder", tokenizer="word-pairs")
+    assert "epoch 2.00 · validation 2.100" in report(session, "fox-41")[0].words
+    translation = report(session, "owl-07")[0].words
+    assert "validation 2.100" in translation
+    assert "epoch" not in translation
+
+
 def test_losses_in_other_tokens_are_not_held_against_one_another(session: Session) -> None:
     for name, tokenizer in (("fox-41", "char"), ("owl-07", "gpt2"), ("elk-33", "char")):
         finished_run(session.home, name, tokenizer=tokenizer)

@@ -64,7 +64,7 @@ def _cell(sample: Sample | None, prompt: str, run: RunMaterial, name: str) -> st
 def _when(sample: Sample, run: RunMaterial, name: str) -> str:
     """The step where the row does not say it, the epoch, and the validation loss of that moment."""
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
-    epoch = run.told.epoch(run.told.tokens_at(sample.step))
+    epoch = run.epoch_at(sample.step)
     words += [f"epoch {epoch:.2f}"] if epoch is not None else []
     words += [f"validation {format_loss(m.loss)}" for m in run.told.validation.items if m.step == sample.step][:1]
     return " · ".join(words)

@@ -52,6 +52,12 @@ class RunMaterial:
         """What it cost at most, by its receipt; so far, where there is none."""
         return self.receipt.cost_micros if self.receipt else self.spent_micros
 
+    def epoch_at(self, step: int) -> float | None:
+        """How often the training text had been seen after a step; of pairs no tokens tell it, a step's are padded."""
+        seen, all_of_it = self.told.tokens_at(step), self.told.train_tokens
+        is_padded = self.resolved.get("model", {}).get("preset") == "encoder-decoder"
+        return seen / all_of_it if seen and all_of_it and not is_padded else None
+
     def as_record(self) -> dict[str, Any]:
         """The same as JSON data."""
         receipt, best, last = self.receipt, self.told.best, self.last

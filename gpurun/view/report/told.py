@@ -97,12 +97,6 @@ class Told:
     best: Mark | None = None
     """The lowest validation loss of all, also of those that are not kept."""
 
-    def epoch(self, mark_tokens: int | None) -> float | None:
-        """How often the training text had been seen by then."""
-        if not mark_tokens or not self.train_tokens:
-            return None
-        return mark_tokens / self.train_tokens
-
     def tokens_at(self, step: int) -> int | None:
         """Tokens seen after a step, where the trainer said how many one step takes."""
         return step * self.tokens_per_step if self.tokens_per_step else None
