@@ -518,6 +518,20 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
     assert len(billed(cloud)) == 1
 
 
+@pytest.mark.parametrize(
+    "asked", ["DescribeImages", "DescribeSubnets", "DescribeSecurityGroups", "CreateSecurityGroup"]
+)
+def test_a_proxys_page_before_the_launch_is_no_answer_either(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, asked: str
+) -> None:
+    cloud.fail(asked, Fault.NOT_JSON)
+    with pytest.raises(Unknown, match="without its"):
+        aws.create(order_of(clock))
+    assert cloud.launches == []
+    aws.create(order_of(clock, "gr-fox-41-0badf00d"))
+    assert len(billed(cloud)) == 1
+
+
 def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
     cloud.fail("DescribeInstances", *[Fault.DROP_ANSWER] * 100)
     with pytest.raises(Unknown, match="us-west-2"):

@@ -43,7 +43,7 @@ def choose_image(wire: Wire, region: str, named: str) -> Image:
     if named and not _ID.fullmatch(named):
         raise Rejected(f"{named!r} is not the id of an AMI (--image ami-0123456789abcdef0)")
     identifier = named or _newest(wire, region)
-    found = wire.call("ec2", region, "describe_images", ImageIds=[identifier]).get("Images") or []
+    found = list(wire.pages("ec2", region, "describe_images", "Images", ImageIds=[identifier]))
     if not found:
         raise Rejected(f"there is no image {identifier} in {region}")
     root = str(found[0].get("RootDeviceName") or "/dev/sda1")

@@ -191,7 +191,7 @@ class AwsProvider:
     def _regions(self) -> list[str]:
         """Every region that the account has switched on."""
         try:
-            told = self._wire.call("ec2", self._wire.region, "describe_regions").get("Regions") or []
+            told = list(self._wire.pages("ec2", self._wire.region, "describe_regions", "Regions"))
         except Refused as refused:
             raise trouble(refused) from refused
         names = [str(one["RegionName"]) for one in told]

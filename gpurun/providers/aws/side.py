@@ -55,22 +55,23 @@ def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]
     group = _group_of(wire, region, order.token)
     if not group:
         try:
-            group = str(
-                wire.call(
-                    "ec2",
-                    region,
-                    "create_security_group",
-                    GroupName=order.token,
-                    Description=f"gpurun {order.run}: SSH from its owner",
-                    VpcId=vpc,
-                    TagSpecifications=marked(order, "security-group"),
-                )["GroupId"]
+            made = wire.call(
+                "ec2",
+                region,
+                "create_security_group",
+                GroupName=order.token,
+                Description=f"gpurun {order.run}: SSH from its owner",
+                VpcId=vpc,
+                TagSpecifications=marked(order, "security-group"),
             )
+            group = str(made.get("GroupId") or "")
         except Refused as refused:
             # The first answer was lost, and the group was made.
             group = _group_of(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
             if not group:
                 raise
+    if not group:  # The SDK takes any XML for an answer, as in `Wire.pages`.
+        raise Unknown(f"AWS {region} answered create_security_group without its group")
     let_in(wire, region, group, my_address)
     return group
 
@@ -139,5 +140,5 @@ def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | 
 
 
 def _group_of(wire: Wire, region: str, token: str) -> str:
-    found = wire.call("ec2", region, "describe_security_groups", Filters=[by_tag(token)]).get("SecurityGroups") or []
+    found = list(wire.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=[by_tag(token)]))
     return str(found[0]["GroupId"]) if found else ""
