@@ -36,7 +36,7 @@ def _runpod(home: Home, clock: Clock, choices: Choices) -> Provider:
 
     key = require_credential("runpod", home).secret
     base_url = os.environ.get("RUNPOD_API_BASE_URL") or RUNPOD_URL
-    return RunPodProvider(key, clock, base_url=base_url, spot=choices.spot)
+    return RunPodProvider(key, clock, base_url=base_url, spot=choices.spot, region=choices.region)
 
 
 def _lambda(home: Home, clock: Clock, choices: Choices) -> Provider:

@@ -130,6 +130,19 @@ def test_what_cannot_be_had_is_not_offered(cloud: RunPodEmulator, runpod: RunPod
     assert runpod.offers(A100, ()) == []
 
 
+def test_in_a_data_centre_that_was_named_only_what_the_catalogue_has_there_is_offered(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    cloud.world.gpus[SXM].centers = {"US-KS-2"}
+    known = rows_for(A100, "runpod")
+    kinds = {
+        region: {one.type_id for one in provider(cloud, clock, region=region).offers(A100, known)}
+        for region in (None, "US-KS-2", "EU-RO-1")
+    }
+    assert kinds[None] == kinds["US-KS-2"] == {SXM, "NVIDIA A100 80GB PCIe"}
+    assert kinds["EU-RO-1"] == {"NVIDIA A100 80GB PCIe"}
+
+
 def test_a_cpu_pod_costs_its_flavour_times_its_vcpus(runpod: RunPodProvider) -> None:
     (offer,) = runpod.offers(CPU, rows_for(CPU, "runpod"))
     assert (offer.type_id, offer.gpu_count, offer.rate_micros_per_hour) == ("cpu3c-4", 0, usd("0.12"))

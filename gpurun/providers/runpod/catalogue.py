@@ -17,12 +17,12 @@ CLOUDS = ("secure", "community")
 _AVAILABLE = {"include": "AVAILABILITY", "product": "POD"}
 
 
-def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: float) -> list[Offer]:
-    """The GPUs of the known rows in the number that is needed, for each cloud that has them."""
+def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: float, region: str | None) -> list[Offer]:
+    """The GPUs of the known rows in the number that is needed, for each cloud that has them (in a region)."""
     found = []
     for cloud in CLOUDS if known else ():
         query = {**_AVAILABLE, "count": str(need.count), "cloud": cloud.upper(), "minCudaVersion": IMAGE_CUDA}
-        for kind in _entries(http, "gpus", query):
+        for kind in _entries(http, "gpus", query, region):
             row = _row(known, str(kind.get("id")), need.count, cloud)
             price = _price(kind, cloud, need.count)
             if row is not None and price is not None:
@@ -30,12 +30,12 @@ def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: floa
     return found
 
 
-def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float) -> list[Offer]:
+def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float, region: str | None) -> list[Offer]:
     """The CPU pods of the known rows; the secure cloud alone has them."""
     found = []
     for row in {one.type_id: one for one in known}.values():
         flavour, vcpus = flavour_of(row.type_id)
-        for kind in _entries(http, "cpus", {**_AVAILABLE, "vcpuCount": str(vcpus)}):
+        for kind in _entries(http, "cpus", {**_AVAILABLE, "vcpuCount": str(vcpus)}, region):
             price = rate(_part(kind, "price").get("securePerVcpu"))
             if kind.get("id") == flavour and price is not None and _number(_part(kind, "vcpu").get("max")) >= vcpus:
                 found.append(_offer(row, 0, times(price, vcpus), "secure", now_wall))
@@ -48,9 +48,20 @@ def data_centers(http: Http) -> tuple[str, ...]:
     return tuple(str(one["id"]) for one in listed if isinstance(one.get("id"), str))
 
 
-def _entries(http: Http, what: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
-    """The entries of a catalogue that are not sold out; what is not told is not held against it."""
-    yield from (one for one in _listed(http, what, what, query) if one.get("availability") != "NONE")
+def _entries(http: Http, what: str, query: Mapping[str, str], region: str | None) -> Iterator[Mapping[str, Any]]:
+    """The entries of a catalogue that are not sold out, there or anywhere; what is not told is not held against it."""
+    for one in _listed(http, what, what, query):
+        places = one.get("dataCenters")
+        if region is not None and isinstance(places, list):
+            levels = [place.get("availability") for place in places if _is_at(place, region)]
+        else:
+            levels = [one.get("availability")]
+        if any(level != "NONE" for level in levels):
+            yield one
+
+
+def _is_at(place: object, region: str) -> bool:
+    return isinstance(place, dict) and place.get("id") == region
 
 
 def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:

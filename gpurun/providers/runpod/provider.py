@@ -42,7 +42,7 @@ _WHO = {"query": "query{myself{id}}"}
 
 
 class RunPodProvider:
-    """RunPod under one key; `base_url` is an origin, and `spot` adds spot pods to what is offered."""
+    """RunPod under one key; `base_url` is an origin, `spot` adds spot pods to the offers, `region` is a data centre."""
 
     name = "runpod"
 
@@ -53,6 +53,7 @@ class RunPodProvider:
         *,
         base_url: str = "https://api.runpod.io",
         spot: bool = False,
+        region: str | None = None,
         traits: Traits = _TRAITS,
     ) -> None:
         self.traits = traits
@@ -60,6 +61,7 @@ class RunPodProvider:
         self._clock = clock
         self._base_url = base_url.rstrip("/")
         self._spot = spot
+        self._region = region
         headers = {"Authorization": f"Bearer {key.reveal()}"}
         self._http = Http(self._base_url, headers=headers, clock=clock, name="runpod")
 
@@ -78,8 +80,8 @@ class RunPodProvider:
         """The known rows at their live price, in both clouds; with `spot` the same again at the lowest bid."""
         now = self._clock.wall()
         if not need.count:
-            return cpu_offers(self._http, known, now)
-        found = gpu_offers(self._http, need, known, now)
+            return cpu_offers(self._http, known, now, self._region)
+        found = gpu_offers(self._http, need, known, now, self._region)
         return found + (spot_offers(found, self._key, self._base_url) if self._spot else [])
 
     def create(self, order: Order) -> Instance:

@@ -26,6 +26,7 @@ class GpuKind:
     bid: dict[str, Decimal]
     most: dict[str, int] = field(default_factory=lambda: {"secure": 8, "community": 8})
     stock: dict[str, str] = field(default_factory=lambda: {"secure": "HIGH", "community": "LOW"})
+    centers: set[str] = field(default_factory=lambda: set(DATA_CENTERS))
 
     def as_json(self, cloud: str, count: int, *, with_stock: bool) -> dict[str, Any]:
         told: dict[str, Any] = {
@@ -39,6 +40,7 @@ class GpuKind:
                 told["dataCenters"] = [
                     {"id": key, "name": name, "availability": told["availability"]}
                     for key, name in DATA_CENTERS.items()
+                    if key in self.centers
                 ]
         return told
 

@@ -50,7 +50,8 @@ class World:
         if self.balance < price:
             raise Problem(402, "insufficient balance: you need credit for at least one hour")
         centers = body.get("dataCenterIds") or list(DATA_CENTERS)
-        if not set(centers) & set(DATA_CENTERS):
+        kind = self.gpus.get(body.get("gpu", {}).get("id", ""))
+        if not set(centers) & (kind.centers if kind else set(DATA_CENTERS)):
             raise Problem(400, SOLD_OUT)
         now = self.clock.wall()
         identifier = secrets.token_hex(7)
