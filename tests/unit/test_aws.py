@@ -1014,3 +1014,14 @@ def test_a_laptop_that_has_moved_is_let_in_again_once_a_minute_at_most(
     clock.sleep(61)
     aws.let_in(made)
     assert cloud.count("AuthorizeSecurityGroupIngress") == before + 2
+
+
+def test_a_laptop_that_has_moved_needs_nothing_but_the_group_to_be_let_in(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    made = aws.create(order_of(clock))
+    cloud.rules.denied = {"ec2:DescribeVolumes", "ec2:DescribeNetworkInterfaces"}
+    cloud.fail("ListSchedules", *[Fault.ERROR] * 10)
+    before = cloud.count("AuthorizeSecurityGroupIngress")
+    aws.let_in(made)
+    assert cloud.count("AuthorizeSecurityGroupIngress") == before + 1

@@ -16,7 +16,7 @@ from gpurun.providers.aws.launch import launch, network_of
 from gpurun.providers.aws.offers import offers_for_need
 from gpurun.providers.aws.reading import NOT_THERE, instance_of, instances_in, place_of, read_instance
 from gpurun.providers.aws.schedule import arm_schedule
-from gpurun.providers.aws.side import GROUP, leftovers_in, let_in, make_group, public_address, remove_leftover
+from gpurun.providers.aws.side import group_of, leftovers_in, let_in, make_group, public_address, remove_leftover
 from gpurun.providers.aws.wire import Refused, Wire, everywhere
 from gpurun.providers.base import Traits, Unknown
 from gpurun.providers.refusals import RejectedFor, no_such_region
@@ -139,9 +139,9 @@ class AwsProvider:
             return
         self._let_in_mono = now
         try:
-            for beside in leftovers_in(self._wire, instance.region, instance.token):
-                if beside.kind == GROUP:
-                    let_in(self._wire, instance.region, beside.id, self._my_address)
+            group = group_of(self._wire, instance.region, instance.token)
+            if group:
+                let_in(self._wire, instance.region, group, self._my_address)
         except Refused as refused:
             raise trouble(refused) from refused
 

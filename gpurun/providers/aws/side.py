@@ -52,7 +52,7 @@ def public_address(clock: Clock) -> str:
 def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]) -> str:
     """The firewall group of a run: SSH from here alone. Made once for a token, however often it is asked for."""
     region = order.offer.region
-    group = _group_of(wire, region, order.token)
+    group = group_of(wire, region, order.token)
     if not group:
         try:
             made = wire.call(
@@ -67,7 +67,7 @@ def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]
             group = str(made.get("GroupId") or "")
         except Refused as refused:
             # The first answer was lost, and the group was made.
-            group = _group_of(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
+            group = group_of(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
             if not group:
                 raise
     if not group:  # The SDK takes any XML for an answer, as in `Wire.pages`.
@@ -139,6 +139,7 @@ def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | 
         )
 
 
-def _group_of(wire: Wire, region: str, token: str) -> str:
+def group_of(wire: Wire, region: str, token: str) -> str:
+    """The id of the firewall group that bears a token; empty where there is none."""
     found = list(wire.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=[by_tag(token)]))
     return str(found[0]["GroupId"]) if found else ""
