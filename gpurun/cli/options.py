@@ -114,7 +114,8 @@ def _script(path: str) -> str:
         return Path(path).expanduser().read_text(encoding="utf-8") if path else ""
     except (OSError, UnicodeDecodeError) as error:
         hint = "Name a shell script: --setup install.sh"
-        raise UsageError("usage.setup", f"--setup {path} cannot be read: {error}.", hint=hint) from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError("usage.setup", f"--setup {path} cannot be read: {why}.", hint=hint) from None
 
 
 def _flag(name: str, help_text: str) -> Any:

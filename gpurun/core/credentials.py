@@ -173,7 +173,8 @@ def _from_file(path: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         hint = f"Remove it, and set the key again: gpurun auth set {path.stem}"
-        raise SetupError("auth.unreadable_file", f"{path} cannot be read: {type(error).__name__}.", hint=hint) from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SetupError("auth.unreadable_file", f"{path} cannot be read: {why}.", hint=hint) from None
 
 
 def aws_source() -> str | None:

@@ -132,6 +132,17 @@ def test_the_environment_goes_first_unless_it_is_blank(home: Home, monkeypatch: 
     assert (found.secret.reveal(), found.source) == (KEY, "environment RUNPOD_API_KEY")
 
 
+@pytest.mark.parametrize(("content", "why"), [(None, "Is a directory"), (b"\xff\xfe", "it is not text")])
+def test_a_file_that_cannot_be_read_is_told_in_words(home: Home, content: bytes | None, why: str) -> None:
+    """It said IsADirectoryError."""
+    path = credentials.file_of("runpod", home)
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir(mode=0o700) if content is None else path.write_bytes(content)
+    path.chmod(0o700)
+    with pytest.raises(SetupError, match=f"cannot be read: {why}"):
+        find_credential("runpod", home)
+
+
 def test_a_file_that_others_can_read_is_not_used(home: Home) -> None:
     store_credential("lambda", Secret(KEY), home)
     (home.keys / "lambda.key").chmod(0o644)
