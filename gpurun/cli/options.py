@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 
 def _complete_run(incomplete: str) -> list[str]:
+    from gpurun.core.errors import GpurunError
     from gpurun.core.paths import Home, default_home
 
-    return [name for name in Home(default_home()).run_names() if name.startswith(incomplete)]
+    try:
+        return [name for name in Home(default_home()).run_names() if name.startswith(incomplete)]
+    except (GpurunError, OSError):  # Nobody asked for more than names, and half a command stands there.
+        return []
 
 
 def _complete_recipe(incomplete: str) -> list[str]:

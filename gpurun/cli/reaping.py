@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError, UsageError
@@ -139,7 +141,7 @@ def _age(text: str) -> float:
     """Seconds of `90s`, `10m`, `1h` or `2d`; empty means any age."""
     if not text:
         return 0.0
-    number, unit = text[:-1], text[-1]
-    if unit not in _AGES or not number.isdigit():
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
         raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")
-    return float(int(number) * _AGES[unit])
+    return float(int(found[1]) * _AGES[found[2]])

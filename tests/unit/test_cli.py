@@ -55,6 +55,8 @@ WRONG = [
     (["nosuchverb"], 2, "usage", "gpurun --help"),
     (["ps", "--color", "pink"], 2, "usage.color", ""),
     (["audit", "--since", "yesterday"], 2, "usage.since", ""),
+    (["reap", "--older-than", "²h"], 2, "usage.older_than", "30m"),
+    (["reap", "--older-than", f"{10**12}d"], 2, "usage.older_than", "30m"),
     (["pack", "/nowhere"], 2, "pack.missing", ""),
     (["recipes", "new", "../evil"], 2, "recipe.bad_name", ""),
     (["recipes", "new", 'a"b'], 2, "recipe.bad_name", "my-recipe"),
@@ -237,6 +239,16 @@ def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) 
         run.clock.jump_wall(begun_wall - run.clock.wall())
         run.write(run.opened())
     assert find_run(Home(own_home), "@last") == "fox-41"
+
+
+@pytest.mark.parametrize("home", ["~nobody-here/x", "/dev/null"])
+def test_the_names_of_runs_are_completed_in_silence_where_there_is_no_home(home: str) -> None:
+    """A traceback stood in the middle of what was being typed."""
+    asked = {"COMP_WORDS": "gpurun receipt ", "COMP_CWORD": "2", "_GPURUN_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
+    words = {**os.environ, **asked, "GPURUN_HOME": home}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=words)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
 def test_a_home_that_is_a_file_has_not_just_no_runs(tmp_path: Path) -> None:
