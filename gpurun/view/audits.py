@@ -58,7 +58,8 @@ def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, 
         Column("Δ", right=True, leaves=6),
         Column("VERDICT", least=22),
     )
-    lines = table(columns, [_cells(row) for row in rows], style) if rows else [line("  No receipts yet.")]
+    nothing = "No run was opened since that day." if summary.receipts else "No receipts yet."
+    lines = table(columns, [_cells(row) for row in rows], style) if rows else [line(f"  {nothing}")]
     span = f" #{summary.seq[0]:04d}…#{summary.seq[1]:04d}" if summary.seq else ""
     chain = line("chain unbroken" if summary.unbroken else Span("CHAIN BROKEN", "bad"), span)
     cost = total(*(row.measured_micros for row in rows if row.measured_micros is not None))

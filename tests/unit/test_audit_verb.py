@@ -45,6 +45,13 @@ def head_of(home: Home) -> str:
     return str(json.loads(home.ledger.read_bytes().splitlines()[-1])["receipt_sha256"])
 
 
+def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpurun: Any) -> None:
+    """It said "No receipts yet.", and below that how many there are."""
+    _, said = gpurun("audit", "--since", "2099-01-01")
+    assert "No run was opened since that day." in said
+    assert "No receipts yet" not in said
+
+
 def test_the_head_is_printed_whole_so_that_it_can_be_kept(home: Home, gpurun: Any) -> None:
     assert f"head {head_of(home)}\n" in gpurun("audit")[1]
 
