@@ -142,10 +142,11 @@ def _nothing(found: Listed, need: GpuNeed | None, clouds: Sequence[str], limit: 
         hint = "Check the network, then: gpurun doctor --online"
         return SetupError("market.unreachable", "None of the clouds that have a key could be asked.", hint=hint)
     if found.offers and limit is not None:
-        what, cheapest = str(need) if need else "anything", min(one.rate_micros_per_hour for one in found.offers)
+        nothing = f"Nothing for {need}" if need else "Nothing"
+        cheapest = min(one.rate_micros_per_hour for one in found.offers)
         return NoOffer(
             "offers.too_dear",
-            f"Nothing for {what} costs at most {format_rate(limit)}; the cheapest is {format_rate(cheapest)}.",
+            f"{nothing} costs at most {format_rate(limit)}; the cheapest is {format_rate(cheapest)}.",
             hint="Raise --max-price, or take a smaller --gpu.",
         )
     counts = counts_of(need, clouds) if need and need.count else []

@@ -124,6 +124,7 @@ def test_a_price_limit_leaves_out_what_is_dearer_and_names_the_cheapest(
     told = listed(session, max_price="3")
     assert (told.exit_code, told.errors[0].code) == (ExitCode.NO_OFFER, "offers.too_dear")
     assert "$9.50/h" in told.errors[0].what
+    assert listed(session, gpu="any", max_price="0.01").errors[0].what.startswith("Nothing costs at most $0.01/h;")
 
 
 def test_a_price_that_a_cloud_took_from_the_catalogue_is_not_called_live(
