@@ -225,7 +225,7 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
         outcome = "stopped" if reason else "failed"
     if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
         return _failed(status, "signal", NOT_OURS["signal"])
-    told = str(last.get("message") or "") or f"the trainer ended with exit code {exit_code}, signal {status.signal}"
+    told = str(last.get("message") or "") or _seen(status)
     return {
         "outcome": outcome,
         "reason": reason if outcome == "stopped" else str(last.get("reason") or ""),
@@ -233,6 +233,15 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
         "message": "" if outcome == "done" else told,
         "ended_wall": status.wall,
     }
+
+
+def _seen(status: Status) -> str:
+    """How a trainer ended that has not said so itself."""
+    if status.signal is not None:
+        return f"the trainer was ended by signal {status.signal}"
+    if status.exit_code is None:
+        return "the trainer has ended; how was not seen, as after a restart of the machine"
+    return f"the trainer ended with exit code {status.exit_code}"
 
 
 def _failed(status: Status, reason: str, message: str) -> dict[str, object]:

@@ -309,6 +309,28 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
     assert kept(world)
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"exit_code": 3}, "the trainer ended with exit code 3"),
+        ({"exit_code": None, "signal": 9}, "the trainer was ended by signal 9"),
+        ({"exit_code": None}, "the trainer has ended; how was not seen, as after a restart of the machine"),
+    ],
+)
+def test_a_trainer_that_ended_without_a_word_is_told_as_it_was_seen(
+    world: World, end: dict[str, int | None], words: str
+) -> None:
+    poll = world.far.poll
+
+    def silent(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        return Poll(told.status.model_copy(update=end if told.status.state == "exited" else {}), told.chunks)
+
+    world.far.poll, world.far._events = silent, list  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert receipt_of(world)["training"]["message"] == words
+
+
 @pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])
 def test_another_host_at_the_address_of_a_machine_that_was_reached_is_no_end_of_it(world: World, call: str) -> None:
     """The laptop is behind a firewall that answers SSH itself, or in another network that has this address, too."""
