@@ -192,8 +192,8 @@ class CheckpointStore:
     def write_compile_cache(self, step: int, name: str, content: bytes) -> None:
         """Write what torch.compile made, in place of any that is there; the next checkpoint's manifest announces it."""
         with self._saving(f"the compile cache of step {step}"):
-            self._files = [e for e in self._files if e["kind"] != "compile_cache"]
-            self._put(name, "compile_cache", step, lambda file: file.write(content))
+            put = self._put(name, "compile_cache", step, lambda file: file.write(content))
+            self._files = [e for e in self._files if e["kind"] != "compile_cache" or e is put]
 
     def save(self, checkpoint: Checkpoint, val_loss: float | None) -> tuple[list[str], int]:
         """Save a checkpoint and return its files' names and total bytes; keep the latest two and the best.
@@ -253,10 +253,13 @@ class CheckpointStore:
         """Write one file under `out/` and enter it in the manifest that will be written next."""
         path = self._out / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if any(e["name"] == name for e in self._files):  # No manifest names a file that is not what it says.
+            self._files = [e for e in self._files if e["name"] != name]
+            self._write_manifest()
         digesting = _write(path, fill)
         entry = {"name": name, "bytes": digesting.bytes, "sha256": digesting.sha256.hexdigest()}
         entry |= {"kind": kind, "step": step}
-        self._files = [e for e in self._files if e["name"] != name] + [entry]
+        self._files = [*self._files, entry]
         return entry
 
     def _forget_old(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -93,6 +94,31 @@ def test_dying_at_any_call_that_touches_the_disk_leaves_a_whole_checkpoint(
             break
         died += 1
     assert died >= 3
+
+
+@pytest.mark.parametrize("replaced", ["compile-cache/0.bin", "samples/000010-0.txt"])
+def test_no_moment_of_replacing_a_file_has_a_manifest_that_names_another(tmp_path: Path, replaced: str) -> None:
+    """It would not come home, and a run whose checkpoints did would be called one that was not collected."""
+
+    def write(content: str) -> None:
+        if replaced.startswith("samples"):
+            store.write_samples(10, [content])
+        else:
+            store.write_compile_cache(10, replaced, content.encode())
+            store.save(checkpoint(10), None)
+
+    def replacing(file: int, other: str, rename: Callable[..., None] = os.replace) -> None:
+        rename(file, other)
+        for entry in manifest(tmp_path)["files"]:
+            assert hashlib.sha256((tmp_path / entry["name"]).read_bytes()).hexdigest() == entry["sha256"]
+
+    store = store_with(tmp_path, 5)
+    write("as it was at first")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "replace", replacing)
+        write("as it is made anew")
+    assert replaced in {entry["name"] for entry in manifest(tmp_path)["files"]}
+    assert resume(tmp_path) == store.latest
 
 
 def test_a_full_disk_is_said_and_leaves_the_old_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
