@@ -112,6 +112,17 @@ def test_losses_in_other_tokens_are_not_held_against_one_another(session: Sessio
     assert said in " ".join(report_runs(session, ["fox-41", "owl-07"], html="").text.split())
 
 
+def test_losses_on_other_shards_are_not_held_against_one_another(session: Session) -> None:
+    for name, source in (("fox-41", "stdlib"), ("owl-07", "file")):
+        finished_run(session.home, name, source=source)
+    page, content, _ = report(session, "fox-41", "owl-07")
+    assert "Best validation loss" not in page.words
+    assert "<b>2.100</b>" not in content
+    said = "The runs learned from different shards: a lower loss of one is not a better one."
+    assert said in page.words
+    assert said in " ".join(report_runs(session, ["fox-41", "owl-07"], html="").text.split())
+
+
 def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
     finished_run(session.home, "fox-41")
     page, content, _ = report(session, "fox-41")

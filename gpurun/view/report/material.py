@@ -108,18 +108,19 @@ def _mark_record(mark: Mark) -> list[float | int | None]:
     return [mark.step, mark.loss, mark.tokens, seconds, mark.spent_micros]
 
 
-OTHER_TOKENS = "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
-
-
-def same_tokens(runs: Sequence[RunMaterial]) -> bool:
-    """Whether the runs count in the same tokens: else a loss is of another measure in each."""
-    return len({run.tokenizer_sha256 for run in runs}) == 1
+def why_unranked(runs: Sequence[RunMaterial]) -> str:
+    """Why one run's loss cannot be held against another's; empty where it can."""
+    if len({run.tokenizer_sha256 for run in runs}) > 1:
+        return "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
+    if len({run.shards for run in runs}) > 1:
+        return "The runs learned from different shards: a lower loss of one is not a better one."
+    return ""
 
 
 def best_of(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
     """The lowest validation loss and whose it is; None where there is none, or no one measure for all."""
     judged = [(run, run.told.best) for run in runs if run.told.best is not None]
-    return min(judged, key=lambda one: one[1].loss, default=None) if same_tokens(runs) else None
+    return min(judged, key=lambda one: one[1].loss, default=None) if not why_unranked(runs) else None
 
 
 def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:

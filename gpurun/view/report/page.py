@@ -11,7 +11,7 @@ from gpurun.view.report.charts import Curve, above, axes_for, loss_chart
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.grid import samples_section
 from gpurun.view.report.keys import swatch
-from gpurun.view.report.material import OTHER_TOKENS, RunMaterial, best_of, same_tokens
+from gpurun.view.report.material import RunMaterial, best_of, why_unranked
 from gpurun.view.report.tables import differences_table, runs_table, settings_table, validation_table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -82,7 +82,8 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
     )
     legend = "".join(f"<li>{swatch(place)}{escaped(run.run)}</li>" for place, run in enumerate(runs))
     words = "Line: training loss, its running mean over the thin raw line. Marks: validation loss."
-    words += "" if same_tokens(runs) else f" {OTHER_TOKENS}"
+    unranked = why_unranked(runs)
+    words += f" {unranked}" if unranked else ""
     high = above(curves)
     words += f" {high} losses lie above the axis and are not drawn." if high else ""
     words += "" if axes[-1].name == "dollars" else _no_dollars(runs)

@@ -8,7 +8,7 @@ from gpurun.core.money import format_usd
 from gpurun.view.charts import line_chart
 from gpurun.view.paint import Cell, Line, Span, line, wrap
 from gpurun.view.quantities import UNKNOWN, format_count, format_duration, format_loss
-from gpurun.view.report.material import OTHER_TOKENS, RunMaterial, same_tokens
+from gpurun.view.report.material import RunMaterial, why_unranked
 from gpurun.view.style import Style
 from gpurun.view.tables import Column, table
 
@@ -37,7 +37,8 @@ def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
             for row in line_chart(points, marks=marks, width=style.width - 4, height=11, unicode=style.unicode)
         ]
     notes = [wrap(f"{run.run}: {note}", style, indent=2, look="dim") for run in runs for note in run.notes]
-    notes += [] if same_tokens(runs) else [wrap(OTHER_TOKENS, style, indent=2, look="dim")]
+    unranked = why_unranked(runs)
+    notes += [wrap(unranked, style, indent=2, look="dim")] if unranked else []
     return [*lines, *([line()] if notes else []), *(shown for note in notes for shown in note)]
 
 
