@@ -21,7 +21,7 @@ HUGGINGFACE_SETUP = """\
 for python in /opt/pytorch/bin/python python3; do
     if "$python" -c 'import torch' 2>/dev/null; then
         export PIP_BREAK_SYSTEM_PACKAGES=1
-        exec "$python" -m pip install -q --no-input 'accelerate>=1.1,<2' 'transformers>=5.0,<6'
+        exec "$python" -m pip install -q --no-input 'accelerate>=1.1,<2' 'transformers>=5.6,<6'
     fi
 done
 echo 'no Python here imports torch' >&2

@@ -139,6 +139,16 @@ def test_without_the_library_or_with_fp16_it_is_refused_in_a_sentence(
     assert "is fp16 on Tesla T4" in events(tmp_path / "b")[-1]["message"]
 
 
+@pytest.mark.parametrize("version", ["4.57.1", "5.5.0", "5.5.9.dev0"])
+def test_a_library_that_would_divide_the_gradient_twice_is_refused(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """With accumulation theirs was the gradient over its portions, once more, until 5.5; its loss looked right."""
+    monkeypatch.setattr("transformers.__version__", version)
+    assert train(recipe("huggingface"), tmp_path) == 2
+    assert f"needs transformers 5.6 or newer; here is {version}" in events(tmp_path)[-1]["message"]
+
+
 def test_their_trainer_is_loaded_only_where_it_trains() -> None:
     script = "import sys, trainer.train; print(sorted({'transformers', 'accelerate'} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True) == "[]\n"

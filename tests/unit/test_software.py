@@ -76,7 +76,7 @@ def test_the_script_installs_for_the_python_that_has_torch(tmp_path: Path, found
     python.chmod(0o755)
     done = subprocess.run(["/bin/sh", "-c", HUGGINGFACE_SETUP], env={"PATH": str(tmp_path)}, capture_output=True)
     if found:
-        assert done.stdout == b"1 -m pip install -q --no-input accelerate>=1.1,<2 transformers>=5.0,<6\n"
+        assert done.stdout == b"1 -m pip install -q --no-input accelerate>=1.1,<2 transformers>=5.6,<6\n"
     else:
         assert (done.returncode, done.stderr) == (1, b"no Python here imports torch\n")
 

@@ -9,13 +9,18 @@ from trainer.run import Run
 
 __all__ = ["loop"]
 
+LEAST_TRANSFORMERS = (5, 6)
+"""Up to 5.5.0 the gradient of a step in portions is divided twice by their number; before 5.2 settings are missing."""
+
 
 def loop(run: Run) -> str:
     """Take all steps; return why it ended: "done" or "signal". Refused where this loop cannot do what is asked."""
     _check(run)
     try:
         import accelerate  # noqa: F401  their Trainer asks for it late, in a sentence of its own
+        import transformers
 
+        _check_version(transformers.__version__)
         from trainer.huggingface.stock import train
     except ImportError as error:
         need = "which needs transformers and accelerate"
@@ -24,6 +29,13 @@ def loop(run: Run) -> str:
         return "done"
     with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
         return train(run, folder)
+
+
+def _check_version(version: str) -> None:
+    """Refuse a library that would train otherwise than the recipe says."""
+    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_TRANSFORMERS:
+        least = ".".join(map(str, LEAST_TRANSFORMERS))
+        raise Refused(f'train.loop is "huggingface", which needs transformers {least} or newer; here is {version}')
 
 
 def _check(run: Run) -> None:
