@@ -148,7 +148,7 @@ def test_the_lease_ends_a_run_that_would_go_on(own_home: Path) -> None:
 @pytest.mark.slow
 def test_destroy_leaves_nothing_and_collects_nothing(own_home: Path) -> None:
     start = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--name", "yak-9", "--detach",
-                   "--set", "steps=100000", "--set", "checkpoint_every=10")  # fmt: skip
+                   "--set", "steps=100000", "--set", "checkpoint_every=50")  # fmt: skip
     assert start.returncode == 8
     wait_for(lambda: "checkpoint:" in read(own_home / "runs/yak-9/run.log"))
     assert gpurun("destroy", "yak-9").returncode == 2, "it asks, and off a terminal nobody can answer"
