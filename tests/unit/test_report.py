@@ -97,28 +97,29 @@ def test_no_epoch_is_told_of_a_translation_whose_steps_count_padding_as_tokens(s
     assert "epoch" not in translation
 
 
-def test_losses_in_other_tokens_are_not_held_against_one_another(session: Session) -> None:
-    for name, tokenizer in (("fox-41", "char"), ("owl-07", "gpt2"), ("elk-33", "char")):
-        finished_run(session.home, name, tokenizer=tokenizer)
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            {"tokenizer": "gpt2"},
+            "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token.",
+        ),
+        ({"source": "file"}, "The runs learned from different shards: a lower loss of one is not a better one."),
+    ],
+    ids=["other tokens", "other shards"],
+)
+def test_losses_of_another_measure_are_not_held_against_one_another(
+    session: Session, other: dict[str, str], said: str
+) -> None:
+    for name, more in (("fox-41", {}), ("owl-07", other), ("elk-33", {})):
+        finished_run(session.home, name, **{"tokenizer": "char", "source": "stdlib", **more})
     page, content, _ = report(session, "fox-41", "elk-33")
     assert "Best validation loss 2.100 by fox-41" in page.words
     assert "<b>2.100</b>" in content
-    assert "tokenisers differ" not in page.words + (report_runs(session, ["fox-41"], html="").text or "")
+    assert said not in page.words + " ".join(report_runs(session, ["fox-41"], html="").text.split())
     page, content, _ = report(session, "fox-41", "owl-07")
     assert "Best validation loss" not in page.words
     assert "<b>2.100</b>" not in content
-    said = "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
-    assert said in page.words
-    assert said in " ".join(report_runs(session, ["fox-41", "owl-07"], html="").text.split())
-
-
-def test_losses_on_other_shards_are_not_held_against_one_another(session: Session) -> None:
-    for name, source in (("fox-41", "stdlib"), ("owl-07", "file")):
-        finished_run(session.home, name, source=source)
-    page, content, _ = report(session, "fox-41", "owl-07")
-    assert "Best validation loss" not in page.words
-    assert "<b>2.100</b>" not in content
-    said = "The runs learned from different shards: a lower loss of one is not a better one."
     assert said in page.words
     assert said in " ".join(report_runs(session, ["fox-41", "owl-07"], html="").text.split())
 
