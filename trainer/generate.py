@@ -156,7 +156,7 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     )
     seed = trained.seed if given.seed is None else given.seed
     ids = encode(given.prompt, trained.tokenizer)
-    written = generate(trained.model, ids, config, vocab_size=trained.tokenizer.vocab_size, seed=seed)
+    (written,) = generate(trained.model, [ids], config, vocab_size=trained.tokenizer.vocab_size, seeds=[seed])
     text = trained.tokenizer.decode(written[len(ids) :])
     made = {"prompt": given.prompt, "text": text, "step": trained.step, "seed": seed}
     return made | {"tokens": len(written) - len(ids), "temperature": config.temperature, "top_k": config.top_k}

@@ -139,9 +139,10 @@ class GPT(nn.Module):
         """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
         return chunked_cross_entropy(self.hidden(ids).flatten(0, 1), self.head_weight, targets.flatten())
 
-    def next_token_logits(self, ids: Tensor) -> Tensor:
-        """Return the logits (batch, vocab) after the last position."""
-        return F.linear(self.hidden(ids)[:, -1], self.head_weight).float()
+    def next_token_logits(self, ids: Tensor, last: Tensor) -> Tensor:
+        """Return the logits (batch, vocab) after position `last` (batch,) of each row of ids (batch, time)."""
+        rows = torch.arange(len(ids), device=ids.device)
+        return F.linear(self.hidden(ids)[rows, last], self.head_weight).float()
 
     def parameter_count(self) -> int:
         """Count the weights; a tied head counts once."""

@@ -29,24 +29,33 @@ def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Genera
 @torch.no_grad()
 def generate(
     model: GPT,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     config: SampleConfig,
     *,
     vocab_size: int,
-    seed: int,
+    seeds: Sequence[int],
     stopping: Callable[[], bool] = lambda: False,
-) -> list[int]:
-    """Return the prompt's ids and up to `config.tokens` more, all below `vocab_size`; the same seed, the same text.
+) -> list[list[int]]:
+    """Return each prompt's ids and up to `config.tokens` more, all below `vocab_size`; the same seed, the same text.
 
-    The vocabulary's padding is never drawn. `stopping` is asked before each token.
+    All prompts go on in one batch: on a card, a forward of several rows takes no longer than that of one. The
+    vocabulary's padding is never drawn. `stopping` is asked before each token of all.
     """
-    ids = list(prompt)
-    device = model.wte.weight.device
-    generator = torch.Generator().manual_seed(seed)
+    texts = [list(prompt) for prompt in prompts]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     for _ in range(config.tokens):
         if stopping():
             break
-        seen = torch.tensor([ids[-model.config.context :]], device=device)
-        logits = model.next_token_logits(seen)[0, :vocab_size].float().cpu()
-        ids.append(pick(logits, config.temperature, config.top_k, generator))
-    return ids
+        logits = _next_logits(model, texts)[:, :vocab_size].float().cpu()
+        for ids, row, generator in zip(texts, logits, generators, strict=True):
+            ids.append(pick(row, config.temperature, config.top_k, generator))
+    return texts
+
+
+def _next_logits(model: GPT, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits (text, vocab) after each text's end: shorter ones are filled up behind it, where none looks."""
+    seen = [text[-model.config.context :] for text in texts]
+    longest = max(len(ids) for ids in seen)
+    device = model.wte.weight.device
+    rows = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in seen], device=device)
+    return model.next_token_logits(rows, torch.tensor([len(ids) - 1 for ids in seen], device=device))

@@ -37,7 +37,8 @@ def test_logits_equal_those_of_transformers_gpt2() -> None:
         wanted = reference(ids).logits
         found = torch.nn.functional.linear(ours.hidden(ids), ours.head_weight)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(ours.next_token_logits(ids), wanted[:, -1], atol=1e-4, rtol=1e-4)
+    last = ours.next_token_logits(ids, torch.tensor([23, 7]))
+    torch.testing.assert_close(last, wanted[[0, 1], [23, 7]], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("preset", ["faithful", "modern"])

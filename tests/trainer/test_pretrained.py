@@ -49,6 +49,7 @@ def published(prefix: str = "", **keys: Any) -> tuple[GPT, dict[str, Tensor]]:
 
 
 IDS = torch.arange(16)[None]
+LAST = torch.tensor([15])
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
@@ -56,10 +57,10 @@ def test_a_published_gpt2_gives_its_logits(tmp_path: Path, prefix: str) -> None:
     source, tensors = published(prefix)
     ours = model()
     load_weights(ours, written(tmp_path / "model.safetensors", tensors))
-    torch.testing.assert_close(ours.next_token_logits(IDS), source.next_token_logits(IDS))
+    torch.testing.assert_close(ours.next_token_logits(IDS, LAST), source.next_token_logits(IDS, LAST))
     untied = model(tied=False)
     load_weights(untied, tmp_path)  # the folder means its model.safetensors
-    torch.testing.assert_close(untied.next_token_logits(IDS), source.next_token_logits(IDS))
+    torch.testing.assert_close(untied.next_token_logits(IDS, LAST), source.next_token_logits(IDS, LAST))
 
 
 def test_the_vocabularys_padding_takes_no_probability_from_real_tokens(tmp_path: Path) -> None:
@@ -72,15 +73,17 @@ def test_the_vocabularys_padding_takes_no_probability_from_real_tokens(tmp_path:
     path = written(tmp_path / "model.safetensors", tensors)
     padded = model(vocab_size=64)
     load_weights(padded, path)
-    torch.testing.assert_close(padded.next_token_logits(IDS)[:, :60], source.next_token_logits(IDS))
-    assert torch.softmax(padded.next_token_logits(IDS), dim=-1)[:, 60:].sum() < 1e-6
+    torch.testing.assert_close(padded.next_token_logits(IDS, LAST)[:, :60], source.next_token_logits(IDS, LAST))
+    assert torch.softmax(padded.next_token_logits(IDS, LAST), dim=-1)[:, 60:].sum() < 1e-6
 
 
 def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:
     source, tensors = published()
     short = model(context=8)
     load_weights(short, written(tmp_path / "x.safetensors", tensors))
-    torch.testing.assert_close(short.next_token_logits(IDS[:, :8]), source.next_token_logits(IDS[:, :8]))
+    torch.testing.assert_close(
+        short.next_token_logits(IDS[:, :8], LAST - 8), source.next_token_logits(IDS[:, :8], LAST - 8)
+    )
 
 
 @pytest.mark.parametrize("preset", [{}, {"preset": "modern", "bias": False, "tied": False}], ids=["faithful", "modern"])

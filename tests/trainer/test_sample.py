@@ -16,23 +16,32 @@ def sample(**keys: object) -> SampleConfig:
     return SampleConfig(**{"prompts": ("a",), "tokens": 20, **keys})  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def model() -> GPT:
+@pytest.fixture(scope="module", params=["faithful", "modern"])
+def model(request: pytest.FixtureRequest) -> GPT:
     torch.manual_seed(0)
-    return GPT(ModelConfig(layers=1, heads=2, width=16, context=8, vocab_size=64)).eval()
+    shape = {"layers": 1, "heads": 2, "width": 16, "context": 8, "vocab_size": 64}
+    own = {"preset": "modern", "bias": False, "tied": False} if request.param == "modern" else {}
+    return GPT(ModelConfig(**shape | own)).eval()  # type: ignore[arg-type]
 
 
 def test_the_seed_decides_and_the_padding_is_never_drawn(model: GPT) -> None:
-    hot = sample(temperature=5.0)
-    texts = [generate(model, [1, 2], hot, vocab_size=5, seed=seed) for seed in (7, 7, 8)]
+    texts = generate(model, [[1, 2]] * 3, sample(temperature=5.0), vocab_size=5, seeds=[7, 7, 8])
     assert texts[0] == texts[1] != texts[2]
     assert all(len(ids) == 22 and ids[:2] == [1, 2] and max(ids) < 5 for ids in texts)
 
 
 def test_a_prompt_longer_than_the_context_is_continued_from_its_end(model: GPT) -> None:
-    greedy = sample(temperature=0.0, tokens=3)
-    long = generate(model, list(range(20)), greedy, vocab_size=64, seed=0)
-    assert long[20:] == generate(model, list(range(12, 20)), greedy, vocab_size=64, seed=0)[8:]
+    prompts = [list(range(20)), list(range(12, 20))]
+    long, short = generate(model, prompts, sample(temperature=0.0, tokens=3), vocab_size=64, seeds=[0, 0])
+    assert long[20:] == short[8:]
+
+
+def test_a_prompt_goes_on_as_it_would_without_those_beside_it(model: GPT) -> None:
+    prompts, seeds = [[3], [1, 2, 3, 4, 5], list(range(20))], [5, 6, 7]
+    together = generate(model, prompts, sample(), vocab_size=64, seeds=seeds)
+    pairs = zip(prompts, seeds, strict=True)
+    alone = [generate(model, [prompt], sample(), vocab_size=64, seeds=[seed]) for prompt, seed in pairs]
+    assert together == [text for (text,) in alone]
 
 
 def test_top_k_draws_among_the_likeliest_only() -> None:
@@ -50,7 +59,7 @@ def test_the_coldest_draw_is_the_likeliest_token(temperature: float) -> None:
 
 
 def test_a_stop_ends_the_text_at_once(model: GPT) -> None:
-    assert generate(model, [1], sample(), vocab_size=64, seed=0, stopping=lambda: True) == [1]
+    assert generate(model, [[1]], sample(), vocab_size=64, seeds=[0], stopping=lambda: True) == [[1]]
 
 
 def test_bytes_that_are_no_whole_character_are_shown_as_such() -> None:

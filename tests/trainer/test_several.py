@@ -217,7 +217,7 @@ def test_the_others_wait_for_the_first_ones_samples_only_so_long_and_it_says_wha
     assert done.returncode == 0, done.stderr
     warnings = [(event["step"], event["code"]) for event in events(tmp_path / "out", "warning")]
     assert warnings == [(2, "sample.time"), (4, "sample.time")]
-    assert "1 of 3 prompts were answered" in events(tmp_path / "out", "warning")[0]["message"]
+    assert "2 of 3 prompts were answered" in events(tmp_path / "out", "warning")[0]["message"]
     for event in events(tmp_path / "out", "sample"):
         assert len(prompt["text"]) < len(event["text"]) < len(prompt["text"]) + 8
 
