@@ -39,12 +39,12 @@ PCIE_SCALING = (0.85, 0.97)  # With NVLink nothing more is lost: that MFU was re
 
 @dataclass(frozen=True)
 class _Speed:
-    """FLOP/s of the whole machine, and seconds a step that no FLOP/s shorten: each (low, high) as for speed."""
+    """FLOP/s of the whole machine, seconds a step that no FLOP/s shorten, and seconds beside all steps: (low, high)."""
 
     flops: tuple[float, float]
     expected_flops: float | None
     overhead_s: tuple[float, float]
-    start_s: tuple[float, float]
+    beside_s: tuple[float, float]
     words: str
 
 
@@ -105,7 +105,7 @@ def _by_speed(
     launch_bound = speed.overhead_s[1] > computing[0]
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
-        expected_s = sum(speed.start_s) / 2 + steps * step_flops / speed.expected_flops
+        expected_s = sum(speed.beside_s) / 2 + steps * step_flops / speed.expected_flops
     notes = [f"6N+{12 * ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
     notes += ["launch-bound, so the range is wide"] if launch_bound else []
     notes += ["weights sharded (FSDP)"] if sharded else []
@@ -114,7 +114,7 @@ def _by_speed(
         peak_bytes=peak,
         micro_batch=micro_batch,
         tokens_per_s=(train.batch_tokens / step_s[1], train.batch_tokens / step_s[0]),
-        train_s=(speed.start_s[0] + steps * step_s[0], speed.start_s[1] + steps * step_s[1]),
+        train_s=(speed.beside_s[0] + steps * step_s[0], speed.beside_s[1] + steps * step_s[1]),
         basis=f"prior: {speed.words}, {'; '.join(notes)}",
         expected_s=expected_s,
     )
@@ -125,8 +125,8 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
     train, prior = recipe.tables.train, own.prior
     low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
     steps = steps_of_work(recipe)
-    times = [prior.start_s + steps * train.batch_tokens / each for each in (high, low)]
-    start = (0.8 * prior.start_s, 1.2 * prior.start_s)
+    times = [steps * train.batch_tokens / each for each in (high, low)]
+    start, sampling = (0.8 * prior.start_s, 1.2 * prior.start_s), _sampling_s(recipe) if prior.gpu_count else (0.0, 0.0)
     words = f"rests on your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"
     if not own.is_same:
         words += f" there, for a model, batch or machine near this one, hence {own.tokens_per_s:,.0f} here"
@@ -136,9 +136,9 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
         peak_bytes=max(peak, measured) if own.is_same and prior.gpu_count else peak,
         micro_batch=micro_batch,
         tokens_per_s=(low, high),
-        train_s=(times[0] + start[0] - prior.start_s, times[1] + start[1] - prior.start_s),
+        train_s=(start[0] + times[0] + sampling[0], start[1] + times[1] + sampling[1]),
         basis=words,
-        expected_s=prior.start_s + steps * train.batch_tokens / own.tokens_per_s,
+        expected_s=prior.start_s + steps * train.batch_tokens / own.tokens_per_s + sum(sampling) / 2,
     )
 
 
@@ -161,12 +161,16 @@ def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) 
     launches = micro_steps * recipe.tables.model.layers
     compiled = recipe.tables.train.compile
     published = card.expected_mfu if half and compiled else None
+    sampling_s = _sampling_s(recipe)
     low, high = (mfu * share for mfu, share in zip(card.mfu, (1.0, 1.0) if compiled else EAGER_SHARE, strict=True))
     return _Speed(
         flops=(peak * low * scaling[0], peak * high * scaling[1]),
         expected_flops=None if published is None else peak * published * sum(scaling) / 2,
         overhead_s=(GPU_STEP_S[0] + launches * LAUNCH_S[0], GPU_STEP_S[1] + launches * LAUNCH_S[1]),
-        start_s=(START_S[0] + COMPILE_S[0] * compiled, START_S[1] + COMPILE_S[1] * compiled),
+        beside_s=(
+            START_S[0] + COMPILE_S[0] * compiled + sampling_s[0],
+            START_S[1] + COMPILE_S[1] * compiled + sampling_s[1],
+        ),
         words=f"{offer.gpu_count} x {tflops:g} TFLOP/s at {low:.0%}-{high:.0%} MFU"
         + ("" if compiled else " without torch.compile")
         + (f", {published:.0%} expected ({card.rests_on})" if published is not None else ""),
@@ -177,7 +181,19 @@ def _on_cpu(cores: int) -> _Speed:
     """A CPU's speed, very roughly."""
     low, high = (each * cores for each in CORE_FLOPS)
     words = f"{cores} CPU cores at {CORE_FLOPS[0] / 1e9:g}-{CORE_FLOPS[1] / 1e9:g} GFLOP/s, very rough"
-    return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, start_s=START_S, words=words)
+    return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, beside_s=START_S, words=words)
+
+
+def _sampling_s(recipe: ResolvedRecipe) -> tuple[float, float]:
+    """Seconds to launch what a GPU makes of the prompts, all of them at once but one token after the other.
+
+    Never compiled: a third of what a layer's forward and backward take, for each token of each checkpoint.
+    """
+    pieces, sample = Pieces.of(recipe.record), recipe.tables.sample
+    assert pieces is not None
+    tokens = pieces.saves_from(recipe.first_step + 1) * sample.tokens if sample.prompts else 0
+    low, high = (tokens * recipe.tables.model.layers * each / 3 for each in LAUNCH_S)
+    return low, high
 
 
 def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:

@@ -12,7 +12,7 @@ from gpurun.core.model import Offer
 from gpurun.core.money import usd
 from gpurun.core.plan import Earlier, Estimate
 from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
-from gpurun.planning.estimate import PCIE_SCALING, START_S, estimate, flops_per_token
+from gpurun.planning.estimate import LAUNCH_S, PCIE_SCALING, START_S, estimate, flops_per_token
 from gpurun.planning.memory import CONTEXT_BYTES, GIB, REPLICA_BYTES, REPLICA_SHARE, Way, peak_bytes
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
@@ -139,6 +139,21 @@ def test_the_evaluation_and_the_samples_of_every_checkpoint_are_paid_time_and_co
     going_on = recipe.model_copy(update={"earlier": half})
     left = checkpoints - 2500 // every
     assert _slow_s(going_on) == pytest.approx(_slow_s(BARE) * (0.5 + left * a_checkpoint / 5000))
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_on_a_gpu_samples_take_what_it_takes_to_launch_them_token_by_token(end: int) -> None:
+    """The time of twenty checkpoints' samples is a tenth of shakespeare-char's on a fast card, and hardly any FLOPs."""
+    sampled, silent = (
+        estimate(
+            resolve(load_recipe("shakespeare-char"), "full", words), offers_for(parse_gpu("H100"))[0], vocab_size=65
+        )
+        for words in ((), ("sample.prompts=[]",))
+    )
+    assert sampled.train_s is not None
+    assert silent.train_s is not None
+    launching_s = 20 * 500 * 6 * LAUNCH_S[end] / 3  # 20 checkpoints, 500 tokens one by one, 6 layers; prompts together.
+    assert launching_s < sampled.train_s[end] - silent.train_s[end] < 1.3 * launching_s
 
 
 BARE = resolve(load_recipe("shakespeare-char"), "full", ("eval.tokens=1", "sample.tokens=0", "compile=false"))

@@ -270,7 +270,7 @@ def test_what_protects_money_is_on_the_screen_before_what_is_nice_to_know(
     assert all(name in heading for name in (*MONEY, *beside))
     chosen, other, *_ = (line for line in lines if "runpod    8×A100 SXM 80G" in line)
     assert all(word in chosen for word in ("→", "11.12", "25.00", "pod key"))
-    assert all(word in other for word in ("14.32", "to 81%", "needs $29.39"))
+    assert all(word in other for word in ("14.32", "to 81%", "needs $29.41"))
 
 
 def test_at_forty_columns_a_gpu_is_told_from_others_and_the_cap_that_it_needs_stands_whole(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_at_forty_columns_a_gpu_is_told_from_others_and_the_cap_that_it_needs_st
     rows = [line for line in lines if "8×" in line]
     assert len(rows) == 6
     assert all("8×A100 SXM" in row for row in rows)
-    assert any(row.endswith("needs $29.39") for row in rows)
+    assert any(row.endswith("needs $29.41") for row in rows)
 
 
 def test_text_that_is_not_counted_in_tokens_yet_is_named_in_one_breath(tmp_path: Path) -> None:
