@@ -400,14 +400,6 @@ def test_without_a_default_vpc_it_is_said_how_to_make_one(
         aws.create(order_of(clock))
 
 
-def test_a_named_subnet_is_the_only_one_that_is_tried(cloud: AwsEmulator, clock: VirtualClock) -> None:
-    subnet = boto3.client("ec2").describe_subnets()["Subnets"][1]
-    cloud.rules.sold_out = {f"p4d.24xlarge@{subnet['AvailabilityZone']}"}
-    with pytest.raises(NoCapacity):
-        AwsProvider(clock, subnet=subnet["SubnetId"]).create(order_of(clock))
-    assert [form["NetworkInterface.1.SubnetId"] for form in cloud.launches] == [subnet["SubnetId"]]
-
-
 def test_the_firewall_lets_in_this_machine_alone(
     cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

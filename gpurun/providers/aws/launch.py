@@ -28,22 +28,18 @@ class Network:
 
     vpc: str
     subnets: dict[str, str]
-    chosen: bool
-    """Whether the user named the subnet, so that no other may be tried."""
 
 
-def network_of(wire: Wire, region: str, subnet: str | None) -> Network:
-    """The named subnet, or the default one of every zone; Rejected when there is none."""
-    asked: dict[str, Any] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
-    if subnet:
-        asked = {"SubnetIds": [subnet]}
-    found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", **asked))
+def network_of(wire: Wire, region: str) -> Network:
+    """The default VPC with its subnet of every zone; Rejected when there is none."""
+    wanted = [{"Name": "default-for-az", "Values": ["true"]}]
+    found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", Filters=wanted))
     if not found:
         make = f"aws ec2 create-default-vpc --region {region}"
         raise Rejected(f"{region} has no default VPC; make one (`{make}`) or take another region")
     vpc = str(found[0]["VpcId"])
     zones = {str(one["AvailabilityZone"]): str(one["SubnetId"]) for one in found if one["VpcId"] == vpc}
-    return Network(vpc, zones, chosen=bool(subnet))
+    return Network(vpc, zones)
 
 
 def launch(wire: Wire, order: Order, image: Image, network: Network, group: str) -> Told:
@@ -104,9 +100,6 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
 
 def _places(wire: Wire, order: Order, network: Network) -> Iterator[tuple[str, str]]:
     """Zone and subnet of each launch; the zones that sell the type are looked up only once they are needed."""
-    if network.chosen:
-        yield from network.subnets.items()
-        return
     yield "", ""
     selling = zones_selling(wire, order.offer.region, [order.offer.type_id])
     yield from (

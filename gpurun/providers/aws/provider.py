@@ -30,7 +30,7 @@ LET_IN_S = 60.0
 class AwsProvider:
     """EC2 in the region that is named here, or in the SDK's own; what exists is looked for in every region.
 
-    `subnet` takes the place of the default VPC's; `my_address` tells the address that the firewall lets in.
+    `my_address` tells the address that the firewall lets in.
     """
 
     name = "aws"
@@ -42,13 +42,11 @@ class AwsProvider:
         *,
         region: str | None = None,
         spot: bool = False,
-        subnet: str | None = None,
         my_address: Callable[[], str] | None = None,
     ) -> None:
         self._wire = Wire(clock, region)
         self._named_region = region
         self._spot = spot
-        self._subnet = subnet
         self._my_address = my_address or partial(public_address, clock)
         self._images: dict[tuple[str, str], Image] = {}
         self._homes: dict[str, str] = {}  # The region of each token: a token is sent to one region only.
@@ -93,7 +91,7 @@ class AwsProvider:
                 if one.state is not InstanceState.GONE:
                     return one
             image = self._image(region, order.image)
-            network = network_of(self._wire, region, self._subnet)
+            network = network_of(self._wire, region)
             group = make_group(self._wire, order, network.vpc, self._my_address)
             told = launch(self._wire, order, image, network, group)
         except Refused as refused:
