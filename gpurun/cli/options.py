@@ -41,14 +41,14 @@ RunArgument = Annotated[
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Names, unique beginnings, or @last.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help="Names, unique beginnings, or @last.", autocompletion=_complete_run),
 ]
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="[RECIPE]", help="A recipe's name or file.", autocompletion=_complete_recipe)
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=_complete_recipe)
 ]
 RecipeNames = Annotated[
     list[str],
-    typer.Argument(metavar="[RECIPE]...", help="Recipes' names or files.", autocompletion=_complete_recipe),
+    typer.Argument(metavar="RECIPE", help="Recipes' names or files.", autocompletion=_complete_recipe),
 ]
 Providers = Annotated[
     list[str],

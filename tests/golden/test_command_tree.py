@@ -20,10 +20,15 @@ def tree(command: Any, name: str = "gpurun") -> list[str]:
     if children:
         return [line for key in sorted(children) for line in tree(children[key], f"{name} {key}")]
     parts = [parameter.opts for parameter in command.params if parameter.param_type_name == "option"]
-    arguments = [
-        parameter.metavar or parameter.name for parameter in command.params if parameter.param_type_name == "argument"
-    ]
+    arguments = [_as_typed(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
     return [" ".join([name, *arguments, *sorted("|".join(sorted(opts)) for opts in parts)])]
+
+
+def _as_typed(argument: Any) -> str:
+    """An argument as a usage line shows it: the brackets and dots are not its name's, or there would be two of each."""
+    name = argument.metavar or argument.name
+    assert argument.hidden or name.isalpha(), name
+    return (name if argument.required else f"[{name}]") + ("..." if argument.nargs != 1 else "")
 
 
 def test_the_command_tree_is_the_one_that_was_agreed_on() -> None:

@@ -32,7 +32,7 @@ def receipt(
 
 def audit(
     session: Session,
-    runs: Annotated[list[str], typer.Argument(metavar="[RUN]...", help="Only these; all by default.")] = [],  # noqa: B006
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Only these; all by default.")] = [],  # noqa: B006
     since: Annotated[
         str, typer.Option("--since", metavar="DATE", help="Only runs opened on that day or later: 2026-11-01.")
     ] = "",
