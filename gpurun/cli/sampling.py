@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from gpurun.cli.control import find
 from gpurun.cli.result import Result
@@ -12,7 +13,14 @@ from gpurun.core.errors import UsageError
 from gpurun.view.safe import safe_line, safe_text
 
 MOST_TOKENS = 100_000
-MOST_SEED = (1 << 63) - 1
+RANGES: Mapping[str, tuple[int, float, str]] = {
+    "tokens": (1, MOST_TOKENS, "100"),
+    "temperature": (0, 1000, "0.8"),
+    "top_k": (0, 1_000_000, "50"),
+    "seed": (0, (1 << 63) - 1, "1"),
+    "beams": (1, 1000, "4"),
+}
+"""The least and the most of each setting, and one to try: what is outside is refused before anything is opened."""
 
 
 def sample_run(session: Session, run: str, prompt: str, *, checkpoint: str, **wanted: float | int | None) -> Result:
@@ -20,13 +28,12 @@ def sample_run(session: Session, run: str, prompt: str, *, checkpoint: str, **wa
 
     `wanted` are the sampler's settings, None for the recipe's own.
     """
-    tokens = wanted.get("tokens")
-    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
-        what = f"--tokens {tokens} is not between 1 and {MOST_TOKENS:,}."
-        raise UsageError("usage.tokens", what, hint="Try --tokens 100.")
-    seed = wanted.get("seed")
-    if seed is not None and not 0 <= seed <= MOST_SEED:
-        raise UsageError("usage.seed", f"--seed {seed} is not between 0 and {MOST_SEED:,}.", hint="Try --seed 1.")
+    for name, value in wanted.items():
+        least, most, example = RANGES[name]
+        if value is not None and not least <= value <= most:  # Nor is what is not a number.
+            option = f"--{name.replace('_', '-')}"
+            what = f"{option} {value} is not between {least} and {most:,}."
+            raise UsageError(f"usage.{name}", what, hint=f"Try {option} {example}.")
     sight = find(session, run)
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")

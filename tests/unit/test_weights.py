@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,6 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
     with pytest.raises(UsageError, match="no checkpoint '7'") as unknown:
         sample_run(session, "fox-41", "a", checkpoint="7")
     assert "000120" in unknown.value.hint
-    with pytest.raises(UsageError, match="--tokens 0"):
-        sample_run(session, "fox-41", "a", checkpoint="best", tokens=0)
-    with pytest.raises(UsageError, match="--seed 18446744073709551616 is not between"):
-        sample_run(session, "fox-41", "a", checkpoint="best", seed=1 << 64)
     with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
         sample_run(session, "fox-41", "refuse", checkpoint="best")
     with pytest.raises(SetupError, match="MemoryError: no room"):
@@ -130,6 +127,25 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
     with pytest.raises(SetupError, match="PyTorch") as missing:
         sample_run(session, "fox-41", "a", checkpoint="best")
     assert "gpurun[local]" in missing.value.hint
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"tokens": 0}, "--tokens 0 is not between 1 and 100,000"),
+        ({"seed": 1 << 64}, "--seed 18446744073709551616 is not between 0 and"),
+        ({"temperature": -0.1}, "--temperature -0.1 is not between 0 and 1,000"),
+        ({"temperature": float("nan")}, "--temperature nan is not between"),
+        ({"top_k": -1}, "--top-k -1 is not between"),
+        ({"beams": 1_000_000}, "--beams 1000000 is not between 1 and 1,000"),
+    ],
+)
+def test_a_setting_that_no_sampler_takes_is_refused_before_torch_is_loaded(
+    session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, setting: dict[str, float], told: str
+) -> None:
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        sample_run(session, "fox-41", "a", checkpoint="best", **setting)
 
 
 def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFolder, tmp_path: Path) -> None:
