@@ -18,7 +18,7 @@ from gpurun.core.plan import Estimate
 from gpurun.planning.catalog import Card, card_of
 from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of
 from gpurun.planning.priors import Nearest, Priors, nearest
-from gpurun.planning.rate import Pieces
+from gpurun.planning.rate import LAUNCH_S, Pieces
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
 from gpurun.planning.reductions import what_would_fit
 from gpurun.planning.tables import ModelTable
@@ -28,7 +28,6 @@ ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}
 
 CORE_FLOPS = (5e9, 60e9)
 CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever the model.
-LAUNCH_S = (0.0002, 0.0015)  # Launching one layer's kernels, forward and backward, eager.
 GPU_STEP_S = (0.001, 0.005)  # One optimiser step's overhead on a GPU.
 START_S = (10.0, 40.0)  # Importing torch, opening the data, the first step.
 COMPILE_S = (30.0, 120.0)
@@ -126,7 +125,8 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
     low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
     steps = steps_of_work(recipe)
     times = [steps * train.batch_tokens / each for each in (high, low)]
-    start, sampling = (0.8 * prior.start_s, 1.2 * prior.start_s), _sampling_s(recipe) if prior.gpu_count else (0.0, 0.0)
+    start = (0.8 * prior.start_s, 1.2 * prior.start_s)
+    sampling_s = _pieces(recipe).launching_s(recipe.first_step + 1) if prior.gpu_count else (0.0, 0.0)
     words = f"rests on your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"
     if not own.is_same:
         words += f" there, for a model, batch or machine near this one, hence {own.tokens_per_s:,.0f} here"
@@ -136,9 +136,9 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
         peak_bytes=max(peak, measured) if own.is_same and prior.gpu_count else peak,
         micro_batch=micro_batch,
         tokens_per_s=(low, high),
-        train_s=(start[0] + times[0] + sampling[0], start[1] + times[1] + sampling[1]),
+        train_s=(start[0] + times[0] + sampling_s[0], start[1] + times[1] + sampling_s[1]),
         basis=words,
-        expected_s=prior.start_s + steps * train.batch_tokens / own.tokens_per_s + sum(sampling) / 2,
+        expected_s=prior.start_s + steps * train.batch_tokens / own.tokens_per_s + sum(sampling_s) / 2,
     )
 
 
@@ -161,7 +161,7 @@ def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) 
     launches = micro_steps * recipe.tables.model.layers
     compiled = recipe.tables.train.compile
     published = card.expected_mfu if half and compiled else None
-    sampling_s = _sampling_s(recipe)
+    sampling_s = _pieces(recipe).launching_s(recipe.first_step + 1)
     low, high = (mfu * share for mfu, share in zip(card.mfu, (1.0, 1.0) if compiled else EAGER_SHARE, strict=True))
     return _Speed(
         flops=(peak * low * scaling[0], peak * high * scaling[1]),
@@ -184,18 +184,6 @@ def _on_cpu(cores: int) -> _Speed:
     return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, beside_s=START_S, words=words)
 
 
-def _sampling_s(recipe: ResolvedRecipe) -> tuple[float, float]:
-    """Seconds to launch what a GPU makes of the prompts, all of them at once but one token after the other.
-
-    Never compiled: a third of what a layer's forward and backward take, for each token of each checkpoint.
-    """
-    pieces, sample = Pieces.of(recipe.record), recipe.tables.sample
-    assert pieces is not None
-    tokens = pieces.saves_from(recipe.first_step + 1) * sample.tokens if sample.prompts else 0
-    low, high = (tokens * recipe.tables.model.layers * each / 3 for each in LAUNCH_S)
-    return low, high
-
-
 def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:
     """Why the trainer would refuse to compute as the recipe wants on a card; empty where it would not."""
     train = recipe.tables.train
@@ -208,9 +196,13 @@ def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:
 
 def steps_of_work(recipe: ResolvedRecipe) -> float:
     """The steps that are left, with all that is to be evaluated and sampled beside them counted in steps."""
+    return recipe.steps_left + _pieces(recipe).beside_from(recipe.first_step + 1)
+
+
+def _pieces(recipe: ResolvedRecipe) -> Pieces:
     pieces = Pieces.of(recipe.record)
     assert pieces is not None
-    return recipe.steps_left + pieces.beside_from(recipe.first_step + 1)
+    return pieces
 
 
 def _unfit(peak: int, why: str) -> Estimate:

@@ -20,6 +20,10 @@ LEAST_CLEAN_STEPS = 10
 """Fewer say nothing, and so many are one pace: what comes every few steps belongs to a step as it usually is."""
 HELLASWAG_ITEM_TOKENS = 4 * 128
 """Four endings, each after the context in a row padded to the longest of a few items: a guess by hand."""
+LAUNCH_S = (0.0002, 0.0015)
+"""Launching one layer's kernels, forward and backward, eager."""
+FORWARD_SHARE = 1 / 3
+"""Of a training pass."""
 _MOST_PACES = 64
 
 
@@ -34,6 +38,8 @@ class Pieces:
     checkpoint_every: int
     sampled_steps: float = 0.0
     """Sampling at a checkpoint, in steps: a forward of one sequence for each token, at half the pace of a step."""
+    sampled_layers: int = 0
+    """The layers launched for it, beside their work: all prompts go on at once, but one token after the other."""
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
@@ -43,13 +49,14 @@ class Pieces:
         found = [table.get(key) for table, key in (*told, (train, "checkpoint_every"))]
         if not all(type(one) is int and one > 0 for one in found):
             return None
-        sample, context = resolved.get("sample", {}), resolved.get("model", {}).get("context", 0)
-        tokens = len(sample.get("prompts", ())) * sample.get("tokens", 0)
+        sample, model = resolved.get("sample", {}), resolved.get("model", {})
+        prompts, tokens = len(sample.get("prompts", ())), sample.get("tokens", 0)
         steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
         items = evaluation.get("hellaswag_items", 0)
         eval_tokens += HELLASWAG_ITEM_TOKENS * items if type(items) is int and items > 0 else 0
-        sampled_steps = tokens * context / 2.0 / batch_tokens
-        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_steps)
+        sampled_steps = prompts * tokens * model.get("context", 0) / 2.0 / batch_tokens
+        sampled_layers = tokens * model.get("layers", 0) if prompts else 0
+        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_steps, sampled_layers)
 
     def saves_from(self, step: int) -> int:
         """How many checkpoints are due at this step and later: one every so often, and one at the end."""
@@ -62,9 +69,14 @@ class Pieces:
         return self._multiples(every, step) + self._multiples(saved, step) - both + 1
 
     def beside_from(self, step: int) -> float:
-        """All evaluations and samples from this step on, in steps: a forward is a third of a training pass."""
-        evaluated = self.evaluations_from(step) * self.eval_tokens / 3.0 / self.batch_tokens
+        """All evaluations and samples from this step on, in steps."""
+        evaluated = self.evaluations_from(step) * self.eval_tokens * FORWARD_SHARE / self.batch_tokens
         return evaluated + self.saves_from(step) * self.sampled_steps
+
+    def launching_s(self, step: int) -> tuple[float, float]:
+        """Seconds to launch all samples from this step on, (least, most); they are never compiled."""
+        layers = self.saves_from(step) * self.sampled_layers
+        return layers * LAUNCH_S[0] * FORWARD_SHARE, layers * LAUNCH_S[1] * FORWARD_SHARE
 
     def _multiples(self, every: int, step: int) -> int:
         """How many steps from this one on, but for the last, are a multiple."""
@@ -198,13 +210,16 @@ class Meter:
         (step, elapsed_s), step_s = self._last, self._usual_step_s()
         if step_s is None:
             return None
-        eval_s = pieces.eval_tokens / 3.0 / pieces.batch_tokens * step_s  # A forward is a third of a training pass.
+        eval_s = pieces.eval_tokens * FORWARD_SHARE / pieces.batch_tokens * step_s
         if self._evals:
             eval_s = self._evals_s / self._evals
         beside_s = max(0.0, self._mixed_s - self._mixed_steps * step_s - self._evals_s)
-        save_s = beside_s / self._saves if self._saves else pieces.sampled_steps * step_s
-        left_s = (pieces.steps - step) * step_s
-        left_s += pieces.evaluations_from(step) * eval_s + pieces.saves_from(step) * save_s
+        saves = pieces.saves_from(step)
+        if self._saves:
+            saves_s = saves * beside_s / self._saves
+        else:
+            saves_s = saves * pieces.sampled_steps * step_s + sum(pieces.launching_s(step)) / 2
+        left_s = (pieces.steps - step) * step_s + pieces.evaluations_from(step) * eval_s + saves_s
         return Measured(
             step=step,
             steps=pieces.steps,

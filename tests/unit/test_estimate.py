@@ -12,8 +12,9 @@ from gpurun.core.model import Offer
 from gpurun.core.money import usd
 from gpurun.core.plan import Earlier, Estimate
 from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
-from gpurun.planning.estimate import LAUNCH_S, PCIE_SCALING, START_S, estimate, flops_per_token
+from gpurun.planning.estimate import PCIE_SCALING, START_S, estimate, flops_per_token
 from gpurun.planning.memory import CONTEXT_BYTES, GIB, REPLICA_BYTES, REPLICA_SHARE, Way, peak_bytes
+from gpurun.planning.rate import LAUNCH_S
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
 

@@ -15,9 +15,10 @@ from gpurun.core.paths import Home
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for, parse_gpu
-from gpurun.planning.estimate import LAUNCH_S, estimate, flops_per_token
+from gpurun.planning.estimate import estimate, flops_per_token
 from gpurun.planning.load import load_of
 from gpurun.planning.priors import MOST_RUNS, Prior, Priors, loss_at
+from gpurun.planning.rate import LAUNCH_S
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 
 FULL = resolve(load_recipe("gpt2-124m"), "full")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.planning.rate import Measured, Meter, Pieces
+from gpurun.planning.rate import LAUNCH_S, Measured, Meter, Pieces
 
 RESOLVED = {
     "train": {"steps": 400, "batch_tokens": 1000, "checkpoint_every": 100},
@@ -92,9 +92,10 @@ def test_hellaswag_that_was_not_seen_yet_counts_as_a_forward_of_its_rows() -> No
 
 
 def test_samples_that_were_not_seen_yet_count_as_forwards_of_one_sequence() -> None:
-    sampled = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50}}
+    sampled = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50, "layers": 6}}
     plain, more = (first(list(training(step_s=0.5, eval_s=1.0, save_s=0.0)), one) for one in (RESOLVED, sampled))
-    assert more.left_s - plain.left_s == pytest.approx(4 * (2 * 100 * 50 / 2 / 1000) * 0.5)
+    launching_s = 100 * 6 * sum(LAUNCH_S) / 2 / 3  # Both prompts at once, one token after the other.
+    assert more.left_s - plain.left_s == pytest.approx(4 * (2 * 100 * 50 / 2 / 1000 * 0.5 + launching_s))
 
 
 def test_checkpoints_that_were_seen_are_counted_for_the_rest() -> None:
