@@ -197,6 +197,15 @@ def test_a_disk_that_is_full_is_a_matter_of_set_up_as_everywhere(code: str, exit
     assert (raised.value.code, raised.value.exit_code) == (code, exit_code)
 
 
+def test_an_answer_that_no_pipe_holds_is_heard_whole(tmp_path: Path) -> None:
+    error = {"code": "data.empty", "message": "No. " * 100_000, "hint": "Take another."}
+    say_it = f"import json, signal, sys\nsignal.alarm(5)\nprint(json.dumps({{'error': {error!r}}}))\nsys.exit(2)\n"
+    (tmp_path / "wordy.py").write_text(say_it)
+    with pytest.raises(UsageError, match=r"No\.") as raised:
+        preparer.run_preparer("wordy", [], root=tmp_path, say=lambda _: None)
+    assert raised.value.what == error["message"]
+
+
 def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it(tmp_path: Path) -> None:
     source = tmp_path / "late.jsonl"
     source.write_text(f"{json.dumps({'text': WORDS})}\n" * 5000 + "no object\n")

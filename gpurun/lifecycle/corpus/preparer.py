@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +48,36 @@ def run_preparer(
     assert child.stderr is not None
     assert child.stdout is not None
     talk = []
-    try:
-        for line in child.stderr:
-            if line.startswith(_PROGRESS):
-                progress(json.loads(line.removeprefix(_PROGRESS)))
-                continue
-            talk.append(line.rstrip())
-            say(talk[-1])
-        answer: dict[str, Any] = json.loads(child.stdout.read() or "{}")
-        child.wait()
-    finally:
-        _end(child)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        # An answer that its pipe cannot hold would wait for us, as we for the end of the talk.
+        heard = beside.submit(child.stdout.read)
+        try:
+            for line in child.stderr:
+                if line.startswith(_PROGRESS):
+                    progress(json.loads(line.removeprefix(_PROGRESS)))
+                    continue
+                talk.append(line.rstrip())
+                say(talk[-1])
+            answer: dict[str, Any] = json.loads(heard.result() or "{}")
+            child.wait()
+        finally:
+            _end(child)
     if child.returncode == 0:
         return answer
-    if "error" in answer:
-        told = answer["error"]
-        kind = SetupError if told["code"].startswith("disk.") else UsageError
-        raise kind(told["code"], told["message"], hint=told["hint"])
-    raise SetupError(
+    raise _refused(answer) or SetupError(
         "data.prepare_failed",
         f"Tokenising ended with exit code {child.returncode}: {' '.join(talk[-3:])}",
         hint=if_killed,
     )
+
+
+def _refused(answer: Mapping[str, Any]) -> UsageError | SetupError | None:
+    """The program's refusal as one of ours; None where it did not come to say one."""
+    if "error" not in answer:
+        return None
+    told = answer["error"]
+    kind = SetupError if told["code"].startswith("disk.") else UsageError
+    return kind(told["code"], told["message"], hint=told["hint"])
 
 
 def _end(child: subprocess.Popen[str]) -> None:
