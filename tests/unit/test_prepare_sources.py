@@ -374,6 +374,24 @@ def test_parquet_without_a_text_column_lists_those_that_it_has(tmp_path: Path) -
     assert refusal(lambda: opened(tmp_path / "a.parquet", "score")).code == "data.no_text_column"
 
 
+@pytest.mark.parametrize("form", ["a short line", "a long line", "columns"])
+def test_of_very_many_names_the_first_are_told(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary is an object, too: to list its keys would fill the screen, and to collect them the memory."""
+    names = [f"token {number:06d}" + "!" * (100 * (number == 1)) for number in range(50_000)]
+    path = tmp_path / ("a.parquet" if form == "columns" else "vocab.json")
+    if form == "columns":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({name: [1] for name in names[:1000]}), path)
+    else:
+        monkeypatch.setattr(json_lines, "PIECE_BYTES", 1000 if form == "a long line" else 4 << 20)
+        path.write_text(json.dumps(dict.fromkeys(names, 1)))
+    found = refusal(lambda: read(path))
+    assert found.code == "data.no_text_column"
+    assert "token 000000" in found.message
+    assert found.message.endswith(", ….")
+    assert len(found.message) < 1000 + len(str(path))
+
+
 _HELD_BYTES = """
 import sys
 from trainer.prepare.sources.files import Span

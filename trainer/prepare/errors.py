@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+MOST_NAMES = 20
+"""Of what a file has, a sentence tells so many: a vocabulary in JSON has fifty thousand keys."""
+_NAME_CHARS = 60
 
 
 class Refusal(Exception):
@@ -39,3 +44,9 @@ def not_utf8(path: Path, byte: int, offset: int) -> Refusal:
         f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset}.",
         hint=f"Convert it first, for instance: iconv -f latin1 -t utf-8 {path.name} > {path.stem}-utf8.txt",
     )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a sentence: the first of very many, and of a very long one its beginning."""
+    told = [name if len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…" for name in names[:MOST_NAMES]]
+    return ", ".join([*told, *(["…"] if len(names) > MOST_NAMES else [])]) or "none"

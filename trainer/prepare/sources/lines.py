@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trainer.prepare.errors import Refusal
+from trainer.prepare.errors import Refusal, listed
 from trainer.prepare.sources.files import SourceFile, Span
 from trainer.prepare.sources.long_lines import NoSuchKey, NotAText, string_pieces
 from trainer.prepare.sources.streams import PIECE_BYTES, lines_from, open_content, regrouped
@@ -31,7 +31,7 @@ def rows(span: Span, column: str) -> Iterator[Text]:
 def _row(file: SourceFile, place: int, line: bytes, column: str) -> Iterator[Text]:
     record = _parsed(file, place, line)
     if column not in record:
-        raise _no_text(file, place, column, ", ".join(sorted(record)) or "none")
+        raise _no_text(file, place, column, listed(sorted(record)))
     text, url = record[column], record.get("url")
     if text is not None and not isinstance(text, str):
         raise _no_string(file, place, column, type(text).__name__)

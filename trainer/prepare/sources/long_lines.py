@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Generator, Iterable, Iterator
 
+from trainer.prepare.errors import MOST_NAMES, listed
 from trainer.prepare.sources.streams import whole_characters
 
 __all__ = ["NoSuchKey", "NotAText", "string_pieces"]
@@ -53,7 +54,7 @@ def string_pieces(chunks: Iterable[bytes], key: str) -> Generator[str, None, str
     if not scanner.ended:
         raise ValueError("it has no end")
     if scanner.found is None:
-        raise NoSuchKey(", ".join(sorted(scanner.keys)) or "none")
+        raise NoSuchKey(listed(sorted(scanner.keys)))
     if not scanner.found and scanner.value not in (b"", b"null"):
         raise NotAText(scanner.value.decode("utf-8", "replace")[:20])
     address: str = json.loads(b'"%b"' % scanner.address)
@@ -145,7 +146,8 @@ class _Scanner:
             self._key = None
         elif mark == b":" and self._depth == 1:
             self._key = self._last
-            self.keys.add(self._last[:60].decode("utf-8", "replace"))
+            if len(self.keys) <= MOST_NAMES:
+                self.keys.add(self._last[:_LONGEST_KEY].decode("utf-8", "replace"))
             if self._key == self._wanted and self.found is None:
                 self.found = False
         return stop + 1

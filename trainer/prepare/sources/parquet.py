@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from trainer.prepare.errors import Refusal, unreadable
+from trainer.prepare.errors import Refusal, listed, unreadable
 from trainer.prepare.sources.files import Span
 from trainer.prepare.sources.pages import Chunk, Source, is_known, largest_page, values
 from trainer.prepare.sources.streams import PIECE_BYTES, whole_characters
@@ -37,10 +37,10 @@ def group_bytes(path: Path, column: str) -> tuple[int, ...]:
     with _opened(path) as file:
         kinds = {field.name: str(field.type) for field in file.schema_arrow}
         if not kinds.get(column, "").startswith(("string", "large_string", "string_view")):
-            listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+            there = listed([f"{name} ({kind})" for name, kind in kinds.items()])
             raise Refusal(
                 "data.no_text_column",
-                f"{path} has no text in a column {column!r}; its columns are: {listed}.",
+                f"{path} has no text in a column {column!r}; its columns are: {there}.",
                 hint="Name the one that holds the documents: --text-column NAME.",
             )
         place = _place_of(file, column)
