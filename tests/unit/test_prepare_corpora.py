@@ -12,6 +12,7 @@ import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -355,6 +356,22 @@ def test_a_disk_too_small_is_said_before_starting_with_the_number(
     assert found.code == "disk.too_small"
     assert "has 0.1 MB free" in found.message
     assert not records(tmp_path / "out")
+
+
+@pytest.mark.parametrize("left", [f"{UNFINISHED}000007-killed/train_000008.bin", "dedupe/.signatures-000007.bin-99"])
+def test_what_a_killed_one_left_half_done_takes_no_room_from_the_one_that_goes_on(
+    corpus: Path, begun: Path, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (begun / left).parent.mkdir()
+    (begun / left).write_bytes(b"")
+    os.truncate(begun / left, 10**9)
+
+    def usage(folder: Path) -> Any:
+        taken = sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())
+        return SimpleNamespace(free=10**9 - taken)
+
+    monkeypatch.setattr(room.shutil, "disk_usage", usage)
+    assert prepared(corpus, begun)["made"] is True
 
 
 def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: Path) -> None:

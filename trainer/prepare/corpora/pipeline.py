@@ -25,13 +25,13 @@ from trainer.prepare.corpora.resume import (
     is_begun,
     known_files,
     lasting_digest,
-    remove,
     remove_state,
+    remove_unfinished,
     remove_work,
     what_is_asked,
 )
 from trainer.prepare.corpora.room import check_room
-from trainer.prepare.corpora.task import UNFINISHED, read_record, record_path
+from trainer.prepare.corpora.task import read_record, record_path
 from trainer.prepare.corpora.vocabulary import make_vocabulary
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.dedupe.stage import mark_duplicates
@@ -86,6 +86,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         if (order.out / "data.json").exists():
             return _already(order, source, asked, say)
         begin(order.out, asked, source)
+        remove_unfinished(order.out)
         per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
         tasks = divide(source.files, order.shard_tokens, per_token)
         what = f"{len(source.files)} files, {source.text_bytes / 1e6:,.1f} MB of text"
@@ -105,7 +106,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         try:
             records |= _work(order, executor, identity, records, left, meter)
         finally:
-            remove(order.out.glob(f"{UNFINISHED}*"))
+            remove_unfinished(order.out)
         return _finish(order, source, asked, tokenizer, [records[index] for index in range(len(tasks))], say)
 
 

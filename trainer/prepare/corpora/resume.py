@@ -29,6 +29,7 @@ __all__ = [
     "lasting_digest",
     "remove",
     "remove_state",
+    "remove_unfinished",
     "remove_work",
     "what_is_asked",
 ]
@@ -130,6 +131,11 @@ def remove_state(folder: Path) -> None:
             folder / _ASKED,
         ]
     )
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what is half done, before work too: what a killed one left takes the room that going on needs."""
+    remove([*folder.glob(f"{UNFINISHED}*"), *folder.glob(f"{DUPLICATES}/.*")])
 
 
 def is_begun(folder: Path) -> bool:

@@ -106,7 +106,7 @@ def is_held_out(sha256: bytes, val_fraction: float) -> bool:
 
 @contextlib.contextmanager
 def _workplace(folder: Path, index: int) -> Iterator[Path]:
-    """A folder of this process's own for unfinished files; what a killed one leaves goes when all is finished."""
+    """A folder of this process's own for unfinished files; what a killed one leaves goes when it is gone on with."""
     folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{index:06d}-", dir=folder))
     try:
