@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import isqrt
 
 from gpurun.core.model import Offer
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
@@ -165,10 +166,16 @@ def fitting_micro_batch(recipe: ResolvedRecipe, offer: Offer, processes: int, vo
     sequences, left = divmod(train.batch_tokens, recipe.tables.model.context * processes)
     if left:
         return 0
-    for size in range(min(train.micro_batch, sequences), 0, -1):
-        if sequences % size == 0 and peak_on(recipe, offer, processes, size, vocab_size) <= usable_bytes(offer):
+    for size in reversed(divisors(sequences)):
+        if size <= train.micro_batch and peak_on(recipe, offer, processes, size, vocab_size) <= usable_bytes(offer):
             return size
     return 0
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, in order."""
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
 
 
 def usable_bytes(offer: Offer) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from math import isqrt
 
 from gpurun.core.model import Offer
-from gpurun.planning.memory import GIB, USABLE_SHARE, peak_on, usable_bytes
+from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, peak_on, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.tables import ModelTable
 
@@ -34,7 +33,7 @@ def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ModelTable], b
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
     allowed: dict[str, Sequence[int]] = {
-        "context": [size for size in _divisors(batch // processes) if size < model.context],
+        "context": [size for size in divisors(batch // processes) if size < model.context],
         "layers": range(1, model.layers),
         "width": range(unit, model.width, unit),
     }
@@ -46,9 +45,3 @@ def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ModelTable], b
         # What is smaller than one that fits does so too.
         if place := bisect_left(values, True, key=is_too_large):
             yield f"{name} {getattr(model, name)} -> {values[place - 1]}"
-
-
-def _divisors(number: int) -> list[int]:
-    """All of them, in order."""
-    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})

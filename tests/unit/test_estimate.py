@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,15 @@ from gpurun.core.money import usd
 from gpurun.core.plan import Earlier, Estimate
 from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
 from gpurun.planning.estimate import PCIE_SCALING, START_S, estimate, flops_per_token
-from gpurun.planning.memory import CONTEXT_BYTES, GIB, REPLICA_BYTES, REPLICA_SHARE, Way, peak_bytes
+from gpurun.planning.memory import (
+    CONTEXT_BYTES,
+    GIB,
+    REPLICA_BYTES,
+    REPLICA_SHARE,
+    Way,
+    fitting_micro_batch,
+    peak_bytes,
+)
 from gpurun.planning.rate import LAUNCH_S
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
@@ -315,6 +324,14 @@ def test_the_cuts_that_are_named_fit_and_nothing_larger_does(extreme: dict[str, 
         assert guess({name: int(value)}).fits
         step = {"layers": 1, "width": sizes["heads"], "context": int(value)}[name]
         assert not guess({name: int(value) + step}).fits
+
+
+def test_a_micro_batch_of_any_size_is_found_at_once() -> None:
+    """Every number below what was asked for was tried: minutes for all offers, where a batch is very large."""
+    words = ["micro_batch=4294967296", "batch_tokens=4294967296", "context=64"]
+    recipe, began = resolve(load_recipe("mini-gpt"), "full", words), time.process_time()
+    assert fitting_micro_batch(recipe, offers_for(parse_gpu("T4"))[0], 1, 128) == 2**15
+    assert time.process_time() - began < 1.0
 
 
 def test_a_batch_that_cannot_be_shared_does_not_fit() -> None:
