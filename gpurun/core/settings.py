@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, str]:
     except OSError as error:
         hint = "Make it a file that you can read, or move it away. Another home: --home DIR or GPURUN_HOME."
         raise SetupError("config.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # No TOML, no UTF-8, or a number of more digits than Python reads.
         raise UsageError(
             "config.malformed",
             f"{path} is not valid TOML: {error}.",

@@ -32,7 +32,7 @@ def _value_of(value: str, text: str) -> Any:
     """A TOML value, or the word itself."""
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # No TOML, or a number of more digits than Python reads.
         parsed = {}
     if parsed.keys() == {"value"}:
         return parsed["value"]

@@ -198,7 +198,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"The recipe {path} cannot be read: {error.strerror}.",
             hint="Check the path; `gpurun recipes list` names the bundled ones.",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # No TOML, no UTF-8, or a number of more digits than Python reads.
         raise UsageError(
             "recipe.malformed", f"{path} is not valid TOML: {error}.", hint="Mend the line that it names."
         ) from None

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from gpurun.core.model import Frozen
 
 Whole = Annotated[int, Field(ge=1, le=2**53)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
 # Ten times what anybody has trained, or more; what is larger is a slip of the finger, and there would be no end to it.
 Tall = Annotated[int, Field(ge=1, le=10_000)]
 Wide = Annotated[int, Field(ge=1, le=2**20)]
@@ -48,7 +49,7 @@ class DataTable(Table):
     tokenizer: Literal["char", "gpt2", "bpe", "char-pairs", "word-pairs"]
     vocab_size: int = Field(default=0, ge=0, le=50_257)
     val_fraction: Share = 0.1
-    limit_mb: int = Field(default=0, ge=0)
+    limit_mb: Count = 0
 
     @property
     def is_parallel(self) -> bool:
@@ -73,7 +74,7 @@ class ScheduleTable(Table):
     """How the learning rate moves."""
 
     kind: Literal["cosine", "constant", "trapezoid", "noam"] = "cosine"
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Count = 0
     min_lr: NotNegative = 0.0
     cooldown_fraction: float = Field(default=0.0, ge=0, le=1)
 
@@ -102,16 +103,16 @@ class EvalTable(Table):
 
     every: Whole
     tokens: Whole
-    hellaswag_items: int = Field(default=0, ge=0)
+    hellaswag_items: Count = 0
 
 
 class SampleTable(Table):
     """The prompts that are continued, or translated, at every checkpoint."""
 
     prompts: tuple[str, ...] = Field(strict=False)
-    tokens: int = Field(ge=0)
+    tokens: Count
     temperature: NotNegative = 0.8
-    top_k: int = Field(default=0, ge=0)
+    top_k: Count = 0
     beams: Whole = 1
     length_penalty: NotNegative = 0.6
 

@@ -100,6 +100,7 @@ def test_set_wins_over_the_rehearsal_and_can_change_the_rehearsal_itself() -> No
         ("gpu=8xA100-80GB", ("hardware", "gpu"), "8xA100-80GB"),
         ('prompts=["a=b", "c"]', ("sample", "prompts"), ["a=b", "c"]),
         ("rehearsal.optim.lr=1", ("rehearsal", "optim", "lr"), 1),
+        pytest.param(f"steps={'9' * 5000}", ("train", "steps"), "9" * 5000, id="more digits than Python reads"),
     ],
 )
 def test_set_reads_toml_and_bare_words(text: str, path: tuple[str, ...], value: object) -> None:
@@ -143,6 +144,8 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         ("layers = 4", "layers = true", ("model.layers is True",)),
         ("layers = 4", "layers = 0", ("model.layers is 0", "greater than or equal to 1")),
         ("layers = 4", "layers = 99999999", ("model.layers is 99999999", "10000")),
+        ("tokens = 200", f"tokens = {10**310}", ("sample.tokens", str(2**53))),
+        ("every = 100", f"every = 100\nhellaswag_items = {10**310}", ("eval.hellaswag_items", str(2**53))),
         ("lr = 1e-3", "lr = inf", ("optim.lr is inf", "finite")),
         ("lr = 1e-3", "lr = -1", ("optim.lr is -1",)),
         ('kind = "cosine"', 'kind = "linear"', ("schedule.kind is 'linear'", "'trapezoid' or 'noam'")),
@@ -166,6 +169,11 @@ def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
     assert error.code == "recipe.malformed"
     assert "mine.toml" in error.what
     assert "line 5" in error.what
+
+
+def test_a_number_of_more_digits_than_python_reads_is_refused(tmp_path: Path) -> None:
+    error = refusal(lambda: load_recipe(changed(tmp_path, "heads = 4", f"heads = {'4' * 5000}")))
+    assert error.code == "recipe.malformed"
 
 
 def test_a_recipe_saved_by_notepad_is_the_same_recipe(tmp_path: Path) -> None:
