@@ -17,6 +17,7 @@ from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes.market import Market
 from gpurun.lifecycle.quotes.quote import WEAK
 from gpurun.lifecycle.quotes.unprepared import load_for
+from gpurun.planning import catalog
 from gpurun.planning.budget import candidates
 from gpurun.planning.catalog import all_offers, asked_as, parse_gpu, terms_of
 from gpurun.planning.load import load_of
@@ -218,6 +219,20 @@ def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_pat
     assert "`train` refuses that. Ask for a larger disk: --set hardware.disk_gb=46." in told
     enough = {**asked, "overrides": ("hardware.disk_gb=46",)}
     assert "disk_gb" not in " ".join(planned(tmp_path, "60", **enough).notes)
+
+
+def test_a_disk_too_small_at_the_cloud_that_is_taken_next_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS orders 75 GB at least, RunPod what the recipe says: where AWS had no capacity, it was full on paid time."""
+    cheap = tuple(one.model_copy(update={"rate_micros_per_hour": usd(2)}) if one.provider == "aws" else one
+                  for one in OFFERS)  # fmt: skip
+    monkeypatch.setattr(catalog, "all_offers", lambda: cheap)
+    asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=20",)}
+    plan = planned(tmp_path, "60", **asked)
+    assert plan.offer.provider == "aws"
+    assert "at least 26 GB at runpod" in " ".join(plan.notes)
+    assert "disk_gb" not in " ".join(planned(tmp_path, "60", **asked, providers=("aws",)).notes)
 
 
 def test_a_text_is_counted_by_what_is_taken_of_it_in_the_tokens_of_the_recipe(tmp_path: Path) -> None:

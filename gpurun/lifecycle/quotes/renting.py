@@ -96,17 +96,20 @@ def rented_plan(
 
 
 def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
-    """What is wrong with a disk that would be full on paid time, where it is ordered by its size."""
-    terms, wanted_gb = terms_of(plan.offer.provider), full.tables.hardware.disk_gb
+    """What is wrong with a disk that would be full on paid time, at any cloud that orders it and may be taken."""
+    wanted_gb = full.tables.hardware.disk_gb
     needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
-    if not terms.disk_per_gb_hour or needed_gb <= disk_gb_on(plan.offer.provider, wanted_gb):
-        return None
-    return UsageError(
-        "disk.small",
-        f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a model of "
-        f"{plan.parameters:,} parameters take at least {needed_gb} GB there, beside what the image takes.",
-        hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
-    )
+    for provider in (one.offer.provider for one in plan.approved if asked_as(one.offer) == asked_as(plan.offer)):
+        terms = terms_of(provider)
+        if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:
+            return UsageError(
+                "disk.small",
+                f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a "
+                f"model of {plan.parameters:,} parameters take at least {needed_gb} GB at {provider}, beside what the "
+                "image takes.",
+                hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
+            )
+    return None
 
 
 def shards_of(
