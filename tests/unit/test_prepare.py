@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import queue
 import re
 import resource
 import signal
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -461,6 +464,21 @@ def test_a_killed_prepare_leaves_no_folder_and_the_next_one_sweeps(tmp_path: Pat
     with staging(out):
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_waits_for_another_says_so(tmp_path: Path) -> None:
+    """What tokenises a large text holds the cache for minutes, or for good where it was stopped with ^Z."""
+    source, cache, said = texts(tmp_path / "in"), tmp_path / "cache", queue.Queue[str]()
+    run(source, tmp_path / "one", cache=cache)
+    with open(cache / ".lock") as held, ThreadPoolExecutor(1) as beside:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        later = beside.submit(prepare, request(source, tmp_path / "two", cache=cache), said.put)
+        try:
+            told = [said.get(timeout=5), said.get(timeout=5)]
+        finally:
+            held.close()
+        assert later.result()["cached"] is True
+    assert told[-1] == "another run tokenises just now; waiting for it"
 
 
 def test_two_prepares_at_once_share_one_cache(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
             cached = False
             _tokenise(request, corpus, folder, say)
         else:
-            with locked(request.cache):
+            with locked(request.cache, say):
                 entry = request.cache / key
                 cached = _is_sound(entry, say)
                 if not cached:

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal
@@ -52,11 +52,13 @@ def replace_folder(folder: Path, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(cache: Path) -> Iterator[None]:
-    """Hold the cache's kernel lock, which a killed process lets go of by itself."""
+def locked(cache: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the cache's kernel lock, which a killed process lets go of by itself; who must wait for it says so."""
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(cache / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if not _locked(file.fileno()):
+            say("another run tokenises just now; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
