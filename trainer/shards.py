@@ -227,6 +227,10 @@ def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_
         shards[part] = tuple(_open_shard(shards_in or folder, entry) for entry in entries)
         if not entries:
             raise Refused(f'data.json lists no shard under "{part}"')
+    trained = {shard.sha256 for shard in shards["train"]}
+    for shard in shards["val"]:
+        if shard.sha256 in trained:
+            raise Refused(f"{shard.path.name} is held out and trained on, too: its loss would tell nothing")
     return TokenData(vocabulary, shards["train"], shards["val"], _load_prompts(folder, prompts, vocabulary))
 
 

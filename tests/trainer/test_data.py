@@ -129,6 +129,12 @@ def _rewrite(tokens: list[int]) -> Damage:
     return damage
 
 
+def _hold_out_what_is_trained_on(folder: Path, manifest: Any) -> None:
+    """Under another name, as a copy has it."""
+    held = manifest["val"][0] = {**manifest["train"][1], "name": "val_000000.bin"}
+    (folder / held["name"]).write_bytes((folder / "train_000002.bin").read_bytes())
+
+
 def _set(*path: Any, value: Any) -> Damage:
     def damage(_: Path, manifest: dict[str, Any]) -> None:
         place: Any = manifest
@@ -166,6 +172,7 @@ BAD_DATA: dict[str, tuple[Damage, str]] = {
     "version": (_set("v", value=2), "not of version 1"),
     "no train shard": (_set("train", value=[]), 'no shard under "train"'),
     "no val": (_set("val", value=None), '"val" in data.json is null'),
+    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is held out and trained on, too"),
     "path out of the folder": (_set("train", 0, "name", value="../x.bin"), "is not the name of a shard"),
     "a shard without tokens": (_set("train", 0, value={"name": "x.bin", "sha256": ""}), 'has no "tokens"'),
     "no vocabulary": (lambda f, _: (f / "vocab.json").unlink(), "vocab.json cannot be read"),
