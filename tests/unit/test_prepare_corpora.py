@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.memory import tree_bytes
-from trainer.prepare import tokenizers
+from trainer.prepare import folders, tokenizers
 from trainer.prepare.corpora import division, room
 from trainer.prepare.corpora.pipeline import Order, prepare_corpus
 from trainer.prepare.corpora.task import UNFINISHED
@@ -287,6 +287,24 @@ def test_two_prepares_into_one_folder_are_refused(
     finally:
         os.close(descriptor)
     prepared(corpus, out)
+
+
+def test_a_second_one_that_is_refused_leaves_the_first_its_folder(tmp_path: Path) -> None:
+    """It is empty while the first looks through a large text, or downloads one."""
+    with folders.held(tmp_path / "out"):
+        with pytest.raises(Refusal, match="Another prepare"), folders.held(tmp_path / "out", patience_s=0):
+            pass
+        assert (tmp_path / "out").is_dir()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_went_with_who_held_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left = folders._locked, [(tmp_path / "out").rmdir]
+    monkeypatch.setattr(folders, "_locked", lambda descriptor: (left and left.pop()(), real(descriptor))[1])
+    with folders.held(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()
+        with pytest.raises(Refusal, match="Another prepare"), folders.held(tmp_path / "out", patience_s=0):
+            pass
 
 
 def test_asked_for_again_a_finished_folder_is_left_as_it_is(corpus: Path, tmp_path: Path) -> None:

@@ -69,6 +69,25 @@ def held(folder: Path, patience_s: float = 2.0) -> Iterator[None]:
     Raises Refusal where it cannot be made, and where another one holds it for longer than `patience_s`: one that was
     killed needs a moment to end.
     """
+    until = time.monotonic() + patience_s
+    while (descriptor := _held_once(folder)) is None:
+        if time.monotonic() > until:
+            raise Refusal(
+                "prepare.busy",
+                f"Another prepare is writing into {folder}.",
+                hint="Wait for it to end, or name another folder with --out.",
+            )
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        os.close(descriptor)
+
+
+def _held_once(folder: Path) -> int | None:
+    """The descriptor by which a folder is held from now on; None where another one holds it, or just removed it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -77,21 +96,11 @@ def held(folder: Path, patience_s: float = 2.0) -> Iterator[None]:
             raise
         what = f"{folder} is no folder, and cannot be made one: {error.strerror}."
         raise Refusal("data.out_unusable", what, hint="Name another folder with --out, where you may write.") from None
-    try:
-        until = time.monotonic() + patience_s
-        while not _locked(descriptor):
-            if time.monotonic() > until:
-                raise Refusal(
-                    "prepare.busy",
-                    f"Another prepare is writing into {folder}.",
-                    hint="Wait for it to end, or name another folder with --out.",
-                )
-            time.sleep(0.05)
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        if _locked(descriptor) and os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _locked(descriptor: int) -> bool:
