@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.errors import NoOffer
+from gpurun.core.model import digest_of
 from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
+from gpurun.core.plan import Request
+from gpurun.lifecycle.corpus.shards import read_manifest
 from gpurun.lifecycle.quotes.priors import load_priors
+from gpurun.lifecycle.quotes.quote import quote
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.estimate import estimate, flops_per_token
@@ -155,6 +161,24 @@ def test_a_cap_that_buys_a_part_says_how_far_it_gets_and_what_would_finish() -> 
 def test_without_a_run_of_the_same_recipe_nothing_is_said_of_the_loss() -> None:
     found = candidates(EIGHT, FULL, LOAD, cap=parse_usd("5"), priors=Priors(runs=(prior_of(recipe_sha256="0"),)))
     assert all(one.reach is not None and one.reach.val_loss is None for one in found)
+
+
+@pytest.mark.parametrize(("data", "is_told"), [("", True), ("text.txt", False), ("shards", True), ("others", False)])
+def test_before_anything_is_prepared_no_loss_is_told_that_was_on_other_data(
+    data: str, is_told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("other words")
+    manifest = {"tokenizer": {"name": "gpt2", "sha256": "", "vocab_size": 50257}, "source": {}, "val": []}
+    for name in ("shards", "others"):
+        (tmp_path / name).mkdir()
+        shard = {"name": "train_000001.bin", "tokens": 1, "sha256": name}
+        (tmp_path / name / "data.json").write_text(json.dumps({**manifest, "train": [shard]}))
+    mine = digest_of(read_manifest(tmp_path / "shards"))
+    asked = Request(recipe="gpt2-124m", gpu=parse_gpu("8xA100-80GB"), max_cost_micros=parse_usd("5"),
+                    data=str(tmp_path / data) if data else None)  # fmt: skip
+    found = quote(asked, FULL, priors=Priors(runs=(prior_of(data_sha256=mine),))).candidates
+    told = [one.reach.val_loss is not None for one in found if one.reach and one.reach.step]
+    assert set(told) == {is_told}
 
 
 def test_a_model_that_fits_no_card_says_which_dimension_to_cut_and_by_how_much() -> None:

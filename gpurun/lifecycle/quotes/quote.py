@@ -12,7 +12,7 @@ from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import format_usd, usd
 from gpurun.core.plan import Candidate, DataSummary, Mode, Plan, Request
 from gpurun.lifecycle.quotes.packaged import CATALOGUE, catalogued, others
-from gpurun.lifecycle.quotes.unprepared import load_for, not_prepared, vocabulary_of
+from gpurun.lifecycle.quotes.unprepared import load_for, named_data, not_prepared, vocabulary_of
 from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.catalog import counts_of, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
@@ -70,7 +70,7 @@ def quote(
         hours=request.hours,
         vocab_size=data.vocab_size if data else vocabulary_of(full),
         priors=priors,
-        data_sha256=data.sha256 if data else "",
+        data_sha256=data.sha256 if data else named_data(request),
     )
     if not request.choices.weak_lease:
         found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))
@@ -85,7 +85,16 @@ def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Pri
     """
     need, vocab, cap = need_of(request, full), vocabulary_of(full), request.max_cost_micros
     beside = others(request, need, on_cpu=_on_cpu(full), asked=quoted.asked)
-    found = candidates(beside, full, quoted.load, cap=cap, hours=request.hours, vocab_size=vocab, priors=priors)
+    found = candidates(
+        beside,
+        full,
+        quoted.load,
+        cap=cap,
+        hours=request.hours,
+        vocab_size=vocab,
+        priors=priors,
+        data_sha256=named_data(request),
+    )
     if not request.choices.weak_lease:
         found = tuple(_unless_weak(one) for one in found)
     together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not == WEAK)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.core.errors import UsageError
+from gpurun.core.model import digest_of
 from gpurun.core.plan import DataSummary, Request
 from gpurun.lifecycle.corpus.shards import BUILT_IN, read_manifest
 from gpurun.planning.load import BUCKET_BITS_PER_S, Load, load_of
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.quantities import format_bytes, format_duration
 
-__all__ = ["load_for", "not_prepared", "vocabulary_of"]
+__all__ = ["load_for", "named_data", "not_prepared", "vocabulary_of"]
 
 BYTES_PER_TOKEN = 2
 VOCABULARIES = {"gpt2": 50257, "bpe": 8192, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
@@ -72,6 +73,17 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
         sha256="",
         source=source,
     )
+
+
+def named_data(request: Request) -> str:
+    """What an earlier run on the data that --data names knows it by: "" where none is named, of a text what no run has.
+
+    Nothing is said of losses that were measured on something else.
+    """
+    if request.data is None:
+        return ""
+    place = Path(request.data).expanduser()
+    return digest_of(read_manifest(place)) if (place / "data.json").exists() else "not prepared"
 
 
 def vocabulary_of(full: ResolvedRecipe) -> int:
