@@ -383,6 +383,25 @@ def test_a_made_up_journal_is_told_by_its_story(home: Home, edit: Callable[[Reco
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [("wall", 1e30), ("wall", 10**400), ("mono", -1e300), ("wall", True), ("event", []), ("event", {"run": "opened"})],
+    ids=["far ahead", "beyond any float", "far behind", "no number", "a list", "an object"],
+)
+@pytest.mark.parametrize("line", [0, -2])
+def test_what_no_clock_shows_and_no_event_is_called_is_one_runs_problem_and_stops_no_audit(
+    home: Home, key: str, value: Any, line: int
+) -> None:
+    finished_run(home, "owl-07")
+    folder = finished_run(home)
+    records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
+    records[line][key] = value
+    chain_anew(folder.journal, records)
+    owl, fox = audit(home, since=0.0).rows
+    assert (owl.run, owl.problems) == ("owl-07", ())
+    assert "is not a record that this gpurun knows" in fox.problems[0]
+
+
+@pytest.mark.parametrize(
     ("key", "value"), [("cap_micros", 99_000_000), ("data_sha256", "0" * 64), ("recipe", "mini-gpt")]
 )
 def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:

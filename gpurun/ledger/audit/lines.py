@@ -16,6 +16,7 @@ GENESIS = "0" * 64
 _RECORD_KEYS = {"seq", "prev", "wall", "mono", "boot_id", "event", "data"}
 _LINK_TYPES = {"seq": int, "run": str, "receipt_sha256": str, "prev": str}
 _EVENTS = {str(event) for event in Event}
+_MOST_S = 1e11  # Beyond the year 5000.
 
 Json = dict[str, Any]
 
@@ -51,8 +52,8 @@ def _problem_of(line: bytes, number: int, before: str) -> str | None:
     record = _canonical_object(line)
     if record is None or set(record) != _RECORD_KEYS:
         return "is not a record"
-    numbers = isinstance(record["wall"], float | int) and isinstance(record["mono"], float | int)
-    if not numbers or not isinstance(record["data"], dict) or record["event"] not in _EVENTS:
+    numbers = all(_is_time(record[clock]) for clock in ("wall", "mono"))
+    if not numbers or not isinstance(record["data"], dict) or str(record["event"]) not in _EVENTS:
         return "is not a record that this gpurun knows"
     if record["seq"] != number:
         return f"says that it is line {record['seq']}"
@@ -61,6 +62,11 @@ def _problem_of(line: bytes, number: int, before: str) -> str | None:
     if record["event"] == Event.RUN_CLOSED and not _is_sealed(record):
         return "does not match its own seal"
     return None
+
+
+def _is_time(value: Any) -> bool:
+    """Whether it is a number of seconds that a clock can have shown: every sum of such can be told and compared."""
+    return type(value) in (float, int) and abs(value) < _MOST_S
 
 
 def _is_sealed(record: Json) -> bool:
