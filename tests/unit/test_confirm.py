@@ -105,6 +105,21 @@ def test_a_box_that_is_silent_all_the_time_is_confirmed_and_signed(
     assert (found.death, found.problems, found.warnings) == ("shutdown confirmed", (), ())
 
 
+@pytest.mark.parametrize("knock_s", [1.75, 4.0, 6.0, 12.0])
+def test_however_long_each_call_takes_the_tries_span_what_the_audit_wants(
+    session: Session, home: Home, folder: RunFolder, clock: VirtualClock, knock_s: float
+) -> None:
+    """A name with several addresses has each of them called, and a slow look-up of it comes on top."""
+
+    def time_out(host: str, port: int) -> str:
+        clock.sleep(knock_s)
+        return "timed out"
+
+    confirm(session, "fox-41", None, time_out)
+    found = row(home)
+    assert (found.death, found.problems) == ("shutdown confirmed", ())
+
+
 def test_it_says_what_the_box_cost_until_then_and_not_only_while_it_trained(
     session: Session, folder: RunFolder
 ) -> None:
