@@ -15,7 +15,7 @@ from gpurun.core.model import Teardown
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.ledger.confirmation import NAME, Confirmation, Try, box_of, read_confirmation, write_confirmation
 from gpurun.ledger.receipt import Receipt, read_receipt
-from gpurun.ledger.signing import Signature
+from gpurun.ledger.signing import Signature, load_signer
 from gpurun.lifecycle.runs import find_run
 from gpurun.providers.ssh_login import Login, parse_host
 
@@ -73,7 +73,8 @@ def confirm(session: Session, run: str, words: str | None, knocks: Knock = knock
     receipt = read_receipt(session.home, folder)
     login = _box(receipt, folder.name)
     kept = read_confirmation(session.home, folder, receipt)
-    if kept is not None and kept.is_seen:
+    # One without a signature may be anybody's: where there is a key, it is looked at again and signed.
+    if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
         return _told(kept, folder.name, session, f"{login.host} was confirmed before: {words_of(kept, session)}.")
     if not session.json:
         session.say(f"Knocking at {login.host} port {login.port} for about {SPAN_S:.0f} s.")
@@ -131,11 +132,12 @@ def words_of(made: Confirmation, session: Session) -> str:
     """A confirmation in one line: what was seen or said, and when."""
     told = made.predicate
     at = local_time(datetime.fromisoformat(told["confirmed_at"]).timestamp(), now=session.clock.wall())
+    unsigned = " (unsigned)" if made.signature is Signature.UNSIGNED else ""
     if not made.is_seen:
-        return f"shutdown stated by you at {at}: {told['words']}"
+        return f"shutdown stated by you{unsigned} at {at}: {told['words']}"
     tries = told["checked"]["tries"]
     seen = " and ".join(dict.fromkeys(one["seen"] for one in tries))
-    return f"shutdown confirmed at {at}: no SSH in {len(tries)} tries over {tries[-1]['at_s']:.0f} s ({seen})"
+    return f"shutdown confirmed{unsigned} at {at}: no SSH in {len(tries)} tries over {tries[-1]['at_s']:.0f} s ({seen})"
 
 
 def _told(made: Confirmation, run: str, session: Session, text: str) -> Result:

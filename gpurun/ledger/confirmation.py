@@ -121,13 +121,12 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
         envelope = json.loads(path.read_bytes())
         statement = json.loads(payload_of(envelope))
         predicate, subject = statement["predicate"], statement["subject"]
-        if statement["predicateType"] != SHUTDOWN_TYPE or predicate["verdict"] not in (CONFIRMED, STATED):
+        if statement["predicateType"] != SHUTDOWN_TYPE or not _is_shown(predicate):
             raise ValueError("it states something else")
         about = subject[0]["digest"]["sha256"]
-        datetime.fromisoformat(predicate["confirmed_at"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise VerificationFailed(
             "shutdown.unreadable",
             f"{path} is no statement about a shutdown: {type(error).__name__}.",
@@ -140,3 +139,15 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
     elif about != receipt.sha256 or predicate.get("box") != box_of(receipt):
         problem = "it is about another receipt"
     return Confirmation(predicate, signature, problem)
+
+
+def _is_shown(told: dict[str, Any]) -> bool:
+    """Whether all that people are shown of a statement has its form; anybody may have written the file."""
+    tries, cost, at = told["checked"]["tries"], told["cost"]["until_confirmed_micros"], told["confirmed_at"]
+    return (
+        told["verdict"] in (CONFIRMED, STATED)
+        and utc(datetime.fromisoformat(at).timestamp()) == at
+        and bool(tries)
+        and all(type(one["at_s"]) is float and plain_line(one["seen"]) == one["seen"] for one in tries)
+        and (cost is None or type(cost) is int)
+    )

@@ -317,6 +317,44 @@ def test_the_receipt_shows_it_and_stays_the_same_receipt(session: Session, home:
     assert read_receipt(home, folder).signature == "ok"
 
 
+def test_one_that_nobody_signed_is_shown_as_that_and_gives_way_to_one_that_can_be_signed(
+    session: Session, folder: RunFolder
+) -> None:
+    confirm(session, "fox-41", None, always("refused"))
+    path = folder.path / "shutdown.json"
+    path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), None)))
+    assert "shutdown confirmed (unsigned) at" in shown(session).text
+    with pytest.raises(MayBeBilling, match="still answers"):
+        confirm(session, "fox-41", None, always(ANSWERS))
+    confirm(session, "fox-41", None, always("refused"))
+    assert "shutdown confirmed at" in shown(session).text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checked": {"tries": []}},
+        {"checked": {"tries": [{"at_s": 10.0, "seen": "\x1b]0;all is well\x07"}]}},
+        {"checked": {"tries": [{"at_s": "long", "seen": "refused"}]}},
+        {"cost": {"until_confirmed_micros": "nothing"}},
+        {"confirmed_at": "0001-01-01"},
+    ],
+    ids=["no tries", "an escape sequence", "no seconds", "no amount", "no stamp"],
+)
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_file_that_somebody_wrote_is_no_statement_and_nothing_of_it_is_shown(
+    session: Session, home: Home, folder: RunFolder, change: dict[str, Any], signed: bool
+) -> None:
+    confirm(session, "fox-41", None, always("refused"))
+    edit(home, folder, lambda told: told["predicate"].update(change))
+    if not signed:
+        path = folder.path / "shutdown.json"
+        path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), None)))
+    assert "is no statement about a shutdown" in " ".join(shown(session).text.split())
+    with pytest.raises(VerificationFailed, match="no statement about a shutdown"):
+        confirm(session, "fox-41", None, always("refused"))
+
+
 def test_the_receipt_shows_a_confirmation_that_does_not_hold_as_none(
     session: Session, home: Home, folder: RunFolder
 ) -> None:
