@@ -413,6 +413,17 @@ def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: An
     assert any("was not opened with the plan's" in problem for problem in only_row(home).problems)
 
 
+def test_reads_of_one_moment_are_no_spread_however_long_ago_the_end_was_asked_for(home: Home) -> None:
+    """Three looks at once and half a minute of waiting: a provider that is silent for a moment would pass for dead."""
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
+    *reads, (_, (event, claim)) = run.death(gap_s=0.1)
+    run.play(iter(reads))
+    run.clock.sleep(30)
+    run.write((event, {**claim, "spread_s": 30.0})).settle()
+    assert any("their own times say otherwise" in problem for problem in only_row(home).problems)
+
+
 def test_a_second_machine_before_the_first_is_proven_gone(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created(), run.intended(2))

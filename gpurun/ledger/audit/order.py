@@ -186,6 +186,8 @@ def death_problems(proof: Json, rental: Sequence[Json]) -> Iterator[str]:
     if data["spread_s"] < least_s or data["spread_s"] > window_s + _CLOCK_SLACK_S:
         yield f"the reads are claimed to be {data['spread_s']} s apart, which they are not, or not enough"
     if counted and all("at_s" in read for read in counted):
+        if round(counted[-1]["at_s"] - counted[0]["at_s"], 3) != data["spread_s"]:
+            yield f"the reads are claimed to be {data['spread_s']} s apart, and their own times say otherwise"
         taken = [[read["at_s"], read["state"], read["listed"], read["answer_sha256"]] for read in counted]
         if digest_of(taken) != data["evidence_sha256"]:
             yield "the evidence is not the digest of the reads"
