@@ -29,11 +29,16 @@ def show_receipt(session: Session, run: str, *, markdown: bool) -> Result:
     """A run's receipt as text, Markdown or data."""
     folder = session.home.run(find_run(session.home, run))
     receipt = read_receipt(session.home, folder)
-    shutdown = shutdown_line(session, folder.name, receipt)
-    view = replace(view_of(receipt, folder), shutdown=shutdown)
-    if shutdown.startswith("shutdown "):  # It is done, so it is not the next thing to do.
-        view = replace(view, next_command=f"gpurun audit {folder.name}")
-    text = receipt_markdown(view) if markdown else receipt_text(view, session)
+    try:
+        shutdown = shutdown_line(session, folder.name, receipt)
+        view = replace(view_of(receipt, folder), shutdown=shutdown)
+        if shutdown.startswith("shutdown "):  # It is done, so it is not the next thing to do.
+            view = replace(view, next_command=f"gpurun audit {folder.name}")
+        text = receipt_markdown(view) if markdown else receipt_text(view, session)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as odd:
+        what = f"{folder.receipt} lacks what a receipt states, or states it in another form."
+        hint = f"`gpurun audit {folder.name}` says what differs; put it back from a copy."
+        raise VerificationFailed("receipt.unreadable", what, hint=hint) from odd
     data: dict[str, Any] = {"statement": receipt.statement, "sha256": receipt.sha256, "signature": receipt.signature}
     data["shutdown"] = shutdown or None
     error = _error(session, folder.name, receipt.signature)

@@ -12,10 +12,12 @@ import pytest
 
 from gpurun.cli.receipts import show_receipt, view_of
 from gpurun.cli.session import Session
+from gpurun.core.errors import VerificationFailed
+from gpurun.core.model import canonical
 from gpurun.core.paths import Home
 from gpurun.core.plan import Request
 from gpurun.ledger.receipt import read_receipt
-from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
+from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, make_envelope, payload_of
 from tests.unit.ledger_samples import CloudRun, Note, finished_run
 
 COST = 57 * 60 * 2_490_000 // 3600
@@ -57,6 +59,23 @@ def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
     shown = show_receipt(session, "fox-41", markdown=False)
     assert ("BAD SIGNATURE" in shown.text) is bool(code)
     assert (int(shown.exit_code), [error.code for error in shown.errors]) == (code, [told] if told else [])
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("cost", None), ("timeline", {}), ("checkpoint", {"files": [{}]}), ("verdict", "gpu"), ("prev", 7)],
+)
+def test_a_receipt_that_lacks_what_one_states_is_no_bug_of_gpurun(
+    session: Session, part: str, value: Any, markdown: bool
+) -> None:
+    folder = finished_run(session.home)
+    statement = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))
+    statement["predicate"][part] = value
+    folder.receipt.write_text(json.dumps(make_envelope(canonical(statement), None)))
+    with pytest.raises(VerificationFailed, match="lacks what a receipt states") as refused:
+        show_receipt(session, "fox-41", markdown=markdown)
+    assert refused.value.code == "receipt.unreadable"
 
 
 def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_knows(session: Session) -> None:
