@@ -10,6 +10,7 @@ from gpurun.core.money import Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import Rental, rentals_of
+from gpurun.ledger.untrusted import plain_line
 from gpurun.providers.base import Provider, Rejected, ReportsCharges, Unknown
 
 
@@ -38,7 +39,7 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
     for rental in rented:
         told = _charge(rental, provider_named)
         if isinstance(told, str):
-            unclear.append(told)
+            unclear.append(plain_line(told))
             continue
         amounts.append(told[0])
         is_settled = is_settled and told[1] and rental.end != "not_proven"

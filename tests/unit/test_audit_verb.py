@@ -19,6 +19,7 @@ from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.ledger import audit as audit_room
 from gpurun.ledger.lock import RunLock
+from gpurun.providers.base import Unknown
 from tests.unit.ledger_samples import CloudRun, finished_run
 
 
@@ -215,3 +216,15 @@ def test_a_bill_that_cannot_be_had_is_unknown_and_says_why(
     code, said = gpurun("audit", "--against-bill", "--json")
     assert (code, row_of(said)["billed_micros"]) == (0, None)
     assert words in row_of(said)["billed_unclear"][0]
+
+
+def test_what_a_provider_says_instead_of_a_bill_has_no_control_over_the_terminal(
+    home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shouting(Billing):
+        def charges(self, *asked: Any) -> Any:
+            raise Unknown("\x1b]0;all is well\x07 busy")
+
+    of_provider(monkeypatch, Shouting(None))
+    _, said = gpurun("audit", "--against-bill", "--json")
+    assert row_of(said)["billed_unclear"] == ["runpod could not be asked: \\u{1b}]0;all is well\\u{7} busy"]
