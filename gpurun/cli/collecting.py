@@ -238,7 +238,7 @@ def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: s
     """The files that are meant: a checkpoint of which a part was lost is passed over for the newest that is whole."""
     lost = {_stem(one) for one in not_here}
     weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
-    whole = {file.step for file in weights if file.step is not None}
+    whole = {file.step for file in weights}
     if only == "best" and manifest.best and manifest.best.step not in whole:
         what = f"The best checkpoint of {name}, step {manifest.best.step}, did not come home whole."
         raise UsageError("checkpoint.none", what, hint=f"gpurun collect {name} --only last has the newest that did.")
@@ -257,7 +257,7 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
         marks[manifest.best.step] = f"the best, val loss {manifest.best.val_loss:.4f}"
         if manifest.best.step == manifest.latest:
             marks[manifest.latest] = f"the newest and the best, val loss {manifest.best.val_loss:.4f}"
-    steps = sorted({file.step for file in files if file.kind == "weights" and file.step is not None})
+    steps = sorted({file.step for file in files if file.kind == "weights"})
     told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
     size = f"{len(files)} files, {format_bytes(sum(file.bytes for file in files))}"
     return f"At home, digests verified: {told or 'no checkpoint'}; {size}, in {sight.folder.artifacts}"

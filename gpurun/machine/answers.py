@@ -199,7 +199,7 @@ class ManifestFile(_Said):
     bytes: Count
     sha256: Sha256
     kind: Literal["weights", "optimizer", "state", "sample", "compile_cache"]
-    step: Count | None
+    step: Count
 
 
 class Best(_Said):

@@ -158,6 +158,7 @@ def bombs() -> dict[str, bytes]:
         "2^62 bytes in two": manifest(entry(bytes=2**61), entry("b", bytes=2**61)),
         "2^64 bytes": manifest(entry(bytes=2**64)),
         "fewer than none": manifest(entry(bytes=-1)),
+        "a file of no step": manifest(entry(), entry("samples/000010.txt", kind="sample", step=None)),
         "the same name twice": manifest(entry(), entry()),
         "the same name in capitals": manifest(entry(), entry(GOOD.upper())),
         "a file that is a folder": manifest(entry("a"), entry("a/b")),

@@ -109,7 +109,7 @@ def chosen(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -
         later = f"Ask again later; gpurun attach {run} shows how far it is."
         hint = f"What came home, and why: gpurun receipt {run}" if is_over else later
         raise UsageError("checkpoint.none", what, hint=hint)
-    return sorted(found, key=lambda file: (file.step is None, -(file.step or 0), file.kind != "weights", file.name))
+    return sorted(found, key=lambda file: (-file.step, file.kind != "weights", file.name))
 
 
 def _over_plan(run: str, wanted: Sequence[ManifestFile], allowance: Allowance) -> UsageError:

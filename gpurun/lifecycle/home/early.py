@@ -107,7 +107,7 @@ class Early:
         if self._allowance.limit_bytes is not None:
             latest = [file for file in manifest.files if file.step == manifest.latest]
             return latest if self._allowance.take(latest, by_step=manifest.latest or 0) else []
-        return sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.step is None, file.name))
+        return sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.name))
 
     def _let_go(self, manifest: Manifest, brought: Iterable[str], here: set[str]) -> None:
         """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""

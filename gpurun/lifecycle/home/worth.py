@@ -20,7 +20,7 @@ def wanted(manifest: Manifest) -> list[ManifestFile]:
 
     def place(file: ManifestFile) -> tuple[int, int, int, str]:
         group = 2 if file.kind not in RANK else 0 if file.step == manifest.latest else 1 if file.step == best else 3
-        return group, -(file.step or 0), RANK.get(file.kind, 0), file.name
+        return group, -file.step, RANK.get(file.kind, 0), file.name
 
     return sorted((file for file in manifest.files if file.name not in rest), key=place)
 
