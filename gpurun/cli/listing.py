@@ -15,6 +15,7 @@ from gpurun.core.money import Micros
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.lock import holder_of
 from gpurun.ledger.rental import is_more, rentals_of
+from gpurun.lifecycle.home.local_copy import read_on_at
 from gpurun.lifecycle.runs import Sight, look_at_all, planned_runs
 from gpurun.view.envelope import log_json
 from gpurun.view.events import parse_event, whole
@@ -184,6 +185,7 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
     offset, rest = 0, list[bytes]()
     while True:
         owned = holder_of(sight.folder.lock) is not None
+        offset = read_on_at(sight.folder.log, offset)
         for part in _parts(sight.folder.log, offset):
             offset += len(part)
             whole_lines, newline, begun = part.rpartition(b"\n")

@@ -12,6 +12,7 @@ from gpurun.core.moving import Moving, read_moving
 from gpurun.core.paths import RunFolder
 from gpurun.core.progress import Record
 from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.home.local_copy import read_on_at
 from gpurun.view.events import parse_event
 
 _MOST_BYTES = 1 << 20
@@ -53,6 +54,7 @@ class RunReader:
 
     def _lines(self, path: Path) -> list[bytes]:
         try:
+            self._offsets[path] = read_on_at(path, self._offsets[path])
             with path.open("rb") as content:
                 content.seek(self._offsets[path])
                 block = content.read(_MOST_BYTES)

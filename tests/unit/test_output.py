@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cli import listing
 from gpurun.cli.app import build_app
 from gpurun.cli.output import OutputLost
 from gpurun.cli.verb import run_app
+from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
+from gpurun.lifecycle.home import local_copy
+from gpurun.lifecycle.home.local_copy import LocalCopy
 from tests.lifecycle.tiny_runs import make_run
 from tests.unit.report_samples import opened_run
 
@@ -126,6 +130,26 @@ def test_a_log_comes_out_as_it_went_in_wherever_its_lines_end(
     assert in_process(["logs", "fox-41", "--json"], monkeypatch) == 0
     *lines, _ = capfdbinary.readouterr().out.splitlines()
     assert "\n".join(json.loads(line)["data"]["text"] for line in lines).encode() == log
+
+
+def test_what_a_flood_says_after_its_copy_was_cut_is_followed(
+    folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_copy, "HEAD_BYTES", 40)
+    run = Home(own_home).run("fox-41")
+    run.log.unlink()
+    copy, said = LocalCopy(run.log, most_bytes=100, head_bytes=40), iter(range(30))
+
+    def still_driven(lock: Path) -> str | None:
+        for number in said:
+            copy.append(b"%09d\n" % number)
+            return "its supervisor"
+        return None
+
+    monkeypatch.setattr(listing, "holder_of", still_driven)
+    monkeypatch.setattr(SystemClock, "sleep", lambda clock, seconds: None)
+    assert in_process(["logs", "fox-41", "-f"], monkeypatch) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{number:09d}" for number in range(30)]
 
 
 def test_where_there_is_no_log_the_way_on_is_told(

@@ -19,6 +19,8 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.progress import Event
 from gpurun.ledger.receipt import read_receipt
+from gpurun.lifecycle.home import local_copy
+from gpurun.lifecycle.home.local_copy import LocalCopy
 from gpurun.view.paint import cells, render
 from gpurun.view.panels import live_screen
 from gpurun.view.screen import Screen
@@ -185,6 +187,17 @@ def test_a_progress_bar_that_writes_over_itself_is_one_line_of_the_log(tmp_path:
     screen = Screen(samples.plan())
     screen.update([], [], RunReader(folder).read().log_lines)
     assert list(screen.log) == ["a", "100%|#####", "b"]
+
+
+def test_a_flood_is_shown_on_after_its_copy_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_copy, "HEAD_BYTES", 40)
+    folder = RunFolder(tmp_path)
+    copy, reader = LocalCopy(folder.log, most_bytes=100, head_bytes=40), RunReader(folder)
+    shown: list[bytes] = []
+    for number in range(30):
+        copy.append(b"%09d\n" % number)
+        shown += reader.read().log_lines
+    assert shown == [b"%09d" % number for number in range(30)]
 
 
 def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:

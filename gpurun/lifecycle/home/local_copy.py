@@ -16,6 +16,12 @@ MOST_BYTES = 1 << 30
 HEAD_BYTES = MOST_BYTES // 2
 
 
+def read_on_at(path: Path, offset: int) -> int:
+    """Where whoever has read a copy up to an offset reads on: of one that was cut since, after its head."""
+    size = path.stat().st_size if path.exists() else 0
+    return offset if offset <= size else min(size, HEAD_BYTES)
+
+
 class LocalCopy:
     """One copied file. Beside it, `NAME.cut` holds how many bytes of the original were dropped after the head."""
 
