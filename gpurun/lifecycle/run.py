@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.model import digest_of
 from gpurun.core.plan import Lease
 from gpurun.core.progress import Event, RunState
@@ -67,14 +67,20 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
 def watch(state: RunState, context: Context) -> Iterator[Note]:
     """Copy events and log as they come until the trainer has ended; pass on a wish to stop.
 
-    Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch.
+    Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch. StoreFull
+    while the copies here cannot be read: training does not need them.
     """
     instance = instance_of(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
     allowance = Allowance.of(context.folder, context.plan)
     with Early(far if context.brings_early and is_elsewhere else None, context.folder, allowance) as early:
-        yield from _watch(state, context, far, early, Pushing(state, context, far))
+        try:
+            yield from _watch(state, context, far, early, Pushing(state, context, far))
+        except OSError as error:
+            what = f"{error.filename or context.folder.path} cannot be read: {error.strerror}."
+            hint = "Mend what is said there: it goes on by itself. Training does too, until its lease."
+            raise StoreFull("watch.disk_full", what, hint=hint) from error
 
 
 def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
@@ -133,7 +139,7 @@ def _last_word(tail: Tail, context: Context) -> dict[str, object]:
     """What became of the training, as far as one more look tells, once only the time to collect is left."""
     try:
         status = tail.bring().status
-    except GpurunError:
+    except (GpurunError, OSError):
         return _UNHEARD
     return _outcome(status, context) if status.state == "exited" else _UNHEARD
 

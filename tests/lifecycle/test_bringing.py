@@ -288,6 +288,28 @@ def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, mon
     assert kept(world)
 
 
+@pytest.mark.parametrize("copied", ["run.log", "events.jsonl"])
+def test_a_copy_that_is_out_of_reach_for_a_while_ends_no_training_and_has_nothing_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch, copied: str
+) -> None:
+    """The home is on another machine's disk, whose server was restarted, or `sudo` has left the folder to root."""
+    stat = os.stat
+
+    def stale(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith(copied):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return stat(path, *rest, **more)
+
+    after(world, 30.0, lambda: monkeypatch.setattr(os, "stat", stale))
+    after(world, 50.0, lambda: monkeypatch.setattr(os, "stat", stat))
+    assert world.drive() is ExitCode.DONE
+    assert len(world.folder.log.read_bytes().splitlines()) == 1
+    (first,) = world.all_of(Event.INCIDENT)
+    assert first["code"] == "watch.disk_full"
+    assert f"{copied} cannot be read" in first["message"]
+    assert kept(world)
+
+
 def test_what_came_home_early_and_cannot_be_read_any_more_is_fetched_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

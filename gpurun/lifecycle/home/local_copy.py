@@ -18,7 +18,10 @@ HEAD_BYTES = MOST_BYTES // 2
 
 def read_on_at(path: Path, offset: int) -> int:
     """Where whoever has read a copy up to an offset reads on: of one that was cut since, after its head."""
-    size = path.stat().st_size if path.exists() else 0
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return offset
     return offset if offset <= size else min(size, HEAD_BYTES)
 
 
@@ -68,4 +71,7 @@ class LocalCopy:
         write_atomic(self._cut, str(dropped).encode("ascii"))
 
     def _size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
