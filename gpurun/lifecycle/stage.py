@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from gpurun.core.errors import SetupError
 from gpurun.core.model import canonical
 from gpurun.core.moving import Tell, moving
 from gpurun.core.paths import write_atomic
@@ -32,7 +33,8 @@ PATIENCE_S = 900.0
 def stage(state: RunState, context: Context) -> Iterator[Note]:
     """Read every file that is worth it once, and send to the bucket those that it does not have.
 
-    A bucket that does not answer for a while is waited for: nothing is paid for yet. SetupError when it refuses.
+    A bucket that does not answer for a while is waited for: nothing is paid for yet. SetupError when it refuses,
+    and when this home takes no notes of what was sent.
     """
     seen = survey(sources_of(context.plan, context.trainer))
     seen.demand_clean()
@@ -43,10 +45,15 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     _patiently(state, context, bucket.look)
     # Whoever may not write learns it here, also where everything is there already.
     _patiently(state, context, partial(bucket.put, _marker(bucket, context), _mark(context)))
-    with moving(context.folder, context.clock, "stage", _total(files)) as tell:
-        sending = _Staging(state, context, bucket, tell)
-        staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
-    write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
+    try:
+        with moving(context.folder, context.clock, "stage", _total(files)) as tell:
+            sending = _Staging(state, context, bucket, tell)
+            staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
+        write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
+    except OSError as error:
+        what = f"{error.filename or context.home.uploads} cannot be written: {error.strerror}."
+        hint = "Make room there or give yourself access; then the same command goes on where this stopped."
+        raise SetupError("stage.no_notes", what, hint=hint) from error
     told = {"url": str(bucket.address), "endpoint": bucket.endpoint, "files": len(staged), "bytes": _total(files)}
     counts = {"there_files": sending.there_files, "there_bytes": sending.there_bytes, "sent_bytes": sending.sent_bytes}
     yield Event.STAGE_OBSERVED, {**told, **counts, "seconds": round(context.clock.monotonic() - started, 3)}

@@ -73,6 +73,16 @@ def test_a_bucket_that_refuses_ends_the_run_before_anything_is_asked_for(
     assert denied in told(folder, "step.failed")["message"]
 
 
+def test_a_home_that_takes_no_notes_of_the_upload_is_no_bug_and_nothing_is_asked_for(own: Home, s3: S3Emulator) -> None:
+    """As where `sudo gpurun` has made the folder, or the disk is full."""
+    folder = staged_run(own)
+    own.cache.mkdir(parents=True)
+    own.uploads.write_bytes(b"a file in the folder's place")
+    assert tiny_runs.drive(own).returncode == 4
+    assert "create.intended" not in tiny_runs.events_of(folder)
+    assert str(own.uploads) in told(folder, "step.failed")["message"]
+
+
 def test_a_run_that_is_killed_during_the_upload_goes_on_with_it(own: Home, s3: S3Emulator) -> None:
     folder = staged_run(own)
     assert tiny_runs.drive(own, GPURUN_CRASH_AT="after s3.put_object > after s3.put_object").returncode == -9
