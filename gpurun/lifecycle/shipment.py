@@ -23,11 +23,14 @@ def modules_of(trainer: Path) -> dict[str, Path]:
 
 
 def _data(plan: Plan) -> dict[str, Path | bytes]:
-    """A run's own data folder whole; of a person's, the shards that its manifest names and the weights it wants."""
+    """A run's own data folder whole; of a person's, the shards that its manifest names and the weights it wants.
+
+    The manifest is the run's own copy: a person's folder may be moved or made anew before it is shipped.
+    """
     folder, name = Path(plan.data.folder), plan.resolved["train"].get("init_from")
     if not plan.data.beside:
         return {"data": folder}
-    manifest = json.loads((folder / "data.json").read_bytes())
+    manifest = json.loads((Path(plan.data.beside) / "data.json").read_bytes())
     shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
     files = {one: folder / one for one in shards}
     if name and plan.continues is None:

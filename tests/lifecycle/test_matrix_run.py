@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_a_far_disk_that_fills_up_or_fails_ends_the_rental_with_its_words(
     assert (failure["code"], failure["message"]) == (f"far.{reason}", "no room for 7,000,000,000 bytes")
     assert hint in failure["hint"], "it says what to do"
     assert not world.all_of(Event.TRAIN_STARTED)
+    assert kept(world)
+
+
+def test_shards_of_ones_own_that_were_moved_away_before_they_were_sent_are_named(world: World) -> None:
+    own, mine = Path(world.plan.data.folder), world.home.root / "mine"
+    (own / "data.json").write_text(json.dumps({"train": [{"name": "train_000001.bin"}], "val": []}))
+    data = world.plan.data.model_copy(update={"folder": str(mine), "beside": str(own)})
+    world.plan = world.plan.model_copy(update={"data": data})
+    world.folder.plan.write_text(world.plan.to_json())
+    assert world.drive() is ExitCode.USAGE
+    failure = world.state.failure or {}
+    assert failure["code"] == "pack.unreadable"
+    assert str(mine / "train_000001.bin") in failure["message"]
     assert kept(world)
 
 
