@@ -52,8 +52,11 @@ class Shared:
         return [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in self.flags.items()]
 
 
-# What a path is refused for that is too long, shut to us, or leads through a file.
-_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+# What a path is refused for: too long, shut to us, through a file; then what a disk says that fails or is away.
+_SHUT = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
+    *(errno.EIO, errno.ESTALE, errno.ENOTCONN),
+)
 
 # Typer vendors Click, whose usage errors have no public name but this.
 _WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
@@ -166,7 +169,7 @@ def _interrupted() -> Result:
 
 
 def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
-    """A disk that is full, or a path that cannot be: no fault of gpurun's, and a trace of it helps nobody."""
+    """A disk that is full or away, or a path that cannot be: no fault of gpurun's, and a trace of it helps nobody."""
     if isinstance(fault, RuntimeError) and "home directory" in str(fault):  # As pathlib says it of ~NAME.
         what = "A path begins with ~ and the name of nobody on this machine."
         return UsageError("usage.path", what, hint="Write it whole, or name the folder ./~NAME.")

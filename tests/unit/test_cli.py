@@ -151,6 +151,26 @@ def test_a_path_that_cannot_be_is_no_bug_of_ours(own_home: Path, words: list[str
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (exit_code, code)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN], ids=errno.errorcode.get)
+def test_a_home_on_a_disk_that_fails_or_is_away_is_no_bug_of_ours(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of a file server that was restarted a handle is stale; an sshfs whose line is down is not connected."""
+    log, read = make_run(Home(own_home), "fox-41").log, Path.open
+    log.write_bytes(b"a line\n")
+
+    def away(path: Path, *given: Any, **named: Any) -> Any:
+        if path == log:
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", away)
+    shown = CliRunner().invoke(build_app("logs"), ["logs", "fox-41", "--json"], standalone_mode=False)
+    answer = json.loads(shown.stdout)
+    assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "path.unusable")
+    assert f"{log} cannot be used: {os.strerror(number)}." in answer["errors"][0]["message"]
+
+
 def test_a_bug_of_ours_leaves_its_trace_in_a_file_and_a_sentence_on_the_terminal() -> None:
     app = typer.Typer()
     verb(app, "broken", examples=["gpurun broken"])(broken_verb)
