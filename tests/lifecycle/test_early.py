@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -184,6 +186,24 @@ def test_a_supervisor_that_was_started_again_brings_what_the_one_before_did_not_
     folder.events.write_bytes(TOLD)
     instance.save(10)
     with Early(instance.far, folder, FREE):
+        until(lambda: newest(folder) == 10)
+
+
+def test_events_that_cannot_be_looked_at_keep_nobody_from_watching(
+    instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a home whose file server was restarted."""
+    stat = os.stat
+
+    def stale(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+        if str(path) == str(folder.events):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return stat(path, *rest, **more)
+
+    monkeypatch.setattr(os, "stat", stale)
+    instance.save(10)
+    with Early(instance.far, folder, FREE) as early:
+        early.look(TOLD)
         until(lambda: newest(folder) == 10)
 
 

@@ -7,6 +7,7 @@ tried again at the next checkpoint, and in the end by the collect step, which go
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -47,7 +48,7 @@ class Early:
 
     def __enter__(self) -> Early:
         if self._far is not None:
-            if self._folder.events.exists():  # An earlier life of the supervisor may have left something half way.
+            if os.path.exists(self._folder.events):  # An earlier supervisor may have left something half way.
                 self._told.set()
             self._thread.start()
         return self
