@@ -139,9 +139,9 @@ def _last_word(tail: Tail, context: Context) -> dict[str, object]:
     """What became of the training, as far as one more look tells, once only the time to collect is left."""
     try:
         status = tail.bring().status
+        return _outcome(status, context) if status.state == "exited" else _UNHEARD
     except (GpurunError, OSError):
         return _UNHEARD
-    return _outcome(status, context) if status.state == "exited" else _UNHEARD
 
 
 def _reserve_s(lease: Lease) -> float:

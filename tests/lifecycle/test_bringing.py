@@ -17,6 +17,7 @@ import pytest
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
+from gpurun.lifecycle import run
 from gpurun.lifecycle.home.at_home import Brought, remember
 from gpurun.lifecycle.home.held import STUCK_S
 from gpurun.lifecycle.home.worth import spare, wanted
@@ -307,6 +308,16 @@ def test_a_copy_that_is_out_of_reach_for_a_while_ends_no_training_and_has_nothin
     (first,) = world.all_of(Event.INCIDENT)
     assert first["code"] == "watch.disk_full"
     assert f"{copied} cannot be read" in first["message"]
+    assert kept(world)
+
+
+def test_events_that_stay_out_of_reach_leave_the_time_to_collect(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shut(path: Path) -> Iterator[dict[str, Any]]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(run, "events_of", shut)
+    world.drive()
+    assert len(world.at_home) == 3
     assert kept(world)
 
 
