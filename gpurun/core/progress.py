@@ -96,6 +96,7 @@ class RunState(Frozen):
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
     the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
+    `start_asked` says that the trainer may run, whether an answer to its start was heard or not.
     `rated` says that the measured rate is on record.
     """
 
@@ -111,6 +112,7 @@ class RunState(Frozen):
     stage: str = ""
     pushed: str = ""
     clock_ahead_s: float = 0.0
+    start_asked: bool = False
     rated: bool = False
     deadline_wall: float | None = None
     create_wall: float | None = None

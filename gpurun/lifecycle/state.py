@@ -63,7 +63,9 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.READY:
             return Step.DESTROY if abandoned else Step.SHIP
         case Phase.SHIPPED:
-            return Step.DESTROY if abandoned else Step.START
+            # An answer that was lost may have been a yes: asked once more, what trains is stopped, and comes home.
+            may_train = state.start_asked and state.stop != "destroy" and not (state.failure or lease_over)
+            return Step.DESTROY if abandoned and not may_train else Step.START
         case Phase.TRAINING:
             return Step.DESTROY if state.stop == "destroy" or lease_over else Step.WATCH
         case Phase.TRAINED:
@@ -220,6 +222,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.CREATE_UNKNOWN: lambda state, record: _heard(record),
     Event.READY_OBSERVED: _ready_observed,
     Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
+    Event.TRAIN_INTENDED: lambda state, record: {"start_asked": True},
     Event.TRAIN_STARTED: lambda state, record: {"phase": Phase.TRAINING, "pushed": record.data.get("pushed", "")},
     Event.RATE_OBSERVED: lambda state, record: {"rated": True},
     Event.TRAIN_OBSERVED: _train_observed,

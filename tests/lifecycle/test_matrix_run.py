@@ -15,7 +15,7 @@ from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
-from gpurun.lifecycle.control import wish
+from gpurun.lifecycle.control import How, wish
 from gpurun.lifecycle.home.at_home import remember
 from gpurun.lifecycle.run import MOST_DRAIN_S, _last_stop
 from gpurun.lifecycle.state import _EFFECTS
@@ -23,7 +23,7 @@ from gpurun.machine.answers import Facts, Manifest, Started
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import Chunk, Poll
 from gpurun.machine.remote import HostKeyMismatch
-from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, World
+from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, Killed, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 HALF = "checkpoints/000020.model.safetensors"
@@ -271,6 +271,30 @@ def test_a_stop_that_is_refused_is_said_again(world: World, refusal: tuple[str, 
     assert world.drive() is ExitCode.DONE
     assert (world.far.stopped, world.state.outcome) == ("user", "stopped")
     assert world.clock.monotonic() < 150, "it has stopped because it was told to"
+    assert kept(world)
+
+
+@pytest.mark.parametrize("how", ["save", "now"])
+@pytest.mark.parametrize("unheard", [MachineLost("the lid was closed"), Killed("before the answer was on record")])
+def test_a_stop_after_a_start_whose_answer_was_lost_brings_home_what_was_trained_meanwhile(
+    world: World, unheard: BaseException, how: How
+) -> None:
+    """The trainer runs on while nobody here knows that it was started: what it has saved is paid for."""
+    start = world.far.start
+
+    def answer_lost(job: Mapping[str, Any]) -> Started:
+        start(job)
+        world.far.start = start  # type: ignore[method-assign]
+        world.clock.sleep(100.0)
+        wish(world.folder, how, by="user", reason="enough")
+        raise unheard
+
+    world.far.train_s = 250.0
+    world.far.start = answer_lost  # type: ignore[method-assign]
+    ended = world.drive()
+    assert (world.drive() if ended == "killed" else ended) is ExitCode.DONE
+    assert (world.far.stopped, world.state.outcome) == ("user", "stopped")
+    assert len(world.at_home) == 3
     assert kept(world)
 
 
