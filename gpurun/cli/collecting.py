@@ -164,7 +164,8 @@ def _is_ahead(collected: Mapping[str, Any], manifest: Manifest, only: Only) -> b
 
 def _place_of(sight: Sight) -> str:
     """Where in the bucket the run's machine has pushed to; "" where there is none."""
-    started = (one.data for one in reversed(sight.records) if one.event is Event.TRAIN_STARTED)
+    starts = (Event.TRAIN_INTENDED, Event.TRAIN_STARTED)
+    started = (one.data for one in reversed(sight.records) if one.event in starts)
     return str(next(started, {}).get("pushed") or "") if sight.plan.choices.stage else ""
 
 

@@ -50,18 +50,20 @@ NOT_OURS = {
 
 def start(state: RunState, context: Context) -> Iterator[Note]:
     """Start the trainer, detached; asking twice starts it once."""
-    job = _job(state, context)
-    stops = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall")}
-    yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops}
-    far, patience, pushed = context.reach(instance_of(state)), Patience(state, context), ""
+    far, patience, pushed = context.reach(instance_of(state)), Patience(state, context), state.pushed
     try:
         pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
         message = f"the machine pushes no checkpoints to the bucket: {error.what}"
         yield Event.INCIDENT, {"code": "stage.no_push", "message": message}
+    # In the intent too: whether the start is answered or not, what it makes is looked for there.
+    place = {"pushed": pushed} if pushed else {}
+    job = _job(state, context)
+    stops = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall")}
+    yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
     started = patience.until_done(lambda: far.start(job))
     told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
-    yield Event.TRAIN_STARTED, {**told, **({"pushed": pushed} if pushed else {})}
+    yield Event.TRAIN_STARTED, {**told, **place}
 
 
 def watch(state: RunState, context: Context) -> Iterator[Note]:

@@ -222,7 +222,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.CREATE_UNKNOWN: lambda state, record: _heard(record),
     Event.READY_OBSERVED: _ready_observed,
     Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
-    Event.TRAIN_INTENDED: lambda state, record: {"start_asked": True},
+    Event.TRAIN_INTENDED: lambda state, record: {"start_asked": True, "pushed": record.data.get("pushed", "")},
     Event.TRAIN_STARTED: lambda state, record: {"phase": Phase.TRAINING, "pushed": record.data.get("pushed", "")},
     Event.RATE_OBSERVED: lambda state, record: {"rated": True},
     Event.TRAIN_OBSERVED: _train_observed,

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -447,7 +448,8 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
     run = opened_run(session.home, "fox-41")
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())
-    append, more = run.journal.append, {"train.started": {"pushed": "fox-41/gr"}, "collect.observed": collected}
+    place = {event: {"pushed": "fox-41/gr"} for event in ("train.intended", "train.started")}
+    append, more = run.journal.append, {**place, "collect.observed": collected}
     monkeypatch.setattr(run.journal, "append", lambda event, data: append(event, {**data, **more.get(str(event), {})}))
     run.write(run.opened(), run.intended(), run.created())
     run.play(*(getattr(run, part)() for part in parts))
@@ -472,6 +474,7 @@ def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
     assert "by the bucket" in told.text
 
 
+@pytest.mark.parametrize("unheard", ["collect.intended", "train.started"])
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -480,11 +483,11 @@ def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
     ],
 )
 def test_of_a_machine_that_cannot_be_reached_or_has_no_bytes_left_what_it_pushed_comes_from_the_bucket(
-    session: Session, monkeypatch: pytest.MonkeyPatch, refusal: GpurunError
+    session: Session, monkeypatch: pytest.MonkeyPatch, refusal: GpurunError, unheard: str
 ) -> None:
     folder = pushed_run(session, monkeypatch, "through_training", missing=[])
     lines = folder.journal.read_bytes().splitlines(keepends=True)
-    folder.journal.write_bytes(b"".join(line for line in lines if b'"collect.' not in line))
+    folder.journal.write_bytes(b"".join(takewhile(lambda line: f'"event":"{unheard}"'.encode() not in line, lines)))
     monkeypatch.setattr(collecting, "Reach", lambda *_: lambda __: SimpleNamespace(close=lambda: None))
 
     def unreachable(*_: object) -> Brought:

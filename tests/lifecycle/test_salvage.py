@@ -42,10 +42,11 @@ def until_pushed(s3: S3Emulator, place: str, step: int) -> None:
 
 
 @pytest.fixture
-def lost(own: Home, s3: S3Emulator) -> RunFolder:
+def lost(own: Home, s3: S3Emulator, request: pytest.FixtureRequest) -> RunFolder:
     """A run whose supervisor died as soon as training had begun; the machine finished, pushed, and is gone."""
     folder = staged_run(own, steps=STEPS)
-    assert tiny_runs.drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
+    crash_at = getattr(request, "param", "after train.started")
+    assert tiny_runs.drive(own, GPURUN_CRASH_AT=crash_at).returncode == -9
     until_pushed(s3, place_of(folder), STEPS)
     provider = LocalProvider(own, SystemClock())
     for instance in provider.find(None):
@@ -54,6 +55,7 @@ def lost(own: Home, s3: S3Emulator) -> RunFolder:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", ["after train.started", "before train.started"], indirect=True)
 def test_a_run_whose_laptop_was_closed_and_whose_machine_is_gone_has_its_checkpoints(
     own: Home, s3: S3Emulator, lost: RunFolder
 ) -> None:
