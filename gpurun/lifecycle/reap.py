@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
-from gpurun.core.model import Instance, InstanceState, Leftover
+from gpurun.core.model import Instance, InstanceState, Leftover, Teardown
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
 from gpurun.ledger.durable import require_durable
 from gpurun.ledger.lock import holder_of
@@ -45,21 +46,36 @@ def sweep(
 ) -> Iterator[Orphan]:
     """Look at every provider; end what is past its deadline, or with `destroy_all` whatever no supervisor here owns.
 
-    A provider that does not answer is MayBeBilling, raised once all the others have been swept.
+    All of that is asked to end before the end of any is waited for. A provider that does not answer is MayBeBilling,
+    raised once all the others have been swept.
     """
     silent: list[str] = []
+    doomed: list[tuple[Orphan, Provider]] = []
     for provider in providers:
         found, unseen = _all_of(provider)
         silent += unseen
         for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
             orphan = _judge(instance, home, their_wall(provider, clock))
-            doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
-            if doomed and _is_older(orphan, older_than_s) and not look_only:
-                yield _end(orphan, provider, home, clock)
+            is_doomed = orphan.fate == "overdue" or (destroy_all and orphan.fate == "within lease")
+            if is_doomed and _is_older(orphan, older_than_s) and not look_only:
+                doomed.append((orphan, provider))
+                _ask_first(instance, provider)
             else:
                 yield orphan
+    for orphan, provider in doomed:
+        yield _end(orphan, provider, home, clock)
     if silent:
         raise _cannot_look(silent)
+
+
+def _ask_first(instance: Instance, provider: Provider) -> None:
+    """Ask for an end that is proven later: a machine is billed until it is asked, and the proofs before it take long.
+
+    A box that is kept is not billed, and is free only once its run has left it.
+    """
+    if provider.traits.teardown is Teardown.DESTROYED:
+        with suppress(Exception):  # Whatever it was, it is asked again, and then the answer counts.
+            provider.destroy(instance.id)
 
 
 def _all_of(provider: Provider) -> tuple[Sequence[Instance], list[str]]:

@@ -121,6 +121,19 @@ def test_a_laptop_that_never_returns_is_reaped_elsewhere_once_the_deadline_is_ov
     assert world.cloud.alive == []
 
 
+def test_all_that_is_overdue_is_asked_to_end_before_the_end_of_any_is_proven(world: World) -> None:
+    """A proof takes half a minute, and one that is not given takes five: nobody pays for the others meanwhile."""
+    order, others = lost(world), 3
+    for number in range(others):
+        world.cloud.create(order.model_copy(update={"token": f"gr-fox-41-0000000{number}"}))
+    world.clock.sleep(order.deadline_wall - world.clock.wall() + 1)
+    began_s, mortal = world.cloud.now, world.cloud.boxes[1:]
+    destroy = world.cloud.destroy
+    world.cloud.destroy = lambda name: destroy(name) if name != world.cloud.boxes[0].id else None  # type: ignore
+    assert sorted(one.fate for one in swept(world, world.home)) == [*["destroyed"] * others, "not proven gone"]
+    assert max((box.asked_s or began_s + 999) - began_s for box in mortal) < world.cloud.traits.death_spread_s
+
+
 def test_a_young_machine_is_spared_by_older_than(world: World, tmp_path: Path) -> None:
     lost(world)
     found = swept(world, Home(tmp_path / "elsewhere"), destroy_all=True, older_than_s=3600.0)
