@@ -30,6 +30,7 @@ __all__ = [
     "JournalDamaged",
     "Reading",
     "RunLock",
+    "damaged",
     "holder_of",
     "read_journal",
     "require_durable",
@@ -41,6 +42,12 @@ GENESIS = "0" * 64
 
 class JournalDamaged(VerificationFailed):
     """A journal is broken in its middle: it is still read and its instances still ended, but nothing is spent on it."""
+
+
+def damaged(path: Path, where: str) -> JournalDamaged:
+    """The error of a run whose journal cannot be followed."""
+    hint = f"Nothing more is spent on it. End what it may have left: gpurun destroy {path.parent.name}."
+    return JournalDamaged("journal.damaged", f"{path} is damaged at {where}.", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -131,11 +138,7 @@ class Journal:
         make_private(path.parent)
         reading = read_journal(path)
         if reading.damage is not None:
-            raise JournalDamaged(
-                "journal.damaged",
-                f"{path} is damaged at {reading.damage}.",
-                hint=f"Nothing more is spent on it. End what it may have left: gpurun destroy {path.parent.name}.",
-            )
+            raise damaged(path, reading.damage)
         journal = cls(path, clock, reading)
         if reading.torn:
             _cut(path, reading.good_bytes)

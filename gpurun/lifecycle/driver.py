@@ -17,10 +17,11 @@ from typing import NoReturn
 from gpurun import __version__
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
 from gpurun.core.progress import Event, Phase, RunState
-from gpurun.ledger.journal import Journal
+from gpurun.ledger.journal import Journal, damaged
 from gpurun.lifecycle import collect, destroy, provision, run, salvage, settle, ship, stage
 from gpurun.lifecycle.context import Context, Note, StopWanted
 from gpurun.lifecycle.control import read_wish
+from gpurun.lifecycle.runs import lost_records
 from gpurun.lifecycle.state import Step, exit_code_of, next_step, place_of, replay
 from gpurun.lifecycle.unrecorded import PAUSE_S, end_unrecorded, ended_unrecorded, is_to_end
 
@@ -75,6 +76,9 @@ class Driver:
         return ended_unrecorded(state, context, error)
 
     def _drive(self) -> ExitCode:
+        lost = lost_records(self._context.home, self._context.folder, self._state())
+        if lost is not None:
+            raise damaged(self._context.folder.journal, lost)
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             self._journal.append(Event.RUN_OPENED, self._opening())
         while True:

@@ -64,9 +64,17 @@ def look(home: Home, name: str) -> Sight:
         records=tuple(reading.records),
         state=state,
         owner=holder_of(folder.lock),
-        damage=reading.damage,
+        damage=reading.damage or lost_records(home, folder, state),
         approved=plan.approved,
     )
+
+
+def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
+    """How a journal is damaged by which a machine is to be asked for next, though the run had one; else None."""
+    is_to_rent = state.phase is Phase.OPENED and not (state.failure or state.stop)
+    if is_to_rent and (folder.events.exists() or has_receipt(home, folder.name)):
+        return "the end: what it told of the run's machine is lost"
+    return None
 
 
 def read_plan(folder: RunFolder) -> Plan:

@@ -79,6 +79,24 @@ def test_a_home_that_can_no_longer_be_written_keeps_no_machine_alive(
     assert world.cloud.alive == []
 
 
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("killing", ["before far.manifest", ""])
+def test_a_journal_that_has_lost_its_records_is_no_reason_to_rent_a_second_machine(
+    world: World, killing: str, left: int
+) -> None:
+    """Put back from an old copy, or removed: what lies beside it shows that there was a machine, which may live."""
+    world.cloud.killing = killing
+    assert world.drive() == ("killed" if killing else ExitCode.DONE)
+    lines = world.folder.journal.read_bytes().splitlines(keepends=True)
+    world.folder.journal.write_bytes(b"".join(lines[:left]))
+    assert world.drive() == "journal.damaged"
+    assert world.cloud.created == 1
+    assert world.folder.journal.read_bytes() == b"".join(lines[:left])
+    sight = look(world.home, world.folder.name)
+    assert sight.damage is not None
+    assert "lost" in sight.damage
+
+
 def test_a_firewall_that_cannot_be_opened_anew_ends_no_training(world: World) -> None:
     """One question about the laptop's own address goes unanswered, while the line is down for a moment."""
     calls = []
