@@ -15,7 +15,7 @@ from gpurun.core.plan import Plan
 from gpurun.core.progress import Event, RunState
 from gpurun.lifecycle.control import STRENGTH, read_wish
 from gpurun.machine.far import FarSide
-from gpurun.providers.base import LetsIn, Provider, Rejected, Unknown
+from gpurun.providers.base import LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
 
 RETRY_S = 2.0
 UNSEEN_S = 120.0
@@ -40,7 +40,8 @@ class Context:
 
     `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped. `open`
     gives the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`
-    checkpoints come home while training goes on.
+    checkpoints come home while training goes on. `ends_mono` is when the lease ends by the provider's clock, where that
+    was asked (`ends_by_their_clock`).
     """
 
     home: Home
@@ -52,6 +53,7 @@ class Context:
     trainer: Path
     open: Callable[[str], Provider] | None = None
     brings_early: bool = False
+    ends_mono: float = float("inf")
 
     def on_offer(self, place: int) -> Context:
         """The same context on the approved offer at that place: its plan, its lease, its provider."""
@@ -77,10 +79,25 @@ class Context:
         if state.deadline_wall is None or state.create_wall is None:
             return float("inf")
         ask_wall = state.deadline_wall - self.plan.lease.destroy_s
-        by_wall = ask_wall - self.clock.wall()
+        by_wall = min(ask_wall - self.clock.wall(), self.ends_mono - self.clock.monotonic())
         if state.create_boot_id != boot_id():
             return by_wall
         return min(by_wall, ask_wall - state.create_wall - (self.clock.monotonic() - state.create_mono))
+
+    def ends_by_their_clock(self, state: RunState) -> float:
+        """When `seconds_left` is over by the provider's clock, asked once after a restart of this machine; else never.
+
+        Ours may be hours off since then. It is told on the monotonic clock, as ours may be set right at any moment.
+        """
+        provider, told_wall = self.provider, state.instance.deadline_wall if state.instance else None
+        if told_wall is None or state.create_boot_id == boot_id() or not isinstance(provider, TellsTime):
+            return float("inf")
+        with suppress(Unknown, Rejected, SetupError):
+            provider.ask_time()
+        if provider.clock_ahead_s is None:
+            return float("inf")
+        left_s = told_wall - self.plan.lease.destroy_s - their_wall(provider, self.clock)
+        return self.clock.monotonic() + left_s
 
     def paid_s(self, state: RunState) -> float:
         """For how long the instance has been paid for, by whichever clock says more."""

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 from gpurun import __version__
@@ -76,9 +77,12 @@ class Driver:
         return ended_unrecorded(state, context, error)
 
     def _drive(self) -> ExitCode:
-        lost = lost_records(self._context.home, self._context.folder, self._state())
+        state = self._state()
+        lost = lost_records(self._context.home, self._context.folder, state)
         if lost is not None:
             raise damaged(self._context.folder.journal, lost)
+        if state.may_be_billing:
+            self._context = replace(self._context, ends_mono=self._at(state).ends_by_their_clock(state))
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             self._journal.append(Event.RUN_OPENED, self._opening())
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.control import read_wish, wish
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reap import sweep
+from gpurun.machine.answers import Started
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import FarSide
 from gpurun.providers.base import Unknown
@@ -315,6 +317,30 @@ def test_a_wall_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World,
     assert world.drive() is ExitCode.BUDGET_STOP
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
     assert ended(world)
+
+
+@pytest.mark.parametrize("killing", ["before far.hello", "before far.unpack", "before far.poll"])
+def test_a_clock_that_is_hours_slow_after_a_restart_never_lengthens_the_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch, killing: str
+) -> None:
+    """No clock of this machine tells what was; the provider's answers do, whatever ours is set to afterwards."""
+    start, jobs = world.far.start, list[Mapping[str, Any]]()
+
+    def started(job: Mapping[str, Any]) -> Started:
+        jobs.append(job)
+        return start(job)
+
+    world.far.train_s, world.cloud.killing = 1e9, killing
+    world.far.start = started  # type: ignore[method-assign]
+    assert world.drive() == "killed"
+    monkeypatch.setattr("gpurun.lifecycle.context.boot_id", lambda: "after the restart")
+    monkeypatch.setattr("gpurun.ledger.journal.boot_id", lambda: "after the restart")
+    world.clock.jump_wall(-3 * 3600.0)
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert all(job["hard_stop_s"] < LEASE.total_s for job in jobs), "nor is the machine told so"
+    assert len(world.at_home) == 3
+    assert world.cloud.alive == []
 
 
 @pytest.mark.parametrize("wrong_s", [3600.0, -3600.0])
