@@ -58,13 +58,13 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
     phase = sight.state.phase
     if number == signal.SIGHUP:
         return True
-    if phase in _BEFORE_TRAINING:
+    if phase in _BEFORE_TRAINING and not sight.state.start_asked:
         if on_interrupt not in _GIVES_UP:
             return True
         session.say("Nothing to lose yet: the instance is being destroyed.")
         wish(sight.folder, "now", by="signal", reason="interrupted before training")
         return False
-    if phase is Phase.TRAINING:
+    if phase in (Phase.SHIPPED, Phase.TRAINING):  # Where the start was asked for, the answer may have been lost.
         return _while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
         session.say("Checkpoints are coming home; that goes on without this terminal.")

@@ -22,9 +22,9 @@ from tests.lifecycle.tiny_runs import make_run
 BEFORE = [Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED]
 
 
-def seen_in(home: Home, phase: Phase) -> Sight:
+def seen_in(home: Home, phase: Phase, *, start_asked: bool = False) -> Sight:
     sight = look(home, "fox-41")
-    return replace(sight, state=sight.state.model_copy(update={"phase": phase}))
+    return replace(sight, state=sight.state.model_copy(update={"phase": phase, "start_asked": start_asked}))
 
 
 def interrupted(words: list[str], phase: Phase, number: int, home: Path, patch: pytest.MonkeyPatch) -> int:
@@ -69,10 +69,16 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_told_to_detach(
     assert (wish.how if wish else None) == (None if leaves else "now")
 
 
-def test_off_a_terminal_a_resumed_run_that_trains_is_stopped_with_a_checkpoint(own_home: Path) -> None:
+@pytest.mark.parametrize("phase", [Phase.SHIPPED, Phase.TRAINING])
+@pytest.mark.parametrize("on_interrupt", ["stop", "resumed"])
+def test_off_a_terminal_a_run_that_trains_or_may_is_stopped_with_a_checkpoint(
+    on_interrupt: str, phase: Phase, own_home: Path
+) -> None:
+    """Where the answer to the start is awaited, as behind a lid that was closed, there may be hours to lose."""
     home = Home(own_home)
     folder = make_run(home)
-    assert decide(Session(home), seen_in(home, Phase.TRAINING), signal.SIGTERM, "resumed") is False
+    sight = seen_in(home, phase, start_asked=True)
+    assert decide(Session(home), sight, signal.SIGTERM, on_interrupt) is False
     wish = read_wish(folder)
     assert wish is not None
     assert wish.how == "save"
