@@ -113,9 +113,10 @@ def left_while_destroying(sight: Sight) -> Result:
 
 def abandoned(sight: Sight) -> Result:
     """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
-    last = next((r.data for r in reversed(sight.records) if r.event is Event.INCIDENT), {})
     name = sight.folder.name
-    told = str(last.get("message", "")) or f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
+    told = f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
+    if _gave_up(sight):
+        told = str(sight.records[-1].data["message"])
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
             "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"

@@ -8,20 +8,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from gpurun.cli.viewer import abandoned
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
 from gpurun.core.model import Instance, Order
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.progress import Event, Phase
 from gpurun.ledger.audit import audit
-from gpurun.lifecycle import driver, supervisor
+from gpurun.lifecycle import driver, settle, supervisor
 from gpurun.lifecycle.control import Wish, read_wish
 from gpurun.lifecycle.destroy import end
 from gpurun.lifecycle.reap import Orphan, sweep, sweep_run
+from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.supervisor import keep_on
+from gpurun.machine.answers import Facts
 from gpurun.providers.base import Unknown
 from gpurun.providers.fake import Fault
 from tests.lifecycle.scripted_cloud import LEASE, World
@@ -70,6 +74,27 @@ def test_what_cannot_be_billed_is_not_tried_for_ever(world: World) -> None:
 
     with pytest.raises(SetupError):
         keep_on(refused, lambda: False, world.clock)
+
+
+def test_why_nobody_drives_a_run_any_more_is_not_told_by_what_was_noted_on_its_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello, why = world.far.hello, SetupError("ledger.unwritable", "ledger.jsonl cannot be written.", hint="Mend it.")
+
+    def nightly(python: str | None = None) -> Facts:
+        facts = hello(python)
+        return facts.model_copy(update={"torch": facts.torch.model_copy(update={"version": "nightly"})})
+
+    def refuse(*_: object) -> NoReturn:
+        raise why
+
+    world.far.hello = nightly  # type: ignore[method-assign]
+    monkeypatch.setattr(settle, "write_receipt", refuse)
+    assert world.drive() == "ledger.unwritable"
+    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["box.warning"]
+    world.folder.supervisor_log.write_text(f"ERROR {why.code}: {why.what} {why.hint}\n")
+    (error,) = abandoned(look(world.home, world.folder.name)).errors
+    assert why.what in error.what
 
 
 def test_a_run_that_another_took_over_is_left_to_it(world: World) -> None:
