@@ -51,7 +51,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
             staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
         write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
     except OSError as error:
-        what = f"{error.filename or context.home.uploads} cannot be written: {error.strerror}."
+        what = f"Staging stopped at {error.filename or context.home.uploads}: {error.strerror}."
         hint = "Make room there or give yourself access; then the same command goes on where this stopped."
         raise SetupError("stage.no_notes", what, hint=hint) from error
     told = {"url": str(bucket.address), "endpoint": bucket.endpoint, "files": len(staged), "bytes": _total(files)}
