@@ -26,6 +26,7 @@ from gpurun.view.screen import Screen
 
 _TAIL_BYTES = 1 << 16
 _PART_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 4 << 20
 # The live view's words for what goes on; the other phases are called so already.
 _WORDS = {
     Phase.OPENED: "starting",
@@ -180,7 +181,8 @@ def _why_empty(sight: Sight) -> str:
 def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
     """The log from its beginning, in whole lines; with `follow` until nobody drives the run any more.
 
-    Read part by part: it may be a gigabyte, and whoever pipes it into `head` wants its first lines.
+    Read part by part: it may be a gigabyte, and whoever pipes it into `head` wants its first lines. A line of a
+    gigabyte (what redraws a bar and never ends its line) comes in pieces.
     """
     offset, rest = 0, list[bytes]()
     while True:
@@ -193,6 +195,9 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
                 yield b"".join((*rest, whole_lines, newline))
                 rest.clear()
             rest.append(begun)
+            if sum(map(len, rest)) >= _LONGEST_LINE_BYTES:
+                yield b"".join(rest)
+                rest.clear()
         if not follow or not owned:
             break
         session.clock.sleep(0.3)

@@ -103,11 +103,12 @@ def test_logs_json_is_json_line_by_line_and_the_envelope_last(
     assert (len(lines), envelope["command"], envelope["ok"]) == (10_000, "logs", True)
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r"], ids=["lines", "one line that is drawn anew"])
 @pytest.mark.parametrize("form", [[], ["--json"], ["--raw"]], ids=" ".join)
 def test_a_log_is_never_held_whole(
-    form: list[str], folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    form: list[str], end: bytes, folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = (b"x" * 999 + b"\n") * 12_000
+    lines = (b"x" * 999 + end) * 30_000
     Home(own_home).run("fox-41").log.write_bytes(lines)
     with open(os.devnull, "w") as nowhere:
         monkeypatch.setattr(sys, "stdout", nowhere)
