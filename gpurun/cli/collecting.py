@@ -24,7 +24,7 @@ from gpurun.lifecycle.runs import Sight
 from gpurun.lifecycle.salvage import bring_pushed
 from gpurun.machine.answers import Manifest, ManifestFile
 from gpurun.machine.bucket.trouble import BucketLost
-from gpurun.view.quantities import format_bytes
+from gpurun.view.quantities import format_bytes, format_files
 
 # The machine is there and may have finished files; before it has nothing, and afterwards it is being ended.
 _ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
@@ -53,7 +53,7 @@ def _copied(result: Result, sight: Sight, place: Path) -> Result:
     """The same, once all that is told to be here has a copy in a folder."""
     files = [ManifestFile.model_validate(one) for one in result.data["here"]]
     copy_out(sight.folder.artifacts, files, place)
-    told = f"Copied to {place}: {len(files)} files, digests verified."
+    told = f"Copied to {place}: {format_files(len(files))}, digests verified."
     return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{told}")
 
 
@@ -260,14 +260,14 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
             marks[manifest.latest] = f"the newest and the best, val loss {manifest.best.val_loss:.4f}"
     steps = sorted({file.step for file in files if file.kind == "weights"})
     told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
-    size = f"{len(files)} files, {format_bytes(sum(file.bytes for file in files))}"
+    size = f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))}"
     return f"At home, digests verified: {told or 'no checkpoint'}; {size}, in {sight.folder.artifacts}"
 
 
 def _named(files: Sequence[ManifestFile]) -> str:
     """Files by name, the first of them, and how large all are."""
     names = ", ".join(file.name for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
-    return f"{len(files)} files, {format_bytes(sum(file.bytes for file in files))} ({names})"
+    return f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))} ({names})"
 
 
 def _data(

@@ -13,6 +13,7 @@ from gpurun.core.paths import is_stream
 from gpurun.machine.pack import Pack, Survey, survey
 from gpurun.view.listings import PackedFile, pack_listing
 from gpurun.view.paint import render
+from gpurun.view.quantities import format_files
 
 
 def pack_folder(session: Session, folder: Path, *, output: str, dry_run: bool) -> Result:
@@ -36,8 +37,8 @@ def pack_folder(session: Session, folder: Path, *, output: str, dry_run: bool) -
         "bytes": seen.total_bytes,
         "packed_bytes": packed_bytes,
     }
-    text = "" if output == "-" else f"{output}: {len(seen.files)} files, {packed_bytes:,} bytes, {pack.manifest_sha256}"
-    return Result(data=data, text=text)
+    told = f"{output}: {format_files(len(seen.files))}, {packed_bytes:,} bytes, {pack.manifest_sha256}"
+    return Result(data=data, text="" if output == "-" else told)
 
 
 def _listing(session: Session, seen: Survey) -> Result:

@@ -9,7 +9,7 @@ from typing import Literal
 from gpurun.core.clock import local_time
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.view.paint import Cell, Line, Span, hang, line, wrap
-from gpurun.view.quantities import UNKNOWN, format_bytes, format_count, format_duration
+from gpurun.view.quantities import UNKNOWN, format_bytes, format_count, format_duration, format_files
 from gpurun.view.style import Style
 from gpurun.view.tables import Column, table
 
@@ -183,7 +183,7 @@ def pack_listing(files: Sequence[PackedFile], style: Style, *, packed_bytes: int
     size = format_bytes(sum(f.bytes for f in kept))
     packed = f" → {format_bytes(packed_bytes)} packed" if packed_bytes is not None else ""
     said = f" · {len(refused)} refused" if refused else ""
-    return [*lines, line(f"  {len(kept)} files · {size}{packed}{said}")]
+    return [*lines, line(f"  {format_files(len(kept))} · {size}{packed}{said}")]
 
 
 def _first(digest: str) -> str:

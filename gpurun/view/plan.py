@@ -8,7 +8,15 @@ from gpurun.core.clock import local_time
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_usd, left_of
 from gpurun.view.candidates import candidates_table, death
 from gpurun.view.paint import Cell, Line, Span, hang, line, render
-from gpurun.view.quantities import format_bytes, format_count, format_duration, format_exact, format_whole, short_hash
+from gpurun.view.quantities import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_exact,
+    format_files,
+    format_whole,
+    short_hash,
+)
 from gpurun.view.style import Style
 from gpurun.view.tables import fields
 
@@ -81,7 +89,7 @@ def _ship(plan: Plan) -> list[Cell]:
         return [*parts, f"about {format_bytes(plan.ship_bytes)}"]
     return [
         *parts,
-        f"{format_bytes(plan.ship_bytes)} in {plan.ship_files} files",
+        f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}",
         *_sending(plan),
         f"data {short_hash(data.sha256)}",
         f"trainer {short_hash(plan.bundle_sha256)}",

@@ -40,6 +40,11 @@ def format_whole(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
+def format_files(number: int) -> str:
+    """`1 file`, `2 410 files`."""
+    return f"{format_whole(number)} {'file' if number == 1 else 'files'}"
+
+
 def format_count(number: float) -> str:
     """`960`, `112 k`, `124 M`, `2.5 B`, `1.3 T`."""
     return _scaled(number, 1000.0, ("", " k", " M", " B", " T"))

@@ -13,6 +13,7 @@ from gpurun.view.quantities import (
     format_bytes,
     format_count,
     format_duration,
+    format_files,
     format_loss,
     format_percent,
     format_small,
@@ -116,7 +117,7 @@ def _ended(data: Mapping[str, Any]) -> str:
 def _shipped(data: Mapping[str, Any]) -> str:
     size, files = number(data, "bytes"), whole(data, "files")
     amount = "" if size is None else f" {format_bytes(size)}"
-    return f"shipped{amount}" + ("" if files is None else f" in {files} files") + ", digests verified"
+    return f"shipped{amount}" + ("" if files is None else f" in {format_files(files)}") + ", digests verified"
 
 
 def _staging(data: Mapping[str, Any]) -> str:
@@ -149,7 +150,7 @@ def tell_rate(data: Mapping[str, Any]) -> str:
 
 def _collected(data: Mapping[str, Any]) -> str:
     files, missing = data.get("files"), data.get("missing")
-    count = f" {len(files)} files" if isinstance(files, list | tuple) else ""
+    count = f" {format_files(len(files))}" if isinstance(files, list | tuple) else ""
     lost = f", {len(missing)} MISSING" if isinstance(missing, list | tuple) and missing else ""
     return f"collected{count}, digests verified{lost}"
 

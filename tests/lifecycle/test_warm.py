@@ -86,7 +86,7 @@ def test_the_cache_of_a_run_of_the_same_model_on_such_a_card_goes_along(home: Ho
     plan = plan.model_copy(update={"resolved": RECIPE.record})
     seen = survey({"data": home.staged_data("owl-07")})
     seen.demand_clean()
-    assert "goes along (1 files, 8 kB)" in warm_notes(plan, seen.files)[0]
+    assert "goes along (1 file, 8 kB)" in warm_notes(plan, seen.files)[0]
     assert "brings one home" in warm_notes(plan, ())[0]
 
 

@@ -19,6 +19,7 @@ from gpurun.view.quantities import (
     format_count,
     format_duration,
     format_exact,
+    format_files,
     format_small,
     format_stopwatch,
     format_whole,
@@ -53,6 +54,7 @@ def test_sizes_and_counts() -> None:
     assert [format_count(n) for n in (960, 112_384, 999_600, 124e6, 2.5e9)] == ["960", "112 k", "1 M", "124 M", "2.5 B"]
     assert [format_small(x) for x in (4.1e-4, 0, 3e-3, None)] == ["4.1e-4", "0", "3.0e-3", "—"]
     assert format_whole(2_410_000) == "2 410 000"
+    assert [format_files(n) for n in (0, 1, 2_410)] == ["0 files", "1 file", "2 410 files"]
     assert short_hash("9f2c" + "0" * 56 + "1ab4") == "9f2c…1ab4"
 
 

@@ -20,7 +20,7 @@ from gpurun.lifecycle.earlier.vouched import Vouched, vouched
 from gpurun.lifecycle.quotes.quote import need_of
 from gpurun.machine.pack import PackedFile
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.view.quantities import format_bytes
+from gpurun.view.quantities import format_bytes, format_files
 
 FOLDER = "compile-cache"
 MOST_FILES = 4
@@ -56,7 +56,9 @@ def _compile_note(plan: Plan, files: Sequence[PackedFile]) -> str:
     if not caches:
         return "No compile cache at home fits this; the run brings one home for the next."
     size = format_bytes(sum(file.bytes for file in caches))
-    return f"The compile cache of your earlier runs goes along ({len(caches)} files, {size}): the machine runs it."
+    return (
+        f"The compile cache of your earlier runs goes along ({format_files(len(caches))}, {size}): the machine runs it."
+    )
 
 
 def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: Home) -> Iterator[tuple[str, bytes]]:
