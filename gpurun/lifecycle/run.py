@@ -80,7 +80,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
         try:
             yield from _watch(state, context, far, early, Pushing(state, context, far))
         except OSError as error:
-            what = f"{error.filename or context.folder.path} cannot be read: {error.strerror}."
+            what = f"{error.filename or context.folder.path} cannot be read: {error.strerror or error}."
             hint = "Mend what is said there: it goes on by itself. Training does too, until its lease."
             raise StoreFull("watch.disk_full", what, hint=hint) from error
 

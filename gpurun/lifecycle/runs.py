@@ -71,9 +71,10 @@ def look(home: Home, name: str) -> Sight:
 
 def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
     """How a journal is damaged by which a machine is to be asked for next, though the run had one; else None."""
-    is_to_rent = state.phase is Phase.OPENED and not (state.failure or state.stop)
+    if state.phase is not Phase.OPENED or state.failure or state.stop:
+        return None
     has_events = folder.events.exists() and folder.events.stat().st_size > 0
-    if is_to_rent and (has_events or has_receipt(home, folder.name)):
+    if has_events or has_receipt(home, folder.name):
         return "the end: what it told of the run's machine is lost"
     return None
 

@@ -21,6 +21,7 @@ from gpurun.lifecycle import run
 from gpurun.lifecycle.home.at_home import Brought, remember
 from gpurun.lifecycle.home.held import STUCK_S
 from gpurun.lifecycle.home.worth import spare, wanted
+from gpurun.lifecycle.runs import look
 from gpurun.machine import partial
 from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
 from gpurun.machine.fetch import PARTIAL_FOLDER
@@ -49,6 +50,18 @@ def fetched(world: World) -> list[str]:
 
     world.cloud.passing = hear
     return names
+
+
+def stale(copied: str) -> Callable[..., os.stat_result]:
+    """What `os.stat` is where a copy cannot be looked at: the home's file server was restarted."""
+    stat = os.stat
+
+    def out_of_reach(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith(copied):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return stat(path, *rest, **more)
+
+    return out_of_reach
 
 
 def after(world: World, seconds: float, do: Callable[[], object]) -> None:
@@ -295,19 +308,27 @@ def test_a_copy_that_is_out_of_reach_for_a_while_ends_no_training_and_has_nothin
 ) -> None:
     """The home is on another machine's disk, whose server was restarted, or `sudo` has left the folder to root."""
     stat = os.stat
-
-    def stale(path: Any, *rest: Any, **more: Any) -> os.stat_result:
-        if str(path).endswith(copied):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return stat(path, *rest, **more)
-
-    after(world, 30.0, lambda: monkeypatch.setattr(os, "stat", stale))
+    after(world, 30.0, lambda: monkeypatch.setattr(os, "stat", stale(copied)))
     after(world, 50.0, lambda: monkeypatch.setattr(os, "stat", stat))
     assert world.drive() is ExitCode.DONE
     assert len(world.folder.log.read_bytes().splitlines()) == 1
     (first,) = world.all_of(Event.INCIDENT)
     assert first["code"] == "watch.disk_full"
     assert f"{copied} cannot be read" in first["message"]
+    assert kept(world)
+
+
+def test_a_supervisor_that_is_started_again_needs_no_look_at_the_copies(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a journal has lost a machine is asked only where one would be rented next."""
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", stale("events.jsonl"))
+    assert look(world.home, world.folder.name).state.may_be_billing
+    after(world, world.clock.monotonic() + 50.0, lambda: monkeypatch.setattr(os, "stat", stat))
+    assert world.drive() is ExitCode.DONE
     assert kept(world)
 
 

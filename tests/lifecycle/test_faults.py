@@ -343,6 +343,28 @@ def test_a_clock_that_is_hours_slow_after_a_restart_never_lengthens_the_lease(
     assert world.cloud.alive == []
 
 
+def test_a_provider_whose_time_cannot_be_asked_keeps_no_machine_past_its_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, by a failure that nobody foresaw: the lease ends by this machine's clock."""
+
+    def odd() -> None:
+        raise ValueError("no date at all")
+
+    world.far.train_s, world.cloud.killing = 1e9, "before far.poll"
+    assert world.drive() == "killed"
+    monkeypatch.setattr("gpurun.lifecycle.context.boot_id", lambda: "after the restart")
+    monkeypatch.setattr(world.cloud, "ask_time", odd)
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
+    assert kept(world)
+
+
+def test_what_a_provider_told_after_a_restart_ends_no_machine_that_was_rented_later(world: World) -> None:
+    context = replace(world.context, ends_mono=world.clock.monotonic())
+    assert Driver(context, Journal.open(world.folder.journal, world.clock)).drive() is ExitCode.DONE
+
+
 @pytest.mark.parametrize("wrong_s", [3600.0, -3600.0])
 def test_a_laptop_whose_clock_is_wrong_rents_for_the_same_time(world: World, wrong_s: float) -> None:
     true_wall, told_wall = world.clock.wall(), set()
