@@ -92,7 +92,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/lifecycle/control.py": (("return unread if os.path.exists(folder.control) else None", "return None"),),
     "gpurun/lifecycle/context.py": (
-        ("return min(by_wall, ", "return max(by_wall, "),
+        ("return min(by_wall, ask_wall", "return max(by_wall, ask_wall"),
+        ("return min(by_wall, self.ends_mono", "return max(by_wall, self.ends_mono"),
         ("return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))", "return True"),
         ("return told.state is InstanceState.STOPPED", "return told.state is not InstanceState.RUNNING"),
     ),
