@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from gpurun.machine.remote import HostKeyMismatch
 from gpurun.planning.load import save_s
 from gpurun.providers.base import SpotNotice
 
-POLL_S = 0.5
+POLL_S, ENDING_POLL_S = 0.5, 0.1
+LATE_SHARE = 0.1  # Of the seconds since the last step: no end is seen later than that, nor the agent asked more often.
 SILENCE_S = 60.0
 PAUSE_S = 30.0
 MOST_DRAIN_S = 120.0
@@ -88,6 +90,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
     hearing, rating, tail = _Hearing(context.clock), Rating(state, context), Tail(far, context.folder)
+    pace = _Pace(context.clock, int(context.plan.resolved["train"]["steps"]))
     ended_mono = float("inf")
     while context.seconds_left(state) > _reserve_s(context.plan.lease):
         wish = read_wish(context.folder)
@@ -119,6 +122,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
             continue
         is_silent = hearing.is_silent(poll.status.wall)
         rating.hear(poll.chunks["events.jsonl"].data)
+        pace.hear(poll.chunks["events.jsonl"].data)
         if poll.status.state == "exited":
             ended_mono = min(ended_mono, context.clock.monotonic())
         # The end is not believed before all is here, but no flood of log is paid for without an end.
@@ -132,7 +136,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
         if is_silent:
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
-        context.clock.sleep(POLL_S)
+        context.clock.sleep(pace.pause_s())
     if context.seconds_left(state) > 0:
         yield Event.TRAIN_OBSERVED, _last_word(tail, context)
 
@@ -149,6 +153,23 @@ def _last_word(tail: Tail, context: Context) -> dict[str, object]:
 def _reserve_s(lease: Lease) -> float:
     """What the watch leaves of the lease: by then the agent has ended the trainer, and what there is must come home."""
     return lease.collect_s - min(GRACE_S, lease.collect_s / 4)
+
+
+class _Pace:
+    """How long to wait before the next look: less once the last step was heard, as a machine that is done costs on."""
+
+    def __init__(self, clock: Clock, steps: int) -> None:
+        self._clock, self._ending_mono = clock, float("-inf")
+        self._mark = re.compile(rb'"kind":"stop"|"step":%d[,}]' % steps)  # What follows the last step names it, too.
+
+    def hear(self, events: bytes) -> None:
+        """Take in what the trainer has said since the last look."""
+        if self._ending_mono == float("-inf") and self._mark.search(events):
+            self._ending_mono = self._clock.monotonic()
+
+    def pause_s(self) -> float:
+        """Seconds until the next look: a tenth of what it has taken since the last step, within bounds."""
+        return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
 
 
 class _Hearing:

@@ -17,13 +17,13 @@ from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.control import How, wish
 from gpurun.lifecycle.home.at_home import remember
-from gpurun.lifecycle.run import MOST_DRAIN_S, _last_stop
+from gpurun.lifecycle.run import MOST_DRAIN_S, POLL_S, _last_stop
 from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Facts, Manifest, Started
 from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.far import Chunk, Poll
 from gpurun.machine.remote import HostKeyMismatch
-from tests.lifecycle.scripted_cloud import LEASE, WEIGHTS, Killed, World
+from tests.lifecycle.scripted_cloud import CALL_S, LEASE, WEIGHTS, Killed, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 HALF = "checkpoints/000020.model.safetensors"
@@ -146,6 +146,28 @@ def test_whatever_an_agent_says_of_the_end_there_is_time_to_bring_home_what_it_h
     assert world.drive() is ExitCode.BUDGET_STOP
     assert len(world.at_home) == 3
     assert kept(world)
+
+
+@pytest.mark.parametrize("ending_s", [0.7, 3.0, 400.0])
+def test_after_the_last_step_the_end_is_seen_no_later_than_a_tenth_of_what_it_takes(
+    world: World, ending_s: float
+) -> None:
+    """The last save and the samples follow it: until the end is seen, a machine is paid for that has nothing to do."""
+    poll, steps, seen = world.far.poll, world.context.plan.resolved["train"]["steps"], list[float]()
+    world.far.train_s = 60.0 + ending_s
+
+    def telling(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        seen.append(world.clock.monotonic() - world.far.started_s)
+        line = b'{"kind":"step","step":%d}\n' % (steps if seen[-1] >= 60 else steps // 2)
+        line = b'{"kind":"stop","reason":"done"}\n' if told.status.state == "exited" else line
+        return Poll(told.status, {**told.chunks, "events.jsonl": Chunk(wants["events.jsonl"][0], line, 0)})
+
+    world.far.poll = telling  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    training, ending = [at for at in seen if at < 60], [at for at in seen if at >= 60]
+    assert ending[-1] - world.far.train_s < min(POLL_S, max(0.1, ending_s / 10)) + CALL_S + 0.01
+    assert len(ending) < 20 + len(training) * ending_s / 60, "and one that takes its time is not asked more often"
 
 
 @pytest.mark.parametrize("is_reached", [True, False])
