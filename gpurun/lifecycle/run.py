@@ -31,7 +31,7 @@ from gpurun.planning.load import save_s
 from gpurun.providers.base import SpotNotice
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
-LATE_SHARE = 0.1  # Of the seconds since the last step: no end is seen later than that, nor the agent asked more often.
+LATE_SHARE = 0.1  # Of the seconds since the last step: so late an end is seen at most, and no sooner the next look.
 SILENCE_S = 60.0
 PAUSE_S = 30.0
 MOST_DRAIN_S = 120.0
