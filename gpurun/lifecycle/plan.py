@@ -41,9 +41,10 @@ def make_plan(
     if plan.data.passed_over:
         notes = (*notes, f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
-        from gpurun.lifecycle.earlier.continuing import others_from
+        from gpurun.lifecycle.earlier.continuing import bucket_of, others_from
 
-        notes = (*notes, *others_from(plan.continues, home))
+        bucket = () if plan.choices.stage else bucket_of(plan.continues, home)
+        notes = (*notes, *bucket, *others_from(plan.continues, home))
     return plan.model_copy(update={"notes": (*plan.notes, *notes)}) if notes else plan
 
 

@@ -22,7 +22,15 @@ from gpurun.ledger.audit import audit
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.lifecycle.earlier import continuing
-from gpurun.lifecycle.earlier.continuing import FOLDER, as_before, carried, changed_keys, going_on, others_from
+from gpurun.lifecycle.earlier.continuing import (
+    FOLDER,
+    as_before,
+    bucket_of,
+    carried,
+    changed_keys,
+    going_on,
+    others_from,
+)
 from gpurun.lifecycle.quotes.quote import quote
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
@@ -438,6 +446,19 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
     assert sorted(others_from(spent, home)) == [
         "ant-12 goes on from fox-41 too, and is not over: gpurun attach ant-12.",
         "owl-07 went on from fox-41 before, to step 240: gpurun train --from owl-07.",
+    ]
+
+
+def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
+    """It is asked for anew, as every consent is; but whoever forgets it sends all shards again on paid time."""
+    run = stopped_run(home)
+    earlier = going_on(RECIPE, FROM, home).earlier
+    assert earlier is not None
+    assert list(bucket_of(earlier, home)) == []
+    plan = Plan.from_json(run.folder.plan.read_bytes())
+    run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage="s3://lab/gpurun")}).to_json())
+    assert list(bucket_of(earlier, home)) == [
+        "fox-41 went by s3://lab/gpurun: with --stage s3://lab/gpurun what is still there is not sent again."
     ]
 
 

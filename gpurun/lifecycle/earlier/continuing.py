@@ -133,6 +133,12 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
     return data.model_copy(update={"bytes": data.bytes + earlier.bytes})
 
 
+def bucket_of(earlier: Earlier, home: Home) -> Iterator[str]:
+    """What a plan without a bucket says where the run that it goes on from had one: the shards may still be there."""
+    if url := read_plan(home.run(earlier.run)).choices.stage:
+        yield f"{earlier.run} went by {url}: with --stage {shlex.quote(url)} what is still there is not sent again."
+
+
 def others_from(earlier: Earlier, home: Home) -> Iterator[str]:
     """What the plan says of other runs that went on from the same one: their steps would be paid for twice."""
     for name in planned_runs(home):
