@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.model import digest_of
 from gpurun.core.plan import Lease
@@ -16,6 +14,7 @@ from gpurun.ledger.untrusted import events_of
 from gpurun.lifecycle.bucket.push import Pushing
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.control import STRENGTH, read_wish
+from gpurun.lifecycle.hearing import POLL_S, SILENCE_S, Hearing
 from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.home.tail import Tail, is_behind
@@ -30,10 +29,6 @@ from gpurun.machine.remote import HostKeyMismatch
 from gpurun.planning.load import save_s
 from gpurun.providers.base import SpotNotice
 
-POLL_S, ENDING_POLL_S = 0.5, 0.1
-LATE_SHARE = 0.1  # Of the seconds since the last step: so late an end is seen at most, and no sooner the next look.
-SILENCE_S = 60.0
-PAUSE_S = 30.0
 MOST_DRAIN_S = 120.0
 GRACE_S = 15.0  # For the agent to end the trainer and to say so.
 _UNHEARD: dict[str, object] = {
@@ -89,8 +84,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 
 def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushing: Pushing) -> Iterator[Note]:
     told = "" if STRENGTH[state.stop] == 0 else _tell(far, state.stop)
-    hearing, rating, tail = _Hearing(context.clock), Rating(state, context), Tail(far, context.folder)
-    pace = _Pace(context.clock, int(context.plan.resolved["train"]["steps"]))
+    hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
     ended_mono = float("inf")
     while context.seconds_left(state) > _reserve_s(context.plan.lease):
         wish = read_wish(context.folder)
@@ -120,9 +114,8 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
                 raise
             context.clock.sleep(POLL_S)
             continue
-        is_silent = hearing.is_silent(poll.status.wall)
+        is_silent = hearing.is_silent(poll)
         rating.hear(poll.chunks["events.jsonl"].data)
-        pace.hear(poll.chunks["events.jsonl"].data)
         if poll.status.state == "exited":
             ended_mono = min(ended_mono, context.clock.monotonic())
         # The end is not believed before all is here, but no flood of log is paid for without an end.
@@ -136,7 +129,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
         if is_silent:
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
-        context.clock.sleep(pace.pause_s())
+        context.clock.sleep(hearing.pause_s())
     if context.seconds_left(state) > 0:
         yield Event.TRAIN_OBSERVED, _last_word(tail, context)
 
@@ -153,53 +146,6 @@ def _last_word(tail: Tail, context: Context) -> dict[str, object]:
 def _reserve_s(lease: Lease) -> float:
     """What the watch leaves of the lease: by then the agent has ended the trainer, and what there is must come home."""
     return lease.collect_s - min(GRACE_S, lease.collect_s / 4)
-
-
-class _Pace:
-    """How long to wait before the next look: less once the last step was heard, as a machine that is done costs on."""
-
-    def __init__(self, clock: Clock, steps: int) -> None:
-        self._clock, self._ending_mono = clock, float("-inf")
-        self._mark = re.compile(rb'"kind":"stop"|"step":%d[,}]' % steps)  # What follows the last step names it, too.
-
-    def hear(self, events: bytes) -> None:
-        """Take in what the trainer has said since the last look."""
-        if self._ending_mono == float("-inf") and self._mark.search(events):
-            self._ending_mono = self._clock.monotonic()
-
-    def pause_s(self) -> float:
-        """Seconds until the next look: a tenth of what it has taken since the last step, within bounds."""
-        return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
-
-
-class _Hearing:
-    """For how long nothing new was heard of the agent: until it was asked, not until the answer was read.
-
-    An answer that has arrived while the laptop slept says nothing of the time that it lay here.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._beat = clock, 0.0
-        self._asked_mono = self._beat_mono = clock.monotonic()
-        self._refused_mono = self._refused_last_mono = float("-inf")
-
-    def ask(self) -> None:
-        """Take note that the agent is asked now."""
-        self._asked_mono = self._clock.monotonic()
-
-    def is_refused_too_long(self) -> bool:
-        """Whether it has answered nothing but refusals for a while, with this one: one after the other, no outage."""
-        if self._asked_mono - self._refused_last_mono > PAUSE_S:
-            self._refused_mono = self._asked_mono
-        self._refused_last_mono = self._asked_mono
-        return self._asked_mono - self._refused_mono > SILENCE_S
-
-    def is_silent(self, beat: float) -> bool:
-        """Whether the heartbeat that it told now is an old one."""
-        self._refused_last_mono = float("-inf")
-        if beat != self._beat:
-            self._beat, self._beat_mono = beat, self._clock.monotonic()
-        return self._asked_mono - self._beat_mono > SILENCE_S
 
 
 def _job(state: RunState, context: Context) -> dict[str, Any]:

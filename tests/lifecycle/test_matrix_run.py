@@ -16,8 +16,9 @@ from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
 from gpurun.core.progress import Event
 from gpurun.lifecycle.control import How, wish
+from gpurun.lifecycle.hearing import POLL_S
 from gpurun.lifecycle.home.at_home import remember
-from gpurun.lifecycle.run import MOST_DRAIN_S, POLL_S, _last_stop
+from gpurun.lifecycle.run import MOST_DRAIN_S, _last_stop
 from gpurun.lifecycle.state import _EFFECTS
 from gpurun.machine.answers import Facts, Manifest, Started
 from gpurun.machine.base import FarRefusal, MachineLost

@@ -103,11 +103,11 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if _has_newest(manifest, bringing):\n            bringing.find", "if True:\n            bringing.find"),
         ("told = {*bringing.here, *bringing.missing}", "told = bringing.here"),
     ),
-    "gpurun/lifecycle/run.py": (
+    "gpurun/lifecycle/hearing.py": (
         ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
         ("if self._asked_mono - self._refused_last_mono > PAUSE_S:", "if self._refused_mono < 0:"),
-        ("except (MachineLost, FarRefusal):", "except MachineLost:"),
     ),
+    "gpurun/lifecycle/run.py": (("except (MachineLost, FarRefusal):", "except MachineLost:"),),
     "gpurun/lifecycle/patience.py": (
         ("if down is None:", "if False:"),
         ("if seen_down or ", "if "),
