@@ -85,6 +85,10 @@ def until(true: Callable[[], object], what: str, limit_s: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def records(folder: Path) -> list[Path]:
     return sorted(folder.glob("task-*.json"))
 
@@ -252,6 +256,30 @@ def test_going_on_with_another_versions_work_is_refused(corpus: Path, begun: Pat
     (begun / "prepare.json").write_text(json.dumps(state))
     found = refusal(lambda: prepared(corpus, begun))
     assert (found.code, "another version of gpurun began it" in found.message) == ("prepare.other", True)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_what_was_refused_before_anything_was_done_is_begun_anew_with_what_the_hint_says(
+    form: str, tmp_path: Path
+) -> None:
+    """Its answer to a wrong column was a refusal of the right one."""
+    rows = [{"content": f"Document {i}\n" + WORDS * (i % 33), "text": 1} for i in range(300)]
+    if form == "jsonl":
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        said = [{"summary": "too long " * 1000, **row, "text": 1} for row in rows]
+        parquet.write_table(arrow.Table.from_pylist(said), tmp_path / "rows.parquet", row_group_size=20)
+    source, wrong = tmp_path / f"rows.{form}", "text" if form == "jsonl" else "summary"
+    if form == "jsonl":
+        assert refusal(lambda: prepared(source, tmp_path / "out", column=wrong)).code == "data.bad_line"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus(order(source, tmp_path / "out", column=wrong), lambda _: None, interrupt)
+    assert (tmp_path / "out" / "prepare.json").exists()
+    prepared(source, tmp_path / "out", column="content")
+    prepared(source, tmp_path / "straight", column="content")
+    assert content(tmp_path / "out") == content(tmp_path / "straight")
 
 
 def test_another_number_of_processes_goes_on_with_it(corpus: Path, begun: Path, tmp_path: Path) -> None:

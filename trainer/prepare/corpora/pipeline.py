@@ -80,7 +80,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
             hint="Name a folder elsewhere with --out.",
         )
     with held(order.out):
-        source = open_source(order.source, order.column, say, known_files(order.out))
+        source = open_source(order.source, order.column, say, known_files(order.out, order.column))
         asked = what_is_asked(source, order.tokenizer, order.val_fraction, order.shard_tokens, order.column,
                               vocab_size=order.vocab_size, dedupe=str(order.dedupe or "none"))  # fmt: skip
         if (order.out / "data.json").exists():

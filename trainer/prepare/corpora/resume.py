@@ -66,18 +66,22 @@ def identity_of(asked: dict[str, Any], tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
-def known_files(folder: Path) -> Known:
-    """What an earlier call found out about the files of its source."""
+def known_files(folder: Path, column: str) -> Known:
+    """What an earlier call found out about the files of its source; of rows, about this column."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        files = json.loads((folder / _ASKED).read_bytes())["files"]
+        state = json.loads((folder / _ASKED).read_bytes())
+        found = state["files"] if state["asked"]["text-column"] == column else []
         return {
-            (name, size, modified_ns): (parted, tuple(weights)) for name, size, modified_ns, weights, parted in files
+            (name, size, modified_ns): (parted, tuple(weights)) for name, size, modified_ns, weights, parted in found
         }
     return {}
 
 
 def begin(folder: Path, asked: dict[str, Any], source: Source) -> None:
-    """Write down what was asked for, or see that it is what was asked for before."""
+    """Write down what was asked for, or see that it is what was asked for before; raise Refusal if it is not.
+
+    Where nothing was done yet, as after a refusal, there is nothing to go on with: what is asked for now is begun.
+    """
     try:
         before = json.loads((folder / _ASKED).read_bytes())["asked"]
     except FileNotFoundError:
@@ -95,8 +99,12 @@ def begin(folder: Path, asked: dict[str, Any], source: Source) -> None:
         return
     except (OSError, ValueError, KeyError, TypeError):
         before = {}
-    if before != asked:
+    if before == asked:
+        return
+    if not before or any(folder.glob("task-*.json")) or any(folder.glob(f"{DUPLICATES}/[!.]*")):
         raise _other(folder, before, asked)
+    remove_work(folder)
+    begin(folder, asked, source)
 
 
 def _other(folder: Path, before: dict[str, Any], asked: dict[str, Any]) -> Refusal:
