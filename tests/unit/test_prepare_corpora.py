@@ -393,14 +393,19 @@ def test_what_somebody_put_into_the_folder_meanwhile_is_never_removed(corpus: Pa
     assert (begun / "logs").is_dir()
 
 
+@pytest.mark.parametrize("asked", [{}, {"dedupe": Dedupe(("url",))}, {"tokenizer": "char"}], ids=str)
 def test_a_disk_too_small_is_said_before_starting_with_the_number(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before the pass that looks for duplicates too, and before the one that counts characters."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 100_000))
-    found = refusal(lambda: prepared(corpus, tmp_path / "out"))
+    said: list[str] = []
+    found = refusal(lambda: prepare_corpus(order(corpus, tmp_path / "out", **asked), said.append, said.append))
     assert found.code == "disk.too_small"
+    assert "The shards need about" in found.message
     assert "has 0.1 MB free" in found.message
+    assert not any("duplicates" in str(line) or "counting" in str(line) or "done_bytes" in line for line in said)
     assert not records(tmp_path / "out")
 
 

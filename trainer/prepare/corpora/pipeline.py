@@ -94,15 +94,15 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         size = order.vocab_size
         tokenizer = make_vocabulary(order.out, order.tokenizer, size, tasks, order.column, order.workers, say)
         identity = identity_of(asked, tokenizer)
+        records = _records(order.out, tasks, identity, say)
+        left = [(index, task) for index, task in enumerate(tasks) if index not in records]
+        check_room(order.out, [task for _, task in left], tokenizer, order.column, say)
         executor = Executor(order.executor, order.workers, order.column, order.out)
         meter = Meter(tasks, 2 if order.dedupe else 1, progress)
         if order.dedupe:
             named = json.dumps(asked, sort_keys=True)
             place = order.out / DUPLICATES
             mark_duplicates(place, tasks, order.dedupe, source=named, executor=executor, meter=meter, say=say)
-        records = _records(order.out, tasks, identity, say)
-        left = [(index, task) for index, task in enumerate(tasks) if index not in records]
-        check_room(order.out, [task for _, task in left], tokenizer, order.column, say)
         try:
             records |= _work(order, executor, identity, records, left, meter)
         finally:

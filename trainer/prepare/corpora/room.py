@@ -22,9 +22,12 @@ _TOKEN_BYTES = 2
 
 
 def check_room(
-    folder: Path, tasks: Sequence[Task], tokenizer: Tokenizer, column: str, say: Callable[[str], None]
+    folder: Path, tasks: Sequence[Task], tokenizer: Tokenizer | None, column: str, say: Callable[[str], None]
 ) -> None:
-    """Say what the shards of these tasks will take, by a sample of their texts; raise Refusal if there is no room."""
+    """Say what the shards of these tasks will take, by a sample of their texts; raise Refusal if there is no room.
+
+    Without a tokeniser every character is a token.
+    """
     text_bytes = sum(span.text_bytes for task in tasks for span in task)
     if not text_bytes:
         return
@@ -39,7 +42,7 @@ def check_room(
         )
 
 
-def _tokens_per_byte(tasks: Sequence[Task], tokenizer: Tokenizer, column: str) -> float:
+def _tokens_per_byte(tasks: Sequence[Task], tokenizer: Tokenizer | None, column: str) -> float:
     """Tokens for every byte of text, from the beginnings of the first, a middle and the last file."""
     files = list({span.file: None for task in tasks for span in task})
     chosen = {files[place]: None for place in (0, len(files) // 2, len(files) - 1)}
@@ -48,7 +51,7 @@ def _tokens_per_byte(tasks: Sequence[Task], tokenizer: Tokenizer, column: str) -
         stop = 1 if file.form == "parquet" else file.text_bytes
         for text in _beginning(Span(file, 0, stop), column):
             size += len(text.encode("utf-8"))
-            tokens += sum(len(ids) + 1 for ids in tokenizer.encode([text]))
+            tokens += sum(len(ids) + 1 for ids in tokenizer.encode([text])) if tokenizer else len(text)
     return tokens / size if size else 1.0
 
 

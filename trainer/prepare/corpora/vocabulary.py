@@ -16,6 +16,7 @@ import numpy as np
 from trainer.prepare.bpe import SAMPLE_CHARS, check_vocab_size, train_bpe
 from trainer.prepare.corpora.division import Task
 from trainer.prepare.corpora.resume import UNPACKING
+from trainer.prepare.corpora.room import check_room
 from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary, write_vocabulary
@@ -44,6 +45,7 @@ def make_vocabulary(
         return tokenizer_of(name, read_vocabulary(folder))
     tokenizer: Tokenizer
     if name == CharTokenizer.name:
+        check_room(folder, tasks, None, column, lambda _: None)  # The count is a pass over the whole corpus.
         tokenizer = _characters(CharacterCounter(column, folder / UNPACKING), tasks, workers, size, say)
     else:
         tokenizer = _trained(tasks, column, size, say) if name == BpeTokenizer.name else load_gpt2(say)
