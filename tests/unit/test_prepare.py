@@ -293,12 +293,13 @@ def test_the_standard_library_is_text_on_every_machine(tmp_path: Path) -> None:
 def test_what_is_no_text_is_passed_over_and_counted(tmp_path: Path) -> None:
     source = texts(tmp_path / "in")
     (source / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (source / "sound.mp3").write_bytes(b"\xff\xfe\0\0\1\0" * 9)  # Begins as UTF-16 does.
     (source / "link.txt").symlink_to("/etc/hostname")
     (source / "linked").symlink_to(texts(tmp_path / "elsewhere"))
     (source / ".env").write_text("SECRET=1")
     os.mkfifo(source / "pipe")
     result = run(source, tmp_path / "out")
-    assert result["skipped"] == {"binary": 1, "hidden": 1, "links": 2, "devices": 1}
+    assert result["skipped"] == {"binary": 2, "hidden": 1, "links": 2, "devices": 1}
     assert "SECRET" not in decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
 
 
@@ -356,6 +357,8 @@ def _latin1(path: Path) -> None:
         (lambda path: (path / ".hidden").mkdir(parents=True), "data.empty", "1 hidden"),
         (lambda path: path.write_text("short"), "data.too_small", "at least 65 are needed"),
         (_latin1, "data.not_utf8", "byte 0xe8 at offset 2"),
+        (lambda path: path.write_text(VERSE, encoding="utf-16"), "data.not_utf8", "is UTF-16"),
+        (lambda path: path.write_text("\u8bcd" * 400, encoding="utf-16"), "data.not_utf8", "is UTF-16"),
         (lambda path: os.mkfifo(path), "data.not_a_file", "neither a file nor a folder"),
     ],
 )

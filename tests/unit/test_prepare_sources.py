@@ -344,6 +344,8 @@ def test_the_pieces_of_a_long_line_are_what_json_makes_of_the_whole(
         ("a.jsonl", b'{"text": "x"}\n' + b"[" * 100_000 + b"\n", "data.bad_line", "offset 14"),
         ("a.jsonl", b'{"text": "caf\xe9"}\n', "data.not_utf8", "offset 0"),
         ("a.txt", b"abc\ncaf\xe9\n", "data.not_utf8", "0xe9 at offset 7"),
+        ("a.txt", "Notepad's Unicode\r\n".encode("utf-16"), "data.not_utf8", "UTF-16"),
+        ("a.jsonl", '{"text": "\u8bcd"}\r\n'.encode("utf-16"), "data.not_utf8", "UTF-16"),
         ("a.jsonl.gz", gzip.compress(LINES, mtime=0)[:-400], "data.cut_short", "bytes are there"),
         ("a.jsonl.gz", b"no gzip at all", "data.cut_short", "bytes are there"),
         ("a.jsonl.zst", zstandard.compress(LINES)[:-200], "data.cut_short", "no end"),

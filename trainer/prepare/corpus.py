@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.prepare.errors import Refusal, not_utf8, unreadable
+from trainer.prepare.errors import Refusal, not_utf8, refuse_utf16, unreadable
 from trainer.prepare.listing import STDLIB, files_of, tally
 
 __all__ = [
@@ -190,6 +190,8 @@ def why_no_text(raw: bytes, path: Path, *, cut: bool, strict: bool) -> str:
 
     The bytes may be cut within their last character.
     """
+    if strict:
+        refuse_utf16(raw, path)
     if b"\0" in raw[:_SNIFF_BYTES]:
         return "binary"
     try:

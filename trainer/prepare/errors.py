@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 MOST_NAMES = 20
 """Of what a file has, a sentence tells so many: a vocabulary in JSON has fifty thousand keys."""
 _NAME_CHARS = 60
+_SNIFF_BYTES = 8192
 
 
 class Refusal(Exception):
@@ -44,6 +46,16 @@ def not_utf8(path: Path, byte: int, offset: int) -> Refusal:
         f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset}.",
         hint=f"Convert it first, for instance: iconv -f latin1 -t utf-8 {path.name} > {path.stem}-utf8.txt",
     )
+
+
+def refuse_utf16(head: bytes, path: Path) -> None:
+    """Refuse a text that begins as Windows writes "Unicode"; its zeros would pass for those of a binary file."""
+    if not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return
+    beginning = head[:_SNIFF_BYTES].decode("utf-16", "ignore")
+    if all(one.isprintable() or one.isspace() for one in beginning):
+        hint = f"Convert it first: iconv -f utf-16 -t utf-8 {path.name} > {path.stem}-utf8{path.suffix}"
+        raise Refusal("data.not_utf8", f"{path} is UTF-16, not UTF-8.", hint=hint)
 
 
 def listed(names: Sequence[str]) -> str:

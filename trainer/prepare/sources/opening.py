@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trainer.prepare.corpus import why_no_text
-from trainer.prepare.errors import Refusal, unreadable
+from trainer.prepare.errors import Refusal, refuse_utf16, unreadable
 from trainer.prepare.listing import STDLIB, files_of, tally
 from trainer.prepare.sources import hub, parquet
 from trainer.prepare.sources.files import Form, SourceFile
@@ -116,6 +116,8 @@ def _form(path: Path, kind: str) -> tuple[Form, str]:
         return "parquet", ""
     with open_content(path) as stream:
         head = stream.read(_SNIFF_BYTES if kind != STDLIB else -1)
+    if kind != STDLIB:
+        refuse_utf16(head, path)
     suffix = PurePosixPath(name.stem).suffix if is_packed(path) else name.suffix
     if suffix in _LINES and (suffix != ".json" or head.lstrip()[:1] == b"{"):
         return "lines", ""
