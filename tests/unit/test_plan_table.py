@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import time
 from pathlib import Path
@@ -195,6 +197,23 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
     assert planned(tmp_path, "60", data="~/shards").data.source == "~/shards (not prepared)"
     with pytest.raises(UsageError, match="nowhere is not there"):
         planned(tmp_path, "60", data=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "code"),
+    [("char", 97, "data.other_tokenizer"), ("gpt2", 60_000, "data.vocabulary_larger"), ("gpt2", 50257, "")],
+)
+def test_shards_that_train_would_refuse_for_their_tokeniser_are_refused_by_the_plan(
+    tmp_path: Path, name: str, tokens: int, code: str
+) -> None:
+    tokenizer = {"name": name, "sha256": "0" * 64, "vocab_size": tokens}
+    shard = {"name": "train_000001.bin", "tokens": 300, "sha256": ""}
+    manifest = {"tokenizer": tokenizer, "source": {}, "train": [shard], "val": []}
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "data.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError) if code else contextlib.nullcontext() as refused:
+        planned(tmp_path, "60", data=str(tmp_path / "shards"))
+    assert not code or refused.value.code == code
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,28 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
     `vocab_size` and `context` are the model's, 0 where it takes what comes: a sentence pair must fit into the latter.
     """
     manifest = read_manifest(folder)
+    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=vocab_size, context=context)
+    made_by = manifest["tokenizer"]
+    sizes = [
+        _check_shard(folder, shard, made_by["vocab_size"]) for part in ("train", "val") for shard in manifest[part]
+    ]
+    return DataSummary(
+        folder=str(folder.absolute()),
+        tokenizer=made_by["name"],
+        tokenizer_sha256=made_by["sha256"],
+        vocab_size=made_by["vocab_size"],
+        train_tokens=sum(shard["tokens"] for shard in manifest["train"]),
+        val_tokens=sum(shard["tokens"] for shard in manifest["val"]),
+        bytes=sum(sizes),
+        sha256=digest_of(manifest),
+        source=str(manifest["source"].get("kind", "shards")),
+    )
+
+
+def demand_made_for(
+    folder: Path, manifest: Mapping[str, Any], *, tokenizer: str, vocab_size: int, context: int = 0
+) -> None:
+    """Refuse shards that say of themselves that they were made for another tokeniser or model; see `inspect`."""
     made_by = manifest["tokenizer"]
     if made_by["name"] != tokenizer:
         raise UsageError(
@@ -148,18 +170,6 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
             f"model.vocab_size is {vocab_size}, and the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
             hint=f"Take its own number with --set model.vocab_size=0, or at least {tokens}.",
         )
-    sizes = [_check_shard(folder, shard, tokens) for part in ("train", "val") for shard in manifest[part]]
-    return DataSummary(
-        folder=str(folder.absolute()),
-        tokenizer=made_by["name"],
-        tokenizer_sha256=made_by["sha256"],
-        vocab_size=made_by["vocab_size"],
-        train_tokens=sum(shard["tokens"] for shard in manifest["train"]),
-        val_tokens=sum(shard["tokens"] for shard in manifest["val"]),
-        bytes=sum(sizes),
-        sha256=digest_of(manifest),
-        source=str(manifest["source"].get("kind", "shards")),
-    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.plan import DataSummary, Request
-from gpurun.lifecycle.corpus.shards import BUILT_IN, read_manifest
+from gpurun.lifecycle.corpus.shards import BUILT_IN, demand_made_for, read_manifest
 from gpurun.planning.load import BUCKET_BITS_PER_S, Load, load_of
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.quantities import format_bytes, format_duration
@@ -59,7 +61,7 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
     source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
     if request.data is not None:
         place = Path(request.data).expanduser()
-        shards = read_manifest(place)["train"] if (place / "data.json").exists() else []
+        shards = _shards_for(full, place) if (place / "data.json").exists() else []
         state = "not checked" if shards else "not prepared"
         source, train_tokens = f"{request.data} ({state})", sum(shard["tokens"] for shard in shards)
     return DataSummary(
@@ -73,6 +75,14 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
         sha256="",
         source=source,
     )
+
+
+def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
+    """What the manifest lists for training; shards of another tokeniser or model are refused, as `train` does."""
+    manifest, model = read_manifest(folder), full.tables.model
+    tokenizer = full.tables.data.tokenizer
+    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=model.vocab_size, context=model.context)
+    return list(manifest["train"])
 
 
 def named_data(request: Request) -> str:
