@@ -37,7 +37,7 @@ def _check_unchanged(file: SourceFile) -> None:
         raise Refusal(
             "data.vanished",
             f"{file.path} was there when preparing began and is not any more: {error.strerror}.",
-            hint="Bring it back and run the same command again: it goes on where it stood.",
+            hint="Bring it back as it was, its time too (cp -p); the same command then goes on where it stood.",
         ) from None
     if (now.st_size, now.st_mtime_ns) != (file.bytes, file.modified_ns):
         raise Refusal(
