@@ -26,8 +26,8 @@ from gpurun.lifecycle.runs import open_run, read_plan
 from gpurun.planning.catalog import offers_for, parse_gpu
 
 
-def planned_here(tmp_path: Path, *overrides: str) -> Plan:
-    request = Request(recipe="mini-gpt", providers=("local",), overrides=("data.limit_mb=1", *overrides))
+def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) -> Plan:
+    request = Request(recipe="mini-gpt", providers=("local",), overrides=("data.limit_mb=1", *overrides), hours=hours)
     home = Home(tmp_path).prepare()
     return make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
 
@@ -38,6 +38,15 @@ def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monke
     assert planned_here(tmp_path, "hardware.on_cpu=as_written").form == "full"
     with pytest.raises(GpurunError, match="has no CUDA device"):
         planned_here(tmp_path, "hardware.on_cpu=refuse")
+
+
+@pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
+def test_hours_that_hold_a_part_of_a_run_say_how_far_it_gets_on_a_machine_of_ones_own_too(
+    tmp_path: Path, hours: float | None, is_told: bool
+) -> None:
+    told = " ".join(planned_here(tmp_path, hours=hours).notes)
+    assert ("holds a part: it gets to step" in told) is is_told
+    assert ("of 120 (" in told) is is_told
 
 
 def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Box, DataSummary, Mode, Plan, Request
+from gpurun.core.plan import Box, Candidate, DataSummary, Mode, Plan, Request
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import need_of
 from gpurun.lifecycle.quotes.renting import shards_of
@@ -22,11 +22,13 @@ from gpurun.machine.ssh_keys import fingerprint, make_keys
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.load import load_of
+from gpurun.planning.reach import reach_words
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import outfitted
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import parse_host
+from gpurun.view.quantities import format_duration
 
 Trust = Literal["given", "known", "first use"]
 SCAN_S = 15.0
@@ -159,7 +161,16 @@ def _plan_on(
         bundle_sha256="",
         ship_files=0,
         ship_bytes=0,
-        notes=(damage,) if damage else (),
+        notes=(*_part(chosen), *([damage] if damage else [])),
         choices=request.choices,
         continues=resolved.earlier,
     )
+
+
+def _part(chosen: Candidate) -> list[str]:
+    """How far a run gets where the time to train does not hold all of it."""
+    if chosen.finishes or chosen.reach is None or chosen.lease is None:
+        return []
+    return [
+        f"The {format_duration(chosen.lease.train_s)} to train holds a part: it gets to {reach_words(chosen.reach)}."
+    ]
