@@ -17,6 +17,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
 from gpurun.core.plan import Candidate, Mode, Plan, Request
+from gpurun.lifecycle.bucket.advice import advice
 from gpurun.lifecycle.corpus.unused import unused_notes
 from gpurun.lifecycle.quotes.priors import load_priors
 from gpurun.lifecycle.quotes.quote import need_of, quote
@@ -67,8 +68,8 @@ def _planned(
         if request.choices.stage:
             from gpurun.lifecycle.bucket.planned import with_stage
 
-            made = with_stage(made, None, clock)
-        return made
+            return with_stage(made, None, clock)
+        return made.model_copy(update={"notes": (*made.notes, *advice(made, made.ship_bytes))})
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe, home)

@@ -86,7 +86,7 @@ def _ship(plan: Plan) -> list[Cell]:
     tokens = f"{format_count(data.train_tokens)} tokens " if data.train_tokens else ""
     parts: list[Cell] = [f"{data.source} {tokens}({data.tokenizer})" if tokens else f"{data.source}, {data.tokenizer}"]
     if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
-        return [*parts, f"about {format_bytes(plan.ship_bytes)}"]
+        return [*parts, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
     return [
         *parts,
         f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}",

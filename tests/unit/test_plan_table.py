@@ -26,7 +26,7 @@ from gpurun.planning.load import load_of
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import cells
 from gpurun.view.plan import plan_text
-from gpurun.view.quantities import format_bytes
+from gpurun.view.quantities import format_bytes, format_duration
 from gpurun.view.style import Style
 
 OFFERS = [offer for offer in all_offers() if offer.gpu_count]
@@ -94,7 +94,7 @@ def test_where_the_recipes_own_gpu_is_too_dear_the_best_of_the_others_is_planned
     plan = planned(tmp_path, "20")
     assert plan.offer.gpu_count == 1
     assert plan.worst_micros <= usd(20)
-    assert plan.notes[-1].endswith("`train` takes this one with --gpu 1xH100.")
+    assert any(note.endswith("`train` takes this one with --gpu 1xH100.") for note in plan.notes)
     assert parse_gpu("1xH100").count == 1
 
 
@@ -228,6 +228,28 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     told = " ".join(plan.notes)
     assert f"(about {format_bytes(plan.ship_bytes)}) are not here yet." in told
     assert ("pulled from a bucket" in told) is (plan.ship_bytes > 1e9)
+
+
+@pytest.mark.parametrize(
+    ("is_here", "more"),
+    [(True, "33 min of the rental more than a bucket would, $6.06"), (False, "129 min of the rental more")],
+    ids=["here", "not made yet"],
+)
+def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_look_at(
+    tmp_path: Path, is_here: bool, more: str
+) -> None:
+    """Of five gigabytes at hand `plan` said neither, nor what would save it; only `train` did."""
+    (tmp_path / "shards").mkdir()
+    with (tmp_path / "shards" / "train.bin").open("wb") as sparse:
+        sparse.truncate(5 * 10**9)
+    asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards") if is_here else None}
+    plan = planned(tmp_path, "60", **asked)
+    told = " ".join(plan.notes)
+    assert more in told
+    assert "add --stage s3://BUCKET/PREFIX" in told
+    assert "or take fewer shards" in told
+    shown = " ".join(plan_text(plan, Style(width=120)).split())
+    assert f"{format_duration(plan.lease.ship_s)} to send and unpack, ${6.28 if is_here else 0.59}" in shown
 
 
 def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_path: Path) -> None:

@@ -14,17 +14,15 @@ from urllib.parse import urlsplit
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
-from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.plan import Mode, Plan, StagePlan
+from gpurun.lifecycle.bucket.advice import advice, aws_bill
 from gpurun.machine.bucket.address import parse_address
 from gpurun.machine.bucket.objects import find, is_worth_staging
 from gpurun.machine.bucket.wire import Bucket
 from gpurun.machine.pack import PackedFile, Survey
-from gpurun.planning.catalog import terms_of
 from gpurun.planning.load import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S, early_bytes
 from gpurun.view.quantities import format_bytes
 
-WORTH_ADVICE_S = 120
 _ASK_AT_ONCE = 8
 
 
@@ -35,7 +33,8 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     cannot be used.
     """
     if not plan.choices.stage:
-        return plan.model_copy(update={"notes": (*plan.notes, *_advice(plan, seen))})
+        worth_bytes = sum(file.bytes for file in seen.files if is_worth_staging(file.bytes)) if seen else 0
+        return plan.model_copy(update={"notes": (*plan.notes, *advice(plan, worth_bytes))})
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
@@ -60,18 +59,6 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         saves_s=int(8 * whole / UPLINK_BITS_PER_S - 8 * whole / BUCKET_BITS_PER_S),
     )
     return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, stage, plan))})
-
-
-def _advice(plan: Plan, seen: Survey | None) -> list[str]:
-    """What would save the paid time of a long upload."""
-    worth = sum(file.bytes for file in seen.files if is_worth_staging(file.bytes)) if seen else 0
-    saved_s = 8 * worth / UPLINK_BITS_PER_S - 8 * worth / BUCKET_BITS_PER_S
-    if plan.mode is not Mode.PAID or not plan.offer.rate_micros_per_hour or saved_s < WORTH_ADVICE_S:
-        return []
-    dollars = format_usd(cost_of(plan.offer.rate_micros_per_hour, saved_s, 1))
-    what = f"Sending the shards over {UPLINK_BITS_PER_S / 1e6:.0f} Mbit/s takes {saved_s / 60:.0f} min of the rental"
-    bill = f" (AWS bills what leaves a bucket of its own: {_aws_bill(worth)})" if plan.offer.provider != "aws" else ""
-    return [f"{what} more than a bucket would, {dollars}: add --stage s3://BUCKET/PREFIX{bill}, or take fewer shards."]
 
 
 def staged_uplink_bits_per_s(folder: Path, size_bytes: int) -> float:
@@ -101,11 +88,6 @@ def _digests(folder: Path) -> dict[str, str]:
     return {f"data/{Path(str(one['name'])).name}": str(one["sha256"]) for one in shards if "sha256" in one}
 
 
-def _aws_bill(size_bytes: int) -> str:
-    """What AWS charges for bytes that leave it, in dollars."""
-    return format_usd(times(terms_of("aws").egress_per_gb, ceil(size_bytes / 1e9)))
-
-
 def _is_private(host: str) -> bool:
     """Whether an address is one that only its own network knows; of a name that is not known here."""
     try:
@@ -125,7 +107,7 @@ def _notes(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
         what = f"{bucket.endpoint} is in a network of your own, which a rented machine hardly reaches"
         notes.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
     if stage.is_of_aws and stage.bytes and plan.offer.provider != "aws":
-        what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {_aws_bill(stage.bytes)}"
+        what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {aws_bill(stage.bytes)}"
         notes.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
     if stage.is_of_aws and plan.offer.provider == "aws" and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
