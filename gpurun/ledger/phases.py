@@ -129,15 +129,8 @@ def planned(intent: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any
     """What the plan allowed each phase of a rental at most, and how long it expected training to take."""
     lease, offers = intent["lease"], [plan, *(plan.get("candidates") or ())]
     guess: Any = next((one.get("estimate") for one in offers if one.get("offer") == intent["offer"]), None)
-    limits = {
-        "boot": "boot_s",
-        "upload": "ship_s",
-        "training": "train_s",
-        "collect": "collect_s",
-        "destroy": "destroy_s",
-    }
     return {
-        "limits_s": {name: lease[key] for name, key in limits.items()},
+        "limits_s": {name: lease[key] for name, key in _LEASE.items()},
         "training_s": plain_data((guess or {}).get("train_s")),
     }
 
