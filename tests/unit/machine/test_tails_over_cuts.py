@@ -1,4 +1,4 @@
-"""Log and events come home byte for byte, however often the line is cut and the supervisor started again."""
+"""Log and events come home byte for byte, however often the line is cut or damaged and the supervisor started again."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def test_no_byte_is_lost_or_doubled_over_any_number_of_cuts_and_restarts(
     tail = Tail(far, here)  # type: ignore[arg-type]
     trainer = threading.Thread(target=write_on, args=(out, over, random.Random(6)), daemon=True)
     trainer.start()
-    while proxy.cuts < cuts:
-        if proxy.cuts % 5 == 4:
+    for number in range(cuts):
+        if number % 5 == 4:
             far.close()
             far = supervisor()  # Another process knows only what lies in the files.
             tail = Tail(far, here)  # type: ignore[arg-type]
-        cut = threading.Timer(dice.random() * 0.25, proxy.cut)
+        trouble = (lambda: proxy.corrupt(1)) if number % 3 == 2 else proxy.cut
+        cut = threading.Timer(dice.random() * 0.25, trouble)
         cut.start()
         try:
             while cut.is_alive():

@@ -176,6 +176,25 @@ def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place
     assert not any((tmp_path / ".partial").iterdir())
 
 
+def test_a_checkpoint_comes_home_whole_over_a_long_line_that_is_cut_and_corrupts_what_it_carries(
+    place: Place, tmp_path: Path
+) -> None:
+    file = finished(place, 16 << 20)
+    proxy = place.proxy(round_trip_s=0.05)
+    far, troubles = far_behind(place, proxy), [proxy.cut, lambda: proxy.corrupt(1)]
+
+    def trouble_now_and_then(have: int) -> None:
+        if troubles and have >= (3 - len(troubles)) * 5 << 20:
+            troubles.pop()()
+
+    before = proxy.connections
+    patiently(lambda: far.fetch(file.name, file.bytes, file.sha256, tmp_path, on_progress=trouble_now_and_then))
+    assert (troubles, proxy.connections - before >= 2) == ([], True), "each of them was felt"
+    is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
+    assert is_same
+    assert proxy.brought_bytes <= 1.3 * file.bytes
+
+
 def test_keys_are_changed_while_programs_end_without_a_stall(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
