@@ -110,6 +110,22 @@ def test_stop_saves_brings_home_and_destroys(own_home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_however_many_watch_a_run_only_its_supervisor_asks_its_machine(own_home: Path, tmp_path: Path) -> None:
+    trains = ("train", "mini-gpt", "--provider", "local", "--yes", "--name", "cat-2", "--set", "steps=100")
+    views = {"train": trains, "attach": ("attach", "cat-2"), "logs": ("logs", "cat-2", "-f")}
+    watching, calls = [], {name: tmp_path / name for name in views}
+    for name, words in views.items():
+        told = {**os.environ, "GPURUN_CRASH_LOG": str(calls[name])}
+        watching.append(subprocess.Popen([*GPURUN, *words], env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        wait_for(lambda: (own_home / "runs/cat-2/events.jsonl").exists())
+    said = [viewer.communicate(timeout=240)[0] for viewer in watching]
+    assert [viewer.returncode for viewer in watching] == [0, 0, 0], said
+    assert all(b"step 100" in words or b"step 0100" in words for words in said), said
+    assert "far.poll" in read(calls["train"]), "its supervisor passes these on"
+    assert "far." not in read(calls["attach"]) + read(calls["logs"])
+
+
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_in_another_and_ends_as_if_it_had_not_been(own_home: Path) -> None:
     def trains(*what: str) -> int:
         return gpurun("train", *what, "--provider", "local", "--yes").returncode
