@@ -418,19 +418,29 @@ def test_a_stream_that_was_opened_before_the_codecs_were_known_may_end_without_a
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-def test_memory_grows_on_neither_side_with_what_is_shipped(tmp_path: Path) -> None:
+def test_memory_grows_on_neither_side_with_what_is_shipped_or_brought_home(tmp_path: Path) -> None:
     with open(tmp_path / "big.bin", "wb") as out:
         out.truncate(128 << 20)
+    with open(tmp_path / "big.bin", "rb") as content:
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    file = {"name": "big.bin", "bytes": 128 << 20, "sha256": sha256, "kind": "sample", "step": 1}
+    (tmp_path / "box" / "out").mkdir(parents=True)
+    (tmp_path / "box" / "out" / "MANIFEST.json").write_text(
+        json.dumps({"v": 1, "latest": 1, "best": None, "files": [file]})
+    )
+    os.link(tmp_path / "big.bin", tmp_path / "box" / "out" / "big.bin")
     script = (
         "import resource, sys\nfrom pathlib import Path\nfrom tests.memory import own_peak_bytes\n"
         "from gpurun.machine.far import FarSide\nfrom gpurun.machine.local import LocalMachine\n"
         "from gpurun.machine.pack import Pack, survey\n"
-        "here = Path(sys.argv[1])\n(here / 'box').mkdir()\n"
+        "here = Path(sys.argv[1])\n"
         "far = FarSide(LocalMachine(here / 'box', 'gr-test'), python=sys.executable)\n"
         "far.install_agent()\nfar.unpack(Pack(survey({'data/big.bin': here / 'big.bin'})))\n"
+        "far.fetch('big.bin', 128 << 20, sys.argv[2], here / 'home')\n"
         "print(own_peak_bytes(), 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
-    argv = [sys.executable, "-c", script, tmp_path]
+    argv = [sys.executable, "-c", script, tmp_path, sha256]
     peaks = [int(peak) for peak in subprocess.run(argv, capture_output=True, check=True, cwd=ROOT).stdout.split()]
     assert max(peaks) < 120e6, peaks
-    assert (tmp_path / "box" / "data" / "big.bin").stat().st_size == 128 << 20
+    for copy in ("box/data/big.bin", "home/big.bin"):
+        assert (tmp_path / copy).stat().st_size == 128 << 20
