@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 from gpurun.core.errors import UsageError
 from gpurun.machine.agent import incoming
 from gpurun.machine.base import FarRefusal
+from gpurun.machine.far import FarSide
 from gpurun.machine.pack import Codec, Pack, survey
+from gpurun.machine.squeeze import Squeeze
 
 ROOT = Path(__file__).parents[3]
 HEAD = struct.Struct(">QII32s")
@@ -303,6 +305,31 @@ def test_a_machine_whose_python_has_no_zstd_uses_the_program(box: Box) -> None:
     content = random.Random(1).randbytes(3 << 19)
     box.far.unpack(Pack(survey({"data/x.bin": content})))
     assert (box.folder / "data/x.bin").read_bytes() == content
+
+
+def test_parts_are_compressed_harder_while_it_is_the_line_that_takes_the_time(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.machine.outbox.MOST_AHEAD_BYTES", 0)
+    (tmp_path / "words.bin").write_bytes(random.Random(3).randbytes(5 << 20).hex().encode())
+    levels, ask, squeezed = list[int](), FarSide.ask, Squeeze.squeezed
+
+    def carried(stdin: Iterable[bytes]) -> Iterator[bytes]:
+        for block in stdin:
+            yield block
+            time.sleep(0.3 * (len(block) > 10_000))
+
+    def slow(far: FarSide, verb: str, *options: str, stdin: Any = None, **more: Any) -> Any:
+        return ask(far, verb, *options, stdin=carried(stdin) if verb == "receive" else stdin, **more)
+
+    def seen(squeeze: Squeeze, content: bytes) -> bytes:
+        levels.append(squeeze.level)
+        return squeezed(squeeze, content)
+
+    monkeypatch.setattr(FarSide, "ask", slow)
+    monkeypatch.setattr(Squeeze, "squeezed", seen)
+    box.far.unpack(Pack(survey({"data/words.bin": tmp_path / "words.bin"})))
+    assert levels[-1] > levels[0] == 3
 
 
 def test_shipping_the_same_again_is_harmless_even_when_a_job_was_started_and_another_pack_is_not(box: Box) -> None:

@@ -186,3 +186,17 @@ def test_reading_ahead_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.
     assert len(box._ahead) == 1
     assert not box.read_ahead()
     assert len(box._ahead) == 1, "nor does it after each cut"
+
+
+@pytest.mark.parametrize(
+    ("squeeze_s", "send_s", "level"),
+    [(0.01, 1.0, 9), (0.02, 0.04, 3), (0.05, 0.01, 1)],
+    ids=["a slow line", "as it should be", "a line that waits for the cores"],
+)
+def test_how_hard_parts_are_compressed_follows_the_line(
+    tmp_path: Path, squeeze_s: float, send_s: float, level: int
+) -> None:
+    box = outbox(tmp_path)
+    for _ in range(20):
+        box.sent(squeeze_s, send_s)
+    assert box._squeeze.level == level
