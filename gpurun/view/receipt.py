@@ -43,8 +43,8 @@ class ReceiptView:
 
     `cost_label` says what the cost rests on: measured, provider-reported or billed. `verdict` is "gpu" or "smoke", and
     `sentence` what that means. `phases` are by this laptop's clock and add up to `billable_s`; `in_training` divides
-    the training phase by the machine's word. `machine` are the facts of the platform, one a part; `log_lines` and
-    `sample` are the trainer's words and are made harmless here.
+    the training phase by the machine's word. `missing` was finished over there and did not come home. `machine` are the
+    facts of the platform, one a part; `log_lines` and `sample` are the trainer's words and are made harmless here.
     """
 
     run: str
@@ -78,6 +78,7 @@ class ReceiptView:
     proof_sha256: str = ""
     shutdown: str = ""
     checkpoints: Sequence[FileProof] = ()
+    missing: Sequence[str] = ()
     incidents: Sequence[str] = ()
     log_lines: Sequence[str] = ()
     sample: str = ""
@@ -144,6 +145,7 @@ def _pairs(view: ReceiptView, now: float) -> list[tuple[str, list[Cell]]]:
         ("Cost", _cost(view)),
         ("Result", [Span(view.result, "title")] if view.result else []),
         ("Checkpoints", [f"{file.name} {short_hash(file.sha256)}" for file in view.checkpoints]),
+        ("Not home", [Span(one, "bad") for one in view.missing]),
         (name, ended),
         ("Incidents", [Span(incident, "warn") for incident in view.incidents]),
         ("Chain", [chain] if view.previous else []),

@@ -60,6 +60,7 @@ ENDS = {
 }
 FELL = ("failed", "lost")
 """The outcomes of a training that are no end of it."""
+_MOST_NAMED = 6
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
@@ -151,7 +152,10 @@ def tell_rate(data: Mapping[str, Any]) -> str:
 def _collected(data: Mapping[str, Any]) -> str:
     files, missing = data.get("files"), data.get("missing")
     count = f" {format_files(len(files))}" if isinstance(files, list | tuple) else ""
-    lost = f", {len(missing)} MISSING" if isinstance(missing, list | tuple) and missing else ""
+    lost = ""
+    if isinstance(missing, list | tuple) and missing:
+        more = " and more" if missing[_MOST_NAMED:] else ""
+        lost = f", {len(missing)} MISSING: {safe_line(', '.join(map(str, missing[:_MOST_NAMED])))}{more}"
     return f"collected{count}, digests verified{lost}"
 
 

@@ -16,8 +16,10 @@ from gpurun.core.errors import VerificationFailed
 from gpurun.core.model import canonical
 from gpurun.core.paths import Home
 from gpurun.core.plan import Request
+from gpurun.core.progress import Event
 from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, make_envelope, payload_of
+from gpurun.view.story import tell_record
 from tests.unit.ledger_samples import CloudRun, Note, finished_run
 
 COST = 57 * 60 * 2_490_000 // 3600
@@ -59,6 +61,27 @@ def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
     shown = show_receipt(session, "fox-41", markdown=False)
     assert ("BAD SIGNATURE" in shown.text) is bool(code)
     assert (int(shown.exit_code), [error.code for error in shown.errors]) == (code, [told] if told else [])
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(session: Session, markdown: bool) -> None:
+    """The last words of a run said how many files were MISSING, and its receipt nothing at all."""
+    run, lost = CloudRun(session.home), ["checkpoints/000110.model.safetensors", "samples/000110.txt"]
+    append = run.journal.append
+    told: list[str] = []
+
+    def with_losses(event: Event, data: dict[str, Any]) -> Any:
+        record = append(event, {**data, "missing": lost} if event is Event.COLLECT_OBSERVED else data)
+        told.append(tell_record(record))
+        return record
+
+    run.journal.append = with_losses  # type: ignore[method-assign]
+    run.until_gone().settle()
+    assert any(f"2 MISSING: {', '.join(lost)}" in line for line in told)
+    shown = " ".join(show_receipt(session, "fox-41", markdown=markdown).text.replace("\\", "").split())
+    assert f"Not home {'| ' if markdown else ''}{lost[0]} · {lost[1]}" in shown
+    finished_run(session.home, "owl-07")
+    assert "Not home" not in show_receipt(session, "owl-07", markdown=markdown).text
 
 
 @pytest.mark.parametrize("markdown", [False, True])
