@@ -5,7 +5,7 @@ step.py         one optimiser step: accumulate, judge, move; again in smaller po
 due.py          what is due after a step: a line, an evaluation, samples, a checkpoint
 huggingface/    the same run by the Hugging Face Trainer, for comparison
 run.py          what one training process holds
-assemble.py     how it is put together; announce.py tells what it came to
+assemble.py     how it is put together; announce.py tells what it came to, places.py where its ideas stand in the code
 resume.py       goes on from a checkpoint, on any number of processes
 model.py        GPT-2; modern.py has the blocks of the other preset
 loss.py         cross-entropy that never holds the whole logits

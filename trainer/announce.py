@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from trainer.optim import decayed
+from trainer.places import places
 from trainer.run import Run
 
 __all__ = ["announce"]
@@ -36,6 +37,8 @@ def announce(run: Run, out: Path, *, compile_cache: str | None) -> None:
         "compile_cache": compile_cache,
     }
     run.reporter.start(run.progress.step, facts)
+    if recipe.train.loop != "huggingface":  # whose blocks and loss are another library's
+        run.reporter.say(f"code: {places(run.model)}")
     each = f"{plan.micro_batch} x {recipe.model.context} tokens x {count} processes x {plan.accumulation} micro-steps"
     run.reporter.say(f"tokens per step: {recipe.train.batch_tokens:,} ({each})")
     for name, wanted in (("decayed", True), ("not decayed", False)):

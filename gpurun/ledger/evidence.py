@@ -19,7 +19,8 @@ from gpurun.ledger.untrusted import events_of, lines_of, plain_data, plain_line,
 
 UNKNOWN = "unknown"
 _DEVICE = re.compile(r"device: (cuda|cpu)")
-_SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,]+"))
+_CODE = re.compile(r"code: embedding trainer/\S+ \| .+")
+_SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,]+"), _CODE)
 _STEP = re.compile(r"step \d+ \| loss \S+ \|.*")
 _CHECKPOINT = re.compile(r"checkpoint: \S+")
 _START_KEYS = (

@@ -77,6 +77,7 @@ def test_the_events_and_the_lines_for_people_are_those_of_the_formats_page(
     assert log == capsys.readouterr().out
     lines = log.splitlines()
     assert lines[:2] == ["device: cpu", "parameters: 7,872"]
+    assert lines[2].startswith("code: embedding trainer/model.py:")
     assert "tokens per step: 128 (2 x 16 tokens x 1 processes x 4 micro-steps)" in lines
     pattern = r"step 0004 \| loss \d\.\d{4} \| lr \d\.\d\de-\d\d \| elapsed \d+\.\d s"
     assert len([line for line in lines if re.fullmatch(pattern, line)]) == 1

@@ -40,7 +40,8 @@ class CloudRun:
         name = [f"cuda_name: {gpu}"] if gpu else []
         steps = [(step, 4.0 - step / 60) for step in range(10, 121, 10)]
         lines = [f"step {step:04d} | loss {loss:.4f} | lr 3.00e-04 | elapsed {step}.0 s" for step, loss in steps]
-        log = [f"device: {self.device}", *name, "parameters: 124,475,904", *lines, f"checkpoint: {WEIGHTS}"]
+        code = "code: embedding trainer/model.py:130 | attention trainer/model.py:45 | loss trainer/loss.py:104"
+        log = [f"device: {self.device}", *name, "parameters: 124,475,904", code, *lines, f"checkpoint: {WEIGHTS}"]
         self.folder.log.write_text("\n".join([*log, "--- sample ---", "The def of device: cuda", ""]))
         start = {"kind": "start", "device": self.device, "cuda_name": gpu, "torch": "2.13.0"}
         start |= {"python": "3.12.1", "world_size": 1, "parameters": 124_475_904, "steps": 120, "precision": "bf16"}

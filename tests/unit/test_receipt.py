@@ -126,6 +126,14 @@ def test_a_run_for_which_nothing_was_made_has_no_teardown_and_costs_nothing(home
 # The verdict ---------------------------------------------------------------------------------------------------------
 
 
+def test_it_quotes_what_the_log_says_of_the_machine_the_code_and_the_losses(home: Home) -> None:
+    quoted = predicate(CloudRun(home).until_gone())["training"]["log"]["lines"]
+    assert [line.split(" ")[0] for line in quoted] == [
+        *("device:", "cuda_name:", "parameters:", "code:"), *["step"] * 3, "checkpoint:"
+    ]  # fmt: skip
+    assert quoted[3].startswith("code: embedding trainer/model.py:")
+
+
 def test_a_cpu_run_is_a_smoke_test_whatever_its_sample_says(home: Home) -> None:
     run = CloudRun(home, device="cpu").until_gone()
     assert "device: cuda" in run.folder.log.read_text()

@@ -16,7 +16,7 @@ _START = ("device", "cuda_name", "torch", "python", "world_size", "parameters", 
 
 _KNOWN = re.compile(
     r"(?P<device>device: (?:cuda|cpu))|(?P<name>cuda_name: .+)|(?P<size>parameters: [\d,]+)"
-    r"|(?P<step>step \d+ \| loss \S+ \|.*)|(?P<saved>checkpoint: \S+)"
+    r"|(?P<code>code: embedding trainer/\S+ \| .+)|(?P<step>step \d+ \| loss \S+ \|.*)|(?P<saved>checkpoint: \S+)"
 )
 
 
@@ -71,12 +71,12 @@ def _log(folder: RunFolder) -> tuple[list[str], str]:
     few = [
         line for place, line in enumerate(line for form, line in _forms(folder) if form == "step") if place in places
     ]
-    lines = [firsts[form] for form in ("device", "name", "size") if form in firsts] + few + saved
+    lines = [firsts[form] for form in ("device", "name", "size", "code") if form in firsts] + few + saved
     return lines, firsts["device"].split(" ")[1] if "device" in firsts else ""
 
 
 def _forms(folder: RunFolder) -> Iterator[tuple[str, str]]:
-    """Every line of one of the five known forms, with the form's name."""
+    """Every line of one of the known forms, with the form's name."""
     for line in lines_of(folder.log):
         match = _KNOWN.fullmatch(line)
         if match is not None and match.lastgroup is not None:

@@ -1,0 +1,35 @@
+"""The log tells whoever learns from it where the ideas of a training stand in the code that ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from trainer.config import ModelConfig
+from trainer.model import GPT
+from trainer.places import places
+from trainer.translation.model import Translator
+
+SHAPE: dict[str, Any] = {"layers": 1, "heads": 1, "width": 8, "context": 8, "vocab_size": 8}
+TEXT = {"loss": "def chunked_cross_entropy(", "checkpoint": "def save(", "generation": "def generate("}
+OURS = {"embedding": "def hidden(", "attention": "def forward(", **TEXT}
+TRANSLATED = {**OURS, "embedding": "def _embed(", "generation": "def beam_search("}
+
+
+@pytest.mark.parametrize(("preset", "begins"), [("faithful", OURS), ("modern", OURS), ("encoder-decoder", TRANSLATED)])
+def test_each_idea_is_named_with_the_file_and_line_at_which_its_code_begins(
+    preset: str, begins: dict[str, str]
+) -> None:
+    config = ModelConfig(preset=preset, bias=preset != "modern", tied=preset != "modern", **SHAPE)
+    model = Translator(config, pad_id=0) if begins is TRANSLATED else GPT(config)
+    told = dict(part.split(" ") for part in places(model).split(" | "))
+    assert list(told) == list(begins)
+    for idea, place in told.items():
+        file, line = place.split(":")
+        code = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
+        first = next(text for text in code if not text.strip().startswith("@"))
+        assert begins[idea] in first, place
+    where = {"faithful": "trainer/model.py", "modern": "trainer/modern.py"}.get(preset, "trainer/translation/model.py")
+    assert told["attention"].startswith(f"{where}:")
