@@ -68,6 +68,47 @@ def test_the_two_first_recipes_are_the_ones_that_were_promised() -> None:
     assert resolve(load_recipe("gpt2-124m"), "rehearsal").processes == 2
 
 
+TINY = (
+    "layers=6 heads=6 width=192 context=256 dropout=0.1 tied=true batch_tokens=4096 steps=1170 source=wikitext-2 "
+    "optim.kind=adamw lr=3e-4 weight_decay=0.01 grad_clip=1.0 schedule.kind=constant temperature=0.8"
+)
+ADAMW = "optim.kind=adamw beta1=0.9 weight_decay=0.1 grad_clip=1.0 schedule.kind=cosine"
+SHAKESPEARE = f"{ADAMW} context=256 dropout=0.2 batch_tokens=16384 lr=1e-3 beta2=0.99 warmup_steps=100 min_lr=1e-4"
+GPT2 = f"{ADAMW} preset=faithful context=1024 dropout=0.0 tokenizer=gpt2 beta2=0.95 compile=true gpu=8xA100"
+LLM_C = f"{GPT2} bias=true batch_tokens=524288 warmup_steps=700 min_lr=0.0 eval.every=250"
+REPRODUCED = {
+    "tiny-wikitext": f"{TINY} loop=own",
+    "tiny-hf": f"{TINY} loop=huggingface",
+    "annotated-transformer": "preset=encoder-decoder layers=6 heads=8 width=512 dropout=0.1 label_smoothing=0.1 "
+    "schedule.kind=noam lr=1.0 warmup_steps=3000 beta2=0.98 eps=1e-9 weight_decay=0.0",
+    "shakespeare-char": f"{SHAKESPEARE} layers=6 heads=6 width=384 bias=false tokenizer=char steps=5000",
+    "shakespeare-bpe": f"{SHAKESPEARE} tokenizer=gpt2",
+    "gpt2-124m": f"{LLM_C} layers=12 heads=12 width=768 source=fineweb-edu-10b lr=6e-4 steps=18865",
+    "gpt2-124m-owt": f"{GPT2} layers=12 heads=12 width=768 bias=false source=openwebtext val_fraction=0.005 lr=6e-4 "
+    "batch_tokens=491520 micro_batch=12 warmup_steps=2000 min_lr=6e-5 steps=600000",
+    "gpt2-124m-epochs": f"{GPT2} source=corpus-12gb batch_tokens=524288 steps=62920 checkpoint_every=1430",
+    "gpt2-355m": f"{LLM_C} layers=24 heads=16 width=1024 lr=3e-4 steps=60000",
+    "modern-124m": "preset=modern layers=12 heads=12 width=768 context=1024 source=fineweb-edu-10b optim.kind=muon "
+    "schedule.kind=trapezoid batch_tokens=524288 steps=11320",
+}
+
+
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_a_recipe_has_the_settings_of_what_it_reproduces(name: str) -> None:
+    record = resolve(load_recipe(name), "full").record
+    wanted = dict(map(parse_override, REPRODUCED[name].split()))
+    assert {(table, key): record[table][key] for table, key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("shakespeare-char", 10.6), ("gpt2-124m", 124), ("gpt2-124m-epochs", 135), ("gpt2-355m", 355)],
+)
+def test_a_recipe_has_as_many_parameters_as_it_says(name: str, millions: float) -> None:
+    model = resolve(load_recipe(name), "full").tables.model
+    assert parameters_of(model, vocab_size=65) / 1e6 == pytest.approx(millions, rel=0.02)
+
+
 def test_a_rehearsal_replaces_keys_and_leaves_the_others() -> None:
     recipe = load_recipe("gpt2-124m")
     full, rehearsal = resolve(recipe, "full").record, resolve(recipe, "rehearsal").record
