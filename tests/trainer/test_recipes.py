@@ -1,0 +1,39 @@
+"""Every recipe that is bundled trains in its rehearsal's form: a few steps of it, on text that is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Train, events, manifest
+
+from gpurun.lifecycle.corpus.shards import prepared
+from gpurun.planning.bundle import bundle_root
+from gpurun.planning.recipe import list_recipes, load_recipe, resolve
+
+STEPS = ("train.steps=4", "train.checkpoint_every=4", "train.log_every=1", "eval.every=4", "eval.tokens=1024")
+SHORT = (*STEPS, "schedule.warmup_steps=1", "sample.tokens=4")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenised text that several recipes share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_bundled_recipe_trains_in_its_rehearsals_form(
+    name: str, cache: Path, tmp_path: Path, train: Train
+) -> None:
+    short = [*SHORT, "data.limit_mb=1"] if load_recipe(name).tables.data.source != "english-german" else SHORT
+    recipe = resolve(load_recipe(name), "rehearsal", short).record
+    if recipe["train"]["loop"] == "huggingface":
+        pytest.importorskip("transformers", reason="an extra")
+    data = tmp_path / "data"
+    prepared(recipe, None, into=data, cache=cache, root=bundle_root(), say=lambda line: None)
+    assert train(recipe, tmp_path / "out", data) == 0
+    assert [event["step"] for event in events(tmp_path / "out", "step")] == [1, 2, 3, 4]
+    assert manifest(tmp_path / "out")["latest"] == 4
+    assert len(events(tmp_path / "out", "sample")) == len(recipe["sample"]["prompts"])
+    assert (events(tmp_path / "out")[-1]["reason"], len(events(tmp_path / "out", "eval"))) == ("done", 1)
