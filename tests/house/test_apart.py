@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 
+import pytest
 from house_sources import imports, sources
 
 FAR_SIDE = "gpurun/machine/agent/"
@@ -31,3 +33,19 @@ def test_the_far_sides_program_needs_only_the_standard_library() -> None:
             names = [name for _, name in imports(source) if not name.startswith("gpurun.machine.agent.")]
             roots = {name.split(".")[0] for name in names}
             assert roots <= sys.stdlib_module_names, source.path
+
+
+@pytest.mark.parametrize("name", ["pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"])
+def test_nothing_imports_what_runs_code_when_it_is_read(name: str) -> None:
+    assert importers(name, "gpurun", "trainer") == set()
+
+
+def test_no_checkpoint_is_read_by_torch_whose_own_format_is_a_pickle() -> None:
+    """So none of its holes counts here, whatever version an image has (CVE-2025-32434, CVE-2026-24747)."""
+    loads = [
+        source.at(node)
+        for source in sources("gpurun", "trainer")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.jit.load")
+    ]
+    assert loads == []
