@@ -55,6 +55,23 @@ def test_made_by_another_tokeniser(tmp_path: Path) -> None:
     assert refused(folder_of_shards(tmp_path / "s"), tokenizer="gpt2") == "data.other_tokenizer"
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+def test_less_than_a_batch_is_refused_at_home_as_prepare_does(tmp_path: Path, is_text: bool) -> None:
+    """It was trained on, over and over within every step, on paid time."""
+    text = tmp_path / "text"
+    text.write_text("to be, or not to be.\n" * 50)
+    places = {"cache": tmp_path / "cache", "root": bundle_root(), "say": lambda _: None}
+
+    def made(data: Path, name: str, batch: int) -> None:
+        record = resolve(load_recipe("mini-gpt"), "full", ["model.context=8", f"train.batch_tokens={batch}"]).record
+        prepared(record, str(data), into=tmp_path / name, **places)
+
+    made(text, "shards", 64)
+    with pytest.raises(UsageError, match="a step of the recipe reads 4,096 and one more") as refused:
+        made(text if is_text else tmp_path / "shards", "out", 4096)
+    assert refused.value.code == "data.too_small"
+
+
 def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
     folder = folder_of_shards(tmp_path / "s")
     high = shard(folder, "train_000002.bin", TOKENS + 1)

@@ -42,6 +42,7 @@ def prepared(
         beside += ["--hellaswag-items", str(resolved["eval"]["hellaswag_items"])]
         _prepare(beside, resolved, into=into, root=root, say=say)
         _demand_questions(resolved, into, data)
+        _demand_a_batch(found, resolved, data)
         return found.model_copy(update={"beside": str(into)})
     if data is None and wanted["source"] not in BUILT_IN:
         raise missing_shards(wanted["source"])
@@ -55,8 +56,21 @@ def prepared(
     made = _prepare(text, resolved, into=into, root=root, say=say)
     _demand_questions(resolved, into, "DIR")
     found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
+    _demand_a_batch(found, resolved, source)
     named = {} if source in BUILT_IN else made["skipped"]
     return found.model_copy(update={"passed_over": ", ".join(f"{count} {why}" for why, count in named.items())})
+
+
+def _demand_a_batch(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
+    """Refuse a text of which one step would read all, and some of it twice; sentence pairs are counted otherwise."""
+    batch = resolved["train"]["batch_tokens"]
+    if found.train_tokens > batch or found.tokenizer.endswith("-pairs"):
+        return
+    raise UsageError(
+        "data.too_small",
+        f"{source} gives {found.train_tokens:,} tokens to train; a step of the recipe reads {batch:,} and one more.",
+        hint="Take more text, or a smaller batch: --set train.batch_tokens=N, which the context divides.",
+    )
 
 
 def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
