@@ -164,7 +164,7 @@ def test_each_process_of_a_machine_loads_its_own_part_and_all_parts_go_home(tmp_
     given = [f"file://{tmp_path}/meeting", NAME, str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment()}
     four = [subprocess.Popen([sys.executable, "-c", ONE_OF_FOUR, str(r), *given], **pipes) for r in range(4)]
-    told = [process.communicate(timeout=120)[0].strip() for process in four]
+    told = [process.communicate(timeout=120)[0].splitlines()[-1] for process in four]  # gloo of torch 2.8 talks before
     assert [process.returncode for process in four] == [0] * 4
     assert told == ["earlier, 0", "earlier, 1", "earlier, 0", "earlier, 1"]
     with zipfile.ZipFile(io.BytesIO((tmp_path / NAME).read_bytes())) as file:
