@@ -11,6 +11,8 @@ from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 UPLINK_BITS_PER_S = 20e6
 DOWNLINK_BITS_PER_S = 50e6
 BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
+WORTH_A_BUCKET_S = 120
+"""Of paid time that going by a bucket saves: less is not worth a word."""
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
 SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,

@@ -7,15 +7,13 @@ from math import ceil
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.plan import Mode, Plan
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.load import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S
-
-WORTH_ADVICE_S = 120
+from gpurun.planning.load import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S, WORTH_A_BUCKET_S
 
 
 def advice(plan: Plan, size_bytes: int) -> tuple[str, ...]:
     """What would save the paid time of sending so many bytes of shards; nothing where that is little."""
     saved_s = 8 * size_bytes / UPLINK_BITS_PER_S - 8 * size_bytes / BUCKET_BITS_PER_S
-    if plan.mode is not Mode.PAID or not plan.offer.rate_micros_per_hour or saved_s < WORTH_ADVICE_S:
+    if plan.mode is not Mode.PAID or not plan.offer.rate_micros_per_hour or saved_s < WORTH_A_BUCKET_S:
         return ()
     dollars = format_usd(cost_of(plan.offer.rate_micros_per_hour, saved_s, 1))
     what = f"Sending the shards over {UPLINK_BITS_PER_S / 1e6:.0f} Mbit/s takes {saved_s / 60:.0f} min of the rental"

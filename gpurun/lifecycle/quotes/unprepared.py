@@ -11,7 +11,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.model import digest_of
 from gpurun.core.plan import DataSummary, Request
 from gpurun.lifecycle.corpus.shards import BUILT_IN, demand_made_for, read_manifest
-from gpurun.planning.load import BUCKET_BITS_PER_S, Load, load_of
+from gpurun.planning.load import BUCKET_BITS_PER_S, WORTH_A_BUCKET_S, Load, load_of
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.quantities import format_bytes, format_duration
 
@@ -29,7 +29,6 @@ SOURCE_TOKENS = {
     "wikitext-2": 2_600_000,
 }
 """The tokens of what the bundled recipes read, at most: training may read them more than once."""
-WORTH_A_BUCKET_S = 120
 
 
 def load_for(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> tuple[Load, tuple[str, ...]]:
@@ -50,9 +49,7 @@ def load_for(request: Request, full: ResolvedRecipe, data: DataSummary | None) -
     note = f"The shards of {source} (about {format_bytes(size)}) are not here yet."
     if plain.ship_s - load.ship_s < WORTH_A_BUCKET_S:
         return plain, (note,)
-    pulled, sent = format_duration(load.ship_s), format_duration(plain.ship_s)
-    counted = f"They are counted as pulled from a bucket in {pulled}"
-    return load, (f"{note} {counted}; sent over a 20 Mbit/s line they would take {sent}.",)
+    return load, (f"{note} They are counted as pulled from a bucket in {format_duration(load.ship_s)}.",)
 
 
 def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
