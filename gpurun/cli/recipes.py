@@ -9,12 +9,10 @@ from pathlib import Path
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import UsageError
-from gpurun.planning.recipe import list_recipes, load_recipe, new_recipe, parameters_of
+from gpurun.lifecycle.quotes.unprepared import vocabulary_of
+from gpurun.planning.recipe import list_recipes, load_recipe, new_recipe, parameters_of, resolve
 from gpurun.view.listings import RecipeRow, recipes_table
 from gpurun.view.paint import render
-
-# A character tokeniser's vocabulary is known once there is text; this is what Python source gives.
-_CHARACTERS = 128
 
 
 def list_recipes_result(session: Session) -> Result:
@@ -26,7 +24,7 @@ def list_recipes_result(session: Session) -> Result:
         rows.append(
             RecipeRow(
                 name=name,
-                parameters=parameters_of(tables.model, _CHARACTERS),
+                parameters=parameters_of(tables.model, vocabulary_of(resolve(recipe, "full"))),
                 tokens=tables.train.steps * tables.train.batch_tokens,
                 gpu=tables.hardware.gpu,
                 about=recipe.about,

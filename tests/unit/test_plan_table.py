@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cli.recipes import list_recipes_result
+from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.money import parse_usd, usd
@@ -402,3 +404,12 @@ def test_forty_offers_are_planned_well_within_300_ms() -> None:
     found = candidates(OFFERS[:40], full, load_of(full, 50_000_000), cap=parse_usd("25"))
     assert len(found) == 40
     assert time.process_time() - began < 0.3
+
+
+def test_the_list_of_recipes_counts_the_parameters_that_a_plan_counts(tmp_path: Path) -> None:
+    """It knew one vocabulary, of characters, and told of a translation two thirds of its size."""
+    listed = {
+        row["name"]: row["parameters"] for row in list_recipes_result(Session(home=Home(tmp_path))).data["recipes"]
+    }
+    for name in ("annotated-transformer", "mini-gpt", "gpt2-124m"):
+        assert listed[name] == planned(tmp_path, "2000", recipe=name).parameters
