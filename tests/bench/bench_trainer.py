@@ -1,16 +1,17 @@
 """Speed and memory of the trainer against a plain loop and the Hugging Face Trainer: run by `make bench-trainer`.
 
-    python tests/bench/bench_trainer.py [--rounds 8] [--threads 2] [--rows small,mini,tiny,memory,stall] [--cpu-time]
+    python tests/bench/bench_trainer.py [--rounds 8] [--threads 2] [--cpu-time]
+        [--rows small,compiled,mini,tiny,memory,stall]
 
-Eager, fp32, no dropout, on the CPU, all on one shard of random tokens. A gate comes first: from the same weights and
-batches, the losses of 20 steps agree to 1e-3, or the row is void. Then all take blocks of steps in turn, in an order
-that turns round every round; of each round only the ratio of the medians counts, and of these ratios the median, with
-the interval that holds it in 95 % of bootstrap draws. A win is one whose interval is above 1. `--cpu-time` counts
-the process's seconds on the processor instead: for a machine with other work, and one thread. Peak memory is taken
-in a process of its own (resident, above what was there before the model), and, for 124M at 64 x 1024 in bf16, traced
-by torch's MemTracker on fake tensors. `--rows stall` is what a checkpoint costs: blocks with one, until it is on the
-disk, and blocks without, in turn, over the time of the 250 steps that lie between two. Prints rows for
-docs/BENCHMARKS.md.
+Eager but where both are compiled, fp32, no dropout, on the CPU, all on one shard of random tokens. A gate comes first:
+from the same weights and batches, the losses of 20 steps agree to 1e-3, or the row is void. Then all take blocks of
+steps in turn, in an order that turns round every round; of each round only the ratio of the medians counts, and of
+these ratios the median, with the interval that holds it in 95 % of bootstrap draws. A win is one whose interval is
+above 1. `--cpu-time` counts the process's seconds on the processor instead: for a machine with other work, and one
+thread. Peak memory is taken in a process of its own (resident, above what was there before the model), and, for 124M at
+64 x 1024 in bf16, traced by torch's MemTracker on fake tensors. `--rows stall` is what a checkpoint costs: blocks with
+one, until it is on the disk, and blocks without, in turn, over the time of the 250 steps that lie between two. Prints
+rows for docs/BENCHMARKS.md.
 
 Ours is the step of the real loop, out of a recipe and a data folder; the garbage collector rests in it, as in the loop.
 """
@@ -82,11 +83,15 @@ class Row:
     bars: Mapping[str, float | None]
     """The least ratio of tokens a second, for each rival; None: it is only shown."""
     memory_bar: float | None = None
+    is_compiled: bool = False
+    """By torch.compile, on both sides."""
 
 
 ROWS = {
     "small": Row("nanoGPT's CPU config (0.8M, vocabulary 65, 12 x 64)",
                  Shape(4, 4, 128, 64, 65, 12, bias=False), 20, {"plain": 1.0}),
+    "compiled": Row("the same, compiled on both sides",
+                    Shape(4, 4, 128, 64, 65, 12, bias=False), 20, {"plain": 1.0}, is_compiled=True),
     "mini": Row("mini-gpt on a CPU (0.1M, vocabulary 128, 16 x 64)",
                 Shape(2, 2, 64, 64, 128, 16, bias=True), 30, {"plain": None, "huggingface": 2.5}),
     "tiny": Row("tiny (12M, vocabulary 50304, 8 x 256)",
@@ -105,14 +110,15 @@ class Loop(Protocol):
 class Ours:
     """The step of the real loop."""
 
-    def __init__(self, shape: Shape, data: Path, out: Path) -> None:
+    def __init__(self, shape: Shape, data: Path, out: Path, *, is_compiled: bool = False) -> None:
+        batch_tokens = shape.batch * shape.context
         recipe = measured_recipe(
             model={
                 "layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": shape.context,
                 "vocab_size": shape.vocab_size, "bias": shape.bias,
             },
             optim={"lr": RATE},
-            train={"batch_tokens": shape.batch * shape.context, "micro_batch": shape.batch},
+            train={"batch_tokens": batch_tokens, "micro_batch": shape.batch, "compile": is_compiled},
         )  # fmt: skip
         said, sys.stdout = sys.stdout, sys.stderr
         try:
@@ -145,8 +151,8 @@ class Ours:
 class Plain:
     """The plain loop."""
 
-    def __init__(self, shape: Shape, file: Path) -> None:
-        self.loop = PlainLoop(shape, file, RATE)
+    def __init__(self, shape: Shape, file: Path, *, is_compiled: bool = False) -> None:
+        self.loop = PlainLoop(shape, file, RATE, is_compiled=is_compiled)
 
     def losses(self, batches: list[Batch]) -> list[float]:
         return [self.loop.take(batch).item() for batch in batches]
@@ -207,13 +213,13 @@ class Contest:
     def of(cls, row: Row, work: Path, names: tuple[str, ...]) -> Contest:
         file = shards_of(row.shape, work)
         contest = cls(row)
-        ours = Ours(row.shape, file.parent, Path(tempfile.mkdtemp(dir=work)))
+        ours = Ours(row.shape, file.parent, Path(tempfile.mkdtemp(dir=work)), is_compiled=row.is_compiled)
         weights = {name: w.detach().clone() for name, w in ours.run.model.state_dict().items()}
         for name in names:
             if name == "ours":
                 contest.loops[name] = ours
             elif name == "plain":
-                plain = Plain(row.shape, file)
+                plain = Plain(row.shape, file, is_compiled=row.is_compiled)
                 plain.loop.model.load_state_dict(weights)
                 contest.loops[name] = plain
             elif name == "huggingface":
@@ -306,7 +312,7 @@ def lost_to_a_checkpoint(row: Row, work: Path, rounds: int, clock: Clock) -> lis
 
 def stall(work: Path, rounds: int, clock: Clock) -> None:
     """Print what one checkpoint per 250 steps costs on each row."""
-    for row in ROWS.values():
+    for row in (row for row in ROWS.values() if not row.is_compiled):
         shares = lost_to_a_checkpoint(row, work, rounds, clock)
         low, high = interval(shares)
         reached = "yes" if high <= STALL_BAR else "NO" if low > STALL_BAR else "not shown"
@@ -387,7 +393,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", default="small,mini,tiny,memory,stall")
+    parser.add_argument("--rows", default="small,compiled,mini,tiny,memory,stall")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)

@@ -96,9 +96,10 @@ def plain_adamw(model: nn.Module, rate: float) -> torch.optim.AdamW:
 class PlainLoop:
     """The loop: a batch of random windows, forward, backward, clip, step; the loss is read every tenth step."""
 
-    def __init__(self, shape: Shape, file: Path, rate: float) -> None:
+    def __init__(self, shape: Shape, file: Path, rate: float, *, is_compiled: bool = False) -> None:
         self.shape, self.file, self.rate = shape, file, rate
         self.model = PlainGPT(shape)
+        self.forward = torch.compile(self.model) if is_compiled else self.model
         self.optimizer = plain_adamw(self.model, rate)
         self.taken = 0
         self.logged = math.nan
@@ -118,7 +119,7 @@ class PlainLoop:
         ids, targets = self.random_batch() if batch is None else batch
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
-        loss = self.model(ids, targets)
+        loss = self.forward(ids, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
