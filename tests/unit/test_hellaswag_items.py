@@ -86,7 +86,7 @@ def test_a_folder_that_holds_no_shards_and_a_file_that_is_not_there_are_refused(
 def test_a_run_that_wants_them_takes_them_along_and_is_refused_before_renting_without_them(
     shards: Path, tmp_path: Path
 ) -> None:
-    wishes = ("eval.hellaswag_items=1", "data.tokenizer=gpt2", "model.vocab_size=50257")
+    wishes = ("eval.hellaswag_items=1", "data.tokenizer=gpt2", "model.vocab_size=50257", "train.batch_tokens=64")
     recipe = resolve(load_recipe("mini-gpt"), "full", wishes).record
 
     def beside(into: str) -> Path:
