@@ -103,7 +103,7 @@ def view_of(receipt: Receipt, folder: RunFolder) -> ReceiptView:
         proof=_proof(told["teardown"]),
         proof_sha256=_proof_digest(told["teardown"]["evidence"]),
         checkpoints=files,
-        missing=[str(one) for one in told["checkpoint"].get("missing", ())],
+        missing=[str(one) for one in told["checkpoint"].get("missing") or ()],
         incidents=[f"{one['code']}: {one['message']}" for one in told["incidents"]],
         log_lines=training["log"]["lines"],
         sample=_sample(told["sample"]),
