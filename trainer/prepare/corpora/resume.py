@@ -101,7 +101,7 @@ def begin(folder: Path, asked: dict[str, Any], source: Source) -> None:
         before = {}
     if before == asked:
         return
-    if not before or any(folder.glob("task-*.json")) or any(folder.glob(f"{DUPLICATES}/[!.]*")):
+    if not before or any(any(folder.glob(done)) for done in ("task-*.json", "*.bin", f"{DUPLICATES}/[!.]*")):
         raise _other(folder, before, asked)
     remove_work(folder)
     begin(folder, asked, source)
