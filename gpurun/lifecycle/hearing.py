@@ -40,13 +40,16 @@ class Hearing:
         self._refused_last_mono = self._asked_mono
         return self._asked_mono - self._refused_mono > SILENCE_S
 
-    def is_silent(self, poll: Poll) -> bool:
-        """Whether the heartbeat that it told now is an old one."""
+    def hear(self, poll: Poll) -> None:
+        """Take in what it has answered."""
         self._refused_last_mono = float("-inf")
         if poll.status.wall != self._beat:
             self._beat, self._beat_mono = poll.status.wall, self._clock.monotonic()
         if self._ending_mono is None and self._ending.search(poll.chunks["events.jsonl"].data):
             self._ending_mono = self._clock.monotonic()
+
+    def is_silent(self) -> bool:
+        """Whether the heartbeat that it told last is an old one."""
         return self._asked_mono - self._beat_mono > SILENCE_S
 
     def pause_s(self) -> float:

@@ -114,7 +114,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
                 raise
             context.clock.sleep(POLL_S)
             continue
-        is_silent = hearing.is_silent(poll)
+        hearing.hear(poll)
         rating.hear(poll.chunks["events.jsonl"].data)
         if poll.status.state == "exited":
             ended_mono = min(ended_mono, context.clock.monotonic())
@@ -126,7 +126,7 @@ def _watch(state: RunState, context: Context, far: FarSide, early: Early, pushin
         if poll.status.state == "exited":
             yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
             return
-        if is_silent:
+        if hearing.is_silent():
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
         context.clock.sleep(hearing.pause_s())
