@@ -351,6 +351,8 @@ def test_the_pieces_of_a_long_line_are_what_json_makes_of_the_whole(
         ("a.jsonl.zst", zstandard.compress(LINES)[:-200], "data.cut_short", "no end"),
         ("a.jsonl.zst", b"no zstd at all", "data.cut_short", "bytes are there"),
         ("a.jsonl.zst", packed_wide(LINES), "data.window_too_large", "zstd --long"),
+        ("a.json", b' [\n  {"id": 1, "text": "x"}\n]\n', "data.json_array", "one JSON array"),
+        ("a.json.gz", gzip.compress(b'[{"text": "x"}]', mtime=0), "data.json_array", "one JSON array"),
         ("a.parquet", b"PAR1 and then nothing", "data.cut_short", "21 bytes"),
         ("a.txt", b"", "data.empty", "1 empty"),
     ],
@@ -364,6 +366,11 @@ def test_a_file_with_something_wrong_is_refused_with_what_and_where(
     assert found.code == code
     assert said in found.message
     assert str(path) in found.message
+
+
+@pytest.mark.parametrize("content", ['[{"name": "x"}]\n', '["text", "of", "words"]\n', "[1, 2]\n"])
+def test_json_that_holds_no_documents_is_a_text_like_any_other(tmp_path: Path, content: str) -> None:
+    assert read(written(tmp_path / "a.json", content.encode())) == [content]
 
 
 def test_parquet_without_a_text_column_lists_those_that_it_has(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,6 +22,7 @@ HUB = "hf:"
 _SNIFF_BYTES = 64 << 10
 _LONG_LOOK_BYTES = 1 << 30
 _LINES = (".jsonl", ".ndjson", ".json")
+_ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 
 Known = Mapping[tuple[str, int, int], tuple[bool, tuple[int, ...]]]
 """What is known already of files: whether they have separators, and their weights, by name, size and time."""
@@ -82,7 +85,7 @@ def _look(
     if about.st_size == 0:
         skipped["empty"] = skipped.get("empty", 0) + 1
         return None
-    form, reason = _form(path, kind)
+    form, reason = _form(path, kind, column)
     if reason:
         skipped[reason] = skipped.get(reason, 0) + 1
         return None
@@ -109,7 +112,7 @@ def _measured(
     return separated, (size,)
 
 
-def _form(path: Path, kind: str) -> tuple[Form, str]:
+def _form(path: Path, kind: str, column: str) -> tuple[Form, str]:
     """How a file holds its documents by name and beginning, and why it is passed over ("": it is not)."""
     name = PurePosixPath(path.name.lower())
     if name.suffix == ".parquet":
@@ -121,6 +124,17 @@ def _form(path: Path, kind: str) -> tuple[Form, str]:
     suffix = PurePosixPath(name.stem).suffix if is_packed(path) else name.suffix
     if suffix in _LINES and (suffix != ".json" or head.lstrip()[:1] == b"{"):
         return "lines", ""
+    if suffix == ".json":
+        _refuse_array(head, path, column)
     # What is not UTF-8 is a refusal with its place when it is read, except in Python's own library, which is not ours.
     reason = why_no_text(head, path, cut=False, strict=False) if kind == STDLIB else "binary" * (b"\0" in head[:8192])
     return "whole", reason
+
+
+def _refuse_array(head: bytes, path: Path, column: str) -> None:
+    """Refuse documents in one JSON array: as plain text, a model would learn the brackets and keys around them."""
+    if _ARRAY_OF_OBJECTS.match(head) and json.dumps(column).encode() in head:
+        what = f"{path} is one JSON array, of which no part can be read before its end."
+        program = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower(), "cat")
+        hint = f"Make it JSON Lines first: {program} {path.name} | jq -c '.[]' > {path.name.split('.')[0]}.jsonl"
+        raise Refusal("data.json_array", what, hint=hint)
