@@ -254,6 +254,17 @@ def test_the_character_vocabulary_fits_the_text() -> None:
     assert {t.decode() for t in CharTokenizer.for_counts(count_characters([cyrillic])).tokens} == {*cyrillic, "\ufffd"}
 
 
+@pytest.mark.parametrize(("tokenizer", "lacking"), [("char", '"Ωж"'), ("gpt2", None)])
+def test_a_prompt_with_characters_that_the_text_has_not_is_said_while_nothing_is_paid(
+    tmp_path: Path, tokenizer: str, lacking: str | None
+) -> None:
+    talk: list[str] = []
+    changes = {"tokenizer": tokenizer, "prompts": ("Document ж of Ω", "Document \ufffd", "Document ")}
+    prepare(request(texts(tmp_path / "in"), tmp_path / "out", **changes), talk.append)
+    shown = 'the prompt "Document ж of Ω" has characters that the vocabulary has not, read as U+FFFD: '
+    assert [line for line in talk if "prompt" in line] == ([shown + lacking] if lacking else [])
+
+
 def test_the_second_call_takes_the_cache_and_gives_the_same(tmp_path: Path) -> None:
     source, cache = texts(tmp_path / "in"), tmp_path / "cache"
     first = run(source, tmp_path / "one", cache=cache)

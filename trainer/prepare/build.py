@@ -92,7 +92,7 @@ def prepare(request: Request, say: Say) -> dict[str, Any]:
                 for file in sorted(entry.iterdir()):
                     shutil.copyfile(file, folder / file.name)
         manifest = json.loads((folder / "data.json").read_bytes())
-        write_prompts(folder, reopen(manifest["tokenizer"]["name"], folder), request.prompts)
+        write_prompts(folder, reopen(manifest["tokenizer"]["name"], folder), request.prompts, say)
         source = STDLIB if corpus.kind == STDLIB else request.source
         result = summary_of(manifest, request.out, sha256_of_file(folder / "data.json"), source)
         replace_folder(folder, request.out)
@@ -134,7 +134,7 @@ def accompany(
         if (shards / FILE).exists():
             shutil.copyfile(shards / FILE, folder / FILE)
         most = context - ENDS if "pairs" in manifest else None
-        write_prompts(folder, reopen(made_by["name"], folder), prompts, most=most)
+        write_prompts(folder, reopen(made_by["name"], folder), prompts, say, most=most)
         _demand_trainable(folder, shards, manifest, prompts, context)
         if (folder / FILE).exists():
             _demand_items(folder, shards, items, made_by["vocab_size"])

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer.prepare.errors import Refusal
-from trainer.prepare.tokenizers import Tokenizer
+from trainer.prepare.tokenizers import REPLACEMENT, Tokenizer
 
 __all__ = [
     "ShardWriter",
@@ -130,10 +130,13 @@ def read_vocabulary(folder: Path) -> list[bytes]:
         raise Refusal("data.bad_vocabulary", what, hint=hint) from None
 
 
-def write_prompts(folder: Path, tokenizer: Tokenizer, prompts: Sequence[str], *, most: int | None = None) -> None:
+def write_prompts(
+    folder: Path, tokenizer: Tokenizer, prompts: Sequence[str], say: Callable[[str], None], *, most: int | None = None
+) -> None:
     """Write prompts.json; a Refusal for a prompt that the trainer would refuse, which it does on paid time.
 
     `most` is how many tokens one may have: a sentence must fit into the context, where a text loses its beginning.
+    Characters of one that the vocabulary lacks are no mistake of a recipe's: that they are read as U+FFFD is said.
     """
     rows = [ids.tolist() for ids in tokenizer.encode(prompts)]
     for text, ids in zip(prompts, rows, strict=True):
@@ -144,4 +147,15 @@ def write_prompts(folder: Path, tokenizer: Tokenizer, prompts: Sequence[str], *,
         if most is not None and len(ids) > most:
             what = f"The prompt {json.dumps(text[:40])} has {len(ids)} tokens; model.context leaves room for {most}."
             raise Refusal("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
+        if lacking := _lacking(tokenizer, text):
+            shown = [json.dumps(one, ensure_ascii=False) for one in (text[:40], lacking[:40])]
+            say(f"the prompt {shown[0]} has characters that the vocabulary has not, read as U+FFFD: {shown[1]}")
     write_json(folder / "prompts.json", [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)])
+
+
+def _lacking(tokenizer: Tokenizer, text: str) -> str:
+    """Return the characters for which the tokeniser has U+FFFD alone."""
+    characters = sorted({*text} - {REPLACEMENT})
+    unknown = [REPLACEMENT.encode()]
+    found = zip(characters, tokenizer.encode(characters), strict=True)
+    return "".join(one for one, ids in found if [tokenizer.tokens[i] for i in ids] == unknown)

@@ -146,7 +146,7 @@ def prepare_pairs(request: PairRequest, say: Say) -> dict[str, Any]:
     tokenizer = PairTokenizer.for_pairs(request.tokenizer, splits["train"], request.vocab_limit)
     with staging(request.out) as folder:
         manifest = _write(request, text, splits, tokenizer, folder, say)
-        write_prompts(folder, tokenizer, request.prompts, most=request.context - ENDS)
+        write_prompts(folder, tokenizer, request.prompts, say, most=request.context - ENDS)
         sha256 = sha256_of_file(folder / "data.json")
         replace_folder(folder, request.out)
     key = hashlib.sha256(json.dumps([sha256, request.prompts]).encode()).hexdigest()[:32]
