@@ -19,7 +19,7 @@ from trainer.events import UNKNOWN_S
 from trainer.optim import BatchPlan, learning_rate, set_learning_rate
 from trainer.run import Run
 
-__all__ = ["StepResult", "Stepper", "smaller"]
+__all__ = ["StepResult", "Stepper", "cut_smaller", "smaller"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,23 @@ def smaller(plan: BatchPlan) -> BatchPlan | None:
     each = plan.micro_batch * plan.accumulation
     size = next((size for size in range(plan.micro_batch - 1, 0, -1) if each % size == 0), None)
     return None if size is None else BatchPlan(plan.sequences, size, each // size)
+
+
+def cut_smaller(run: Run, plan: BatchPlan | None) -> None:
+    """Let the run take its step again by the smaller plan, once what failed has let go of its tensors.
+
+    Raise OutOfMemory if there is none.
+    """
+    if plan is None:
+        raise OutOfMemory(f"one sequence of context {run.recipe.model.context} does not fit into the card's memory")
+    run.reporter.beat(UNKNOWN_S)  # another shape compiles anew
+    gc.collect()  # it rests during training, and what failed may have left cycles that hold tensors
+    if run.device.is_cuda:
+        torch.cuda.empty_cache()
+    old, run.plan, step = run.plan, plan, run.progress.step
+    message = f"memory ran out in step {step + 1}: micro_batch {old.micro_batch} became {plan.micro_batch}"
+    message += f", in {plan.accumulation} portions; the step is taken again with the same tokens"
+    run.reporter.warning(step, "memory.micro_batch", message)
 
 
 class Stepper:
@@ -120,21 +137,10 @@ class Stepper:
 
     def _cut_smaller(self) -> None:
         """Prepare to take this step again in smaller portions."""
-        run, old = self._run, self._run.plan
-        plan = smaller(old)
-        if plan is None:
-            raise OutOfMemory(f"one sequence of context {run.recipe.model.context} does not fit into the card's memory")
-        run.reporter.beat(UNKNOWN_S)  # another shape compiles anew
         self.close()
-        run.parallel.clear()
-        gc.collect()  # it rests during training, and what failed may have left cycles that hold tensors
-        if run.device.is_cuda:
-            torch.cuda.empty_cache()
-        run.plan, step = plan, run.progress.step
+        self._run.parallel.clear()
+        cut_smaller(self._run, smaller(self._run.plan))
         self._feed = self._open_feed()
-        message = f"memory ran out in step {step + 1}: micro_batch {old.micro_batch} became {plan.micro_batch}"
-        message += f", in {plan.accumulation} portions; the step is taken again with the same tokens"
-        run.reporter.warning(step, "memory.micro_batch", message)
 
     def _may_move(self, loss: float, norm: float) -> bool:
         """Judge a step before the optimiser moves."""

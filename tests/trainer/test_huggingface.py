@@ -127,6 +127,58 @@ def test_what_is_no_number_stops_it_before_the_weights_move(
     assert "step 13 has" in stop["message"]
 
 
+@pytest.mark.parametrize(
+    ("full_at", "dropout", "like"),
+    [
+        pytest.param(1, 0.1, 1, id="at once: as if the smaller one had been asked for, with the masks of its portions"),
+        pytest.param(4 * 2 + 2, 0.0, 2, id="in the third step's second portion"),
+    ],
+)
+def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, full_at: int, dropout: float, like: int
+) -> None:
+    from transformers import GPT2LMHeadModel
+
+    def asked(micro_batch: int) -> dict[str, Any]:
+        return recipe("huggingface", train={"steps": 6, "micro_batch": micro_batch}, model={"dropout": dropout})
+
+    assert train(asked(like), tmp_path / "straight") == 0
+    forward, calls = GPT2LMHeadModel.forward, 0
+
+    def full(self: nn.Module, *given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += self.training
+        told = forward(self, *given, **named)
+        if self.training and calls >= full_at and len(named["input_ids"]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return told
+
+    full.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # their Trainer reads it
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", full)
+    assert train(asked(2), tmp_path / "out") == 0
+    (warning,) = events(tmp_path / "out", "warning")
+    step = (full_at - 1) // 4
+    assert (warning["code"], warning["step"]) == ("memory.micro_batch", step)
+    assert f"in step {step + 1}: micro_batch 2 became 1, in 8 portions" in warning["message"]
+    for number, figures in curve(tmp_path / "straight").items():
+        assert curve(tmp_path / "out")[number] == pytest.approx(figures, rel=1e-5)
+    assert manifest(tmp_path / "out")["latest"] == 6
+
+
+def test_a_sequence_that_does_not_fit_ends_it_with_the_code_of_memory(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GPT2LMHeadModel
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    full.__signature__ = inspect.signature(GPT2LMHeadModel.forward)  # type: ignore[attr-defined]
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", full)
+    assert train(recipe("huggingface"), tmp_path) == 4
+    assert "one sequence of context" in events(tmp_path)[-1]["message"]
+
+
 def test_without_the_library_or_with_fp16_it_is_refused_in_a_sentence(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

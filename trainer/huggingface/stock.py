@@ -15,9 +15,9 @@ from trainer.data import position_seed
 from trainer.due import Due
 from trainer.errors import NonFinite
 from trainer.huggingface.twin import Twin
-from trainer.optim import learning_rate
+from trainer.optim import BatchPlan, learning_rate
 from trainer.run import Run
-from trainer.step import StepResult
+from trainer.step import StepResult, cut_smaller, smaller
 
 __all__ = ["train"]
 
@@ -48,6 +48,12 @@ def _arguments(run: Run, folder: str) -> transformers.TrainingArguments:
     return arguments
 
 
+def _dividing(plan: BatchPlan) -> BatchPlan | None:
+    """Return the next smaller plan whose portions divide those of now, which their loader goes on giving."""
+    part = smaller(BatchPlan(plan.sequences, plan.micro_batch, 1))
+    return part and BatchPlan(plan.sequences, part.micro_batch, part.accumulation * plan.accumulation)
+
+
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The samples that are left, in the order in which the other loop takes them."""
 
@@ -69,7 +75,9 @@ class _Trainer(transformers.Trainer):
 
     def __init__(self, run: Run, folder: str) -> None:
         self._run, self._twin = run, Twin(run.model)
-        self._first, self._micro = run.progress.step, 0
+        self._first = run.progress.step
+        self._inputs: list[Any] = []
+        self._portion = 0
         self.after = _After(self, run)
         super().__init__(self._twin.model, _arguments(run, folder), train_dataset=_Rows(run), callbacks=[self.after])
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
@@ -90,11 +98,35 @@ class _Trainer(transformers.Trainer):
         return rates
 
     def training_step(self, model: nn.Module, inputs: Any, *given: Any) -> Tensor:
-        """Run one micro-step; dropout's masks depend on the position alone, so that resuming is exact."""
-        step = self._run.progress.step
-        torch.manual_seed(position_seed(self._run.recipe.train.seed, step, self._micro))
-        self._micro = (self._micro + 1) % self._run.plan.accumulation
-        loss = super().training_step(model, inputs, *given)
+        """Run one micro-step; where memory runs out, this step's are run again in smaller portions."""
+        self._inputs.append(inputs)
+        waiting, loss = [inputs], None
+        while waiting:
+            loss = self._in_portions(model, waiting[0], *given)
+            if loss is not None:
+                del waiting[0]
+                continue
+            model.zero_grad()
+            waiting, self._portion = list(self._inputs), 0
+            cut_smaller(self._run, _dividing(self._run.plan))
+        if len(self._inputs) == self.args.gradient_accumulation_steps:
+            self._inputs, self._portion = [], 0
+        return loss
+
+    def _in_portions(self, model: nn.Module, inputs: Mapping[str, Tensor], *given: Any) -> Tensor | None:
+        """Add the gradient of one micro-step of theirs and return its loss; None if memory ran out."""
+        step, plan, losses = self._run.progress.step, self._run.plan, []
+        rows = len(inputs["input_ids"])
+        try:
+            for first in range(0, rows, plan.micro_batch):
+                # Dropout's masks depend on the position alone, so that resuming is exact.
+                torch.manual_seed(position_seed(self._run.recipe.train.seed, step, self._portion))
+                self._portion += 1
+                portion = {key: rows_of[first : first + plan.micro_batch] for key, rows_of in inputs.items()}
+                losses.append(super().training_step(model, portion, *given))
+        except torch.OutOfMemoryError:
+            return None
+        loss = torch.stack(losses).sum()
         if not math.isfinite(loss.item()):
             raise NonFinite(f"step {step + 1} has loss {loss.item()}; the weights did not move")
         return loss
