@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def tiny_python(home: Path) -> Path:
     return script
 
 
-def main() -> int:
-    home, run = Home(Path(sys.argv[1])), sys.argv[2]
+def drive(home: Home, run: str) -> int:
+    """Drive the run to its end; the code with which a process of it would end."""
     try:
         return int(supervise(home, run, SystemClock(), reach=reach, trainer=TINY / "trainer"))
     except GpurunError as error:
@@ -42,5 +43,14 @@ def main() -> int:
         return int(error.exit_code)
 
 
+def drive_forked(home: Path, run: str, environment: dict[str, str], errors: Path) -> None:
+    """What a process forked from one that has imported all this does: the same as one that was started anew."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(errors, "wb") as out:
+        os.dup2(out.fileno(), sys.stderr.fileno())
+    sys.exit(drive(Home(home), run))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(drive(Home(Path(sys.argv[1])), sys.argv[2]))

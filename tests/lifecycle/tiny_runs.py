@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from gpurun.core.plan import DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.runs import open_run
 from gpurun.providers.local import LocalProvider
+from tests.lifecycle.drive import drive_forked
 
 DRIVE = Path(__file__).with_name("drive.py")
 
@@ -76,11 +79,29 @@ def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Po
     )
 
 
-def drive(home: Home, name: str = "fox-41", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Drive a run in a process of its own until it ends or dies."""
-    child = start(home, name, **environment)
-    out, err = child.communicate(timeout=120)
-    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+@dataclass(frozen=True)
+class Driven:
+    """How a process that drove a run ended: its exit code (-9 after a SIGKILL), and what it said on its way."""
+
+    returncode: int
+    stderr: str
+
+
+def drive(home: Home, name: str = "fox-41", **environment: str) -> Driven:
+    """Drive a run in a process of its own until it ends or dies.
+
+    It is forked from one that has imported gpurun: a crash point is a second of work, and its imports were half of it.
+    """
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([drive_forked.__module__])
+    errors = home.root / "driven.txt"
+    child = forks.Process(target=drive_forked, args=(home.root, name, {**os.environ, **environment}, errors))
+    child.start()
+    child.join(timeout=120)
+    if child.exitcode is None:
+        child.kill()
+        raise TimeoutError(f"{name} was driven for 120 s: {errors.read_text()}")
+    return Driven(child.exitcode, errors.read_text())
 
 
 def events_of(folder: RunFolder) -> list[str]:
