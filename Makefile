@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Where it is set, every command that a test starts would compile gpurun anew: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-plan bench-prepare bench-dedupe bench-presets picture clean
+.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -49,6 +49,10 @@ bench-transfer: venv
 
 bench-trainer: venv
 	@$(BIN)/python tests/bench/bench_trainer.py
+
+# On a machine with a card: every figure of the trainer that only a card can tell.
+bench-gpu: venv
+	@$(BIN)/python tests/bench/bench_gpu.py
 
 bench-plan: venv
 	@$(BIN)/python tests/bench/bench_plan.py

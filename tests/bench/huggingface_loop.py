@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from tests.bench.reference_loop import HEADER_BYTES, Shape
+from tests.bench.reference_loop import HEADER_BYTES, Shape, card_clock
 from trainer.pretrained import LINEAR_NAMES
 
 transformers.utils.logging.set_verbosity_error()
@@ -39,15 +39,16 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class Watch(TrainerCallback):
-    """The time at each step's end, and the losses."""
+    """The time at the end of the steps that are named, or of each, and the losses."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float], at: set[int] | None) -> None:
+        self.clock, self.at = clock, at
         self.ends_s: list[float] = []
         self.losses: list[float] = []
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ends_s.append(self.clock())
+    def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        if self.at is None or state.global_step in self.at:
+            self.ends_s.append(self.clock())
 
     def on_log(self, *_: Any, logs: Mapping[str, float], **__: Any) -> None:
         if "loss" in logs:
@@ -57,7 +58,8 @@ class Watch(TrainerCallback):
 class HuggingFaceLoop:
     """Trains in blocks, each a run of the Trainer on the same model; a block's first two steps are not timed."""
 
-    def __init__(self, shape: Shape, file: Path, rate: float, out: Path) -> None:
+    def __init__(self, shape: Shape, file: Path, rate: float, out: Path, *, precision: str) -> None:
+        self.precision = {"bf16": precision == "bf16", "use_cpu": not torch.cuda.is_available()}
         self.shape, self.rate, self.out = shape, rate, out
         self.row = np.memmap(file, dtype=np.uint16, mode="r", offset=HEADER_BYTES)
         config = GPT2Config(
@@ -76,13 +78,16 @@ class HuggingFaceLoop:
         window = torch.from_numpy(self.row[start : start + context + 1].astype(np.int64))
         return window[:-1], window[1:]
 
-    def _train(self, rows: Rows, steps: int, clock: Callable[[], float], **more: Any) -> Watch:
+    def _train(
+        self, rows: Rows, steps: int, clock: Callable[[], float], at: set[int] | None = None, **more: Any
+    ) -> Watch:
         arguments = TrainingArguments(
             output_dir=str(self.out), max_steps=steps, per_device_train_batch_size=self.shape.batch,
             learning_rate=self.rate, lr_scheduler_type="constant", weight_decay=0.1, adam_beta2=0.95, max_grad_norm=1.0,
-            report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False, **more,
+            report_to="none", save_strategy="no", disable_tqdm=True, remove_unused_columns=False, **self.precision,
+            **more,
         )  # fmt: skip
-        watch = Watch(clock)
+        watch = Watch(clock, at)
         trainer = Trainer(self.model, arguments, train_dataset=rows, callbacks=[watch])
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
         trainer.train()
@@ -95,6 +100,8 @@ class HuggingFaceLoop:
         return self._train(rows, len(batches), time.perf_counter, logging_steps=1, **in_turn).losses
 
     def block(self, steps: int, clock: Callable[[], float]) -> list[float]:
-        """Train on random windows; return the seconds of each of the last `steps` steps."""
+        """Train on random windows; return the seconds of each of the last `steps` steps, or their mean on a card."""
         rows = Rows((len(self.row) - 1) // self.shape.context, self._window)
+        if clock is card_clock:
+            return [float(np.diff(self._train(rows, steps + 2, clock, {2, steps + 2}).ends_s)[0]) / steps]
         return np.diff(self._train(rows, steps + 2, clock).ends_s)[-steps:].tolist()

@@ -6,7 +6,9 @@ are named as in the trainer's model, so that weights can be copied. GELU is the 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 HEADER_BYTES = 1024
+
+
+def card_clock() -> float:
+    """Seconds, once the card has done all that it was asked."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Shape:
 
 
 class Attention(nn.Module):
+    """Causal attention by torch's own function."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
@@ -42,15 +53,27 @@ class Attention(nn.Module):
         batch, time, width = x.shape
         q, k, v = self.c_attn(x).split(width, dim=2)
         q, k, v = (part.view(batch, time, self.heads, width // self.heads).transpose(1, 2) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, time, width))
+        return self.c_proj(self.attend(q, k, v).transpose(1, 2).contiguous().view(batch, time, width))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return what each position takes from those before it: (batch, heads, time, width of a head)."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class SlowAttention(Attention):
+    """The same with the whole (time, time) matrix, step by step, as first lessons write it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        ahead = torch.triu(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device), diagonal=1)
+        return scores.masked_fill(ahead, -math.inf).softmax(dim=-1) @ v
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, attention: type[Attention]) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(shape.width, bias=shape.bias)
-        self.attn = Attention(shape)
+        self.attn = attention(shape)
         self.ln_2 = nn.LayerNorm(shape.width, bias=shape.bias)
         self.mlp = nn.ModuleDict({
             "c_fc": nn.Linear(shape.width, 4 * shape.width, bias=shape.bias),
@@ -65,11 +88,11 @@ class Block(nn.Module):
 class PlainGPT(nn.Module):
     """GPT-2 with a tied head."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, attention: type[Attention] = Attention) -> None:
         super().__init__()
         self.wte = nn.Embedding(shape.vocab_size, shape.width)
         self.wpe = nn.Embedding(shape.context, shape.width)
-        self.h = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.h = nn.ModuleList(Block(shape, attention) for _ in range(shape.layers))
         self.ln_f = nn.LayerNorm(shape.width, bias=shape.bias)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -84,25 +107,39 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
 
-def plain_adamw(model: nn.Module, rate: float) -> torch.optim.AdamW:
+def plain_adamw(model: nn.Module, rate: float, *, fused: bool | None = None) -> torch.optim.AdamW:
     """AdamW that decays matrices only."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
 
 
 class PlainLoop:
-    """The loop: a batch of random windows, forward, backward, clip, step; the loss is read every tenth step."""
+    """The loop: a batch of random windows, forward, backward, clip, step; the loss is read every tenth step.
 
-    def __init__(self, shape: Shape, file: Path, rate: float, *, is_compiled: bool = False) -> None:
+    On a card it does what nanoGPT does there: pinned batches, TF32 for what is fp32, the fused AdamW.
+    """
+
+    attention: type[Attention] = Attention
+
+    def __init__(
+        self, shape: Shape, file: Path, rate: float, *, is_compiled: bool = False, precision: str = "fp32"
+    ) -> None:
         self.shape, self.file, self.rate = shape, file, rate
-        self.model = PlainGPT(shape)
+        self.on_card = torch.cuda.is_available()
+        self.device = torch.device("cuda" if self.on_card else "cpu")
+        self.is_half = precision == "bf16"
+        self.model = PlainGPT(shape, self.attention).to(self.device)
         self.forward = torch.compile(self.model) if is_compiled else self.model
-        self.optimizer = plain_adamw(self.model, rate)
+        self.optimizer = self.adamw()
         self.taken = 0
         self.logged = math.nan
+
+    def adamw(self) -> torch.optim.AdamW:
+        """The optimiser; the fused one where nanoGPT takes it."""
+        return plain_adamw(self.model, self.rate, fused=True if self.on_card else None)
 
     def random_batch(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets (batch, context); the map is opened anew, or its pages would count as this process's."""
@@ -112,14 +149,19 @@ class PlainLoop:
         ends = torch.stack(
             [torch.from_numpy(row[start + 1 : start + 1 + context].astype(np.int64)) for start in starts]
         )
-        return ids, ends
+        return (ids.pin_memory(), ends.pin_memory()) if self.on_card else (ids, ends)
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """The context of the forward pass."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.is_half else contextlib.nullcontext()
 
     def take(self, batch: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Take one step and return its loss."""
-        ids, targets = self.random_batch() if batch is None else batch
+        ids, targets = (part.to(self.device, non_blocking=True) for part in batch or self.random_batch())
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
-        loss = self.forward(ids, targets)
+        with self.autocast():
+            loss = self.forward(ids, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -128,3 +170,37 @@ class PlainLoop:
         if self.taken % 10 == 0:
             self.logged = loss.item()
         return loss.detach()
+
+
+class SlowLoop(PlainLoop):
+    """The slow way of many first posts: rows made by Python one token at a time, no flash, no 16 bits, no TF32.
+
+    Its loss is read at every step, and its AdamW goes from weight to weight.
+    """
+
+    attention = SlowAttention
+
+    def adamw(self) -> torch.optim.AdamW:
+        """The optimiser as it comes, but for going through the weights one by one."""
+        return torch.optim.AdamW(plain_adamw(self.model, self.rate).param_groups, foreach=False)
+
+    def random_batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (batch, context), through lists of Python's numbers."""
+        row, context = np.memmap(self.file, dtype=np.uint16, mode="r", offset=HEADER_BYTES), self.shape.context
+        ids, targets = [], []
+        for _ in range(self.shape.batch):
+            start = int(torch.randint(len(row) - context, (1,)))
+            ids.append([int(row[place]) for place in range(start, start + context)])
+            targets.append([int(row[place]) for place in range(start + 1, start + 1 + context)])
+        return torch.tensor(ids), torch.tensor(targets)
+
+    def take(self, batch: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Take one step in full fp32, and wait for its loss."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            loss = super().take(batch)
+            loss.item()
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return loss

@@ -1,0 +1,178 @@
+"""What only a card can tell: speed, memory, MFU, the first step, and where a step's time goes. `make bench-gpu`.
+
+    python tests/bench/bench_gpu.py [--rounds 10] [--try] [--rows 10m,124m,slow,memory,start,mfu]
+
+Contests are those of `bench_trainer.py`, in bf16: from the same weights, blocks in turn, and a gate on the losses of 20
+equal batches. A block is timed as a whole, between two waits for the card. Against nanoGPT's loop both are compiled,
+against the Hugging Face Trainer neither; the slow way (Python's rows, fp32, no flash, not compiled) is held against
+ours as a user has it. `memory` is the allocator's peak, `start` the seconds to the first step without and with the
+compile cache, a process each; `mfu` is ours alone, with the plan's prior beside it and the profiler's shares.
+
+`--try` runs all of it with small models on the CPU, so that the script is known to work before a card is paid for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import statistics
+
+import torch
+
+from tests.bench.contest import Ours, Row, interval, memory_row, rival, shards_of, speed, where
+from tests.bench.reference_loop import Shape, card_clock
+from tests.memory import own_peak_bytes
+from trainer.device import peak_flops
+
+MFU_BAR = 0.45
+PROFILED_STEPS = 10
+BOTH, OURS = frozenset({"ours", "plain"}), frozenset({"ours"})
+TEN, GPT2 = Shape(6, 6, 384, 256, 65, 64, bias=True), Shape(12, 12, 768, 1024, 50304, 16, bias=True)
+APART = 3e-2  # bf16 keeps eight bits, and each rounds at other places
+CONTESTS = {
+    "10m": [
+        Row("10.6M (vocabulary 65, 64 x 256), compiled", TEN, 50, {"plain": None}, None, BOTH, "bf16", APART),
+        Row("the same, eager", TEN, 50, {"huggingface": 1.5}, None, frozenset(), "bf16", APART),
+    ],
+    "124m": [
+        Row("GPT-2 124M, 16 x 1024, compiled", GPT2, 20, {"plain": 1.05}, None, BOTH, "bf16", APART),
+        Row("the same, eager", GPT2, 20, {"huggingface": 1.2}, None, frozenset(), "bf16", APART),
+    ],
+    "slow": [Row("GPT-2 124M, 16 x 1024", GPT2, 5, {"slow": 16.0}, None, OURS, "bf16", APART)],
+}
+LARGE = Row("GPT-2 124M, 64 x 1024, bf16", replace(GPT2, batch=64), 20, {}, 0.45, BOTH, "bf16")
+KINDS = (
+    ("matrix products", ("gemm", "cutlass", "nvjet", "xmma", "cublas", "aten::mm", "aten::addmm")),
+    ("attention", ("flash", "fmha", "attention")),
+    ("fused by the compiler", ("triton", "cpp_fused")),
+    ("optimiser", ("adam", "multi_tensor")),
+    ("copies", ("memcpy", "memset", "copy_")),
+)
+"""What the names of a card's kernels have in them."""
+
+
+def small(row: Row) -> Row:
+    """Return the same comparison with a model that a CPU trains in no time, and nothing to compile."""
+    shape = Shape(1, 2, 16, 16, 65, 2, bias=True)
+    return replace(row, what=f"TRIAL, measures nothing: {row.what}", shape=shape, steps=2, compiled=frozenset())
+
+
+def own_process(kind: str, row: str, name: str, work: Path, *, is_trial: bool) -> float:
+    """A figure that needs a process of its own."""
+    argv = [sys.executable, __file__, "--alone", f"{kind}:{row}:{name}", "--work", str(work)]
+    told = subprocess.run([*argv, *(["--try"] if is_trial else [])], check=True, stdout=subprocess.PIPE, text=True)
+    return float(told.stdout.splitlines()[-1])
+
+
+def told_alone(kind: str, row: Row, name: str, work: Path) -> float:
+    """Peak bytes after a few steps, or the seconds from the finished model to the end of the first one."""
+    file = shards_of(row.shape, work)
+    before = own_peak_bytes()
+    out = Path(tempfile.mkdtemp(dir=work))
+    if kind == "start":
+        loop = Ours(replace(row, compiled=OURS), file.parent, out)
+        began = card_clock()
+        loop.block(1, card_clock)
+        return card_clock() - began
+    loop = Ours(row, file.parent, out) if name == "ours" else rival(name, row, file)
+    loop.block(3, card_clock)
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else own_peak_bytes() - before
+
+
+def memory(row: Row, work: Path, *, is_trial: bool) -> None:
+    """Print our peak memory over the plain loop's, both compiled."""
+    ours, theirs = (int(own_process("memory", "large", name, work, is_trial=is_trial)) for name in ("ours", "plain"))
+    assert row.memory_bar is not None
+    what = "TRIAL, measures nothing" if is_trial else row.what
+    memory_row(f"{what}, compiled, the allocator's peak", ours, theirs, row.memory_bar)
+
+
+def start(row: Row, work: Path, *, is_trial: bool) -> None:
+    """Print the seconds to the first step with an empty compile cache, and again with what that left."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        cold, warm = (own_process("start", "large", "ours", work, is_trial=is_trial) for _ in range(2))
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    what = "TRIAL, measures nothing" if is_trial else row.what
+    print(f"| {what}: first two steps, compile cache empty / filled | {cold:.1f} s / {warm:.1f} s | {where()} |",
+          flush=True)  # fmt: skip
+
+
+def mfu(row: Row, work: Path, rounds: int) -> None:
+    """Print our share of the card's peak, and where a step's time goes."""
+    file = shards_of(row.shape, work)
+    ours = Ours(row, file.parent, Path(tempfile.mkdtemp(dir=work)))
+    ours.block(row.steps, card_clock)  # compiles
+    steps_s = [ours.block(row.steps, card_clock)[0] for _ in range(rounds)]
+    rates = [row.shape.batch * row.shape.context / step_s for step_s in steps_s]
+    flops, peak = ours.run.model.flops_per_token(), peak_flops(ours.run.device)
+    told = "no peak is known of this card"
+    if peak is not None and flops is not None:
+        low, high = (flops * rate / peak for rate in interval(rates))
+        share = flops * statistics.median(rates) / peak
+        told = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), bar {MFU_BAR:.0%}"
+    print(f"| {row.what}, ours | {statistics.median(rates):,.0f} tokens/s, {told} | {where()} |", flush=True)
+    print(f"| where its step goes | {shares_of_a_step(ours)} | {where()} |", flush=True)
+
+
+def shares_of_a_step(ours: Ours) -> str:
+    """The profiler's shares of the card's (or the processor's) own time by kinds of kernels, and the time it waits."""
+    on_card = torch.cuda.is_available()
+    activity = torch.profiler.ProfilerActivity.CUDA if on_card else torch.profiler.ProfilerActivity.CPU
+    began = card_clock()
+    with torch.profiler.profile(activities=[activity]) as seen:
+        for _ in range(PROFILED_STEPS):
+            ours.take()
+        wall_us = (card_clock() - began) * 1e6
+    spent: Counter[str] = Counter()
+    for event in seen.key_averages():
+        own_us = event.self_device_time_total if on_card else event.self_cpu_time_total
+        name = event.key.lower()
+        spent[next((kind for kind, parts in KINDS if any(part in name for part in parts)), "other")] += own_us
+    if on_card:
+        spent["waiting"] = max(0, wall_us - sum(spent.values()))
+    whole = sum(spent.values())
+    return ", ".join(f"{kind} {share / whole:.1%}" for kind, share in spent.most_common())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rows", default="10m,124m,slow,memory,start,mfu")
+    parser.add_argument("--try", action="store_true", dest="is_trial")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not torch.cuda.is_available() and not given.is_trial:
+        sys.exit("no CUDA card is here; --try runs the same on the CPU with small models, which measures nothing")
+    torch.manual_seed(0)
+    fitted = small if given.is_trial else (lambda row: row)
+    if given.alone:
+        kind, _, name = given.alone.split(":")
+        print(told_alone(kind, fitted(LARGE), name, given.work))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        work = Path(folder)
+        for key in given.rows.split(","):
+            for row in CONTESTS.get(key, ()):
+                speed(fitted(row), work, given.rounds, card_clock)
+            if key == "memory":
+                memory(LARGE, work, is_trial=given.is_trial)
+            elif key == "start":
+                start(LARGE, work, is_trial=given.is_trial)
+            elif key == "mfu":
+                mfu(fitted(LARGE), work, given.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
