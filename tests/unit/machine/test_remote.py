@@ -559,7 +559,8 @@ def test_connects_that_fail_are_lost_at_once_and_keep_a_growing_distance(place: 
     assert 7 <= gaps[-1] <= 15
     with pytest.raises(MachineLost, match="not reached in time"):
         far.call(["true"], timeout_s=1)
-    assert clock.monotonic() - at[-1] <= 1
+    # The gaps before it are drawn by chance, so that the sum of them all may round up by a bit.
+    assert clock.monotonic() - at[-1] <= 1 + 1e-9
 
 
 def test_who_waits_for_a_connection_when_all_are_ended_makes_none(
