@@ -26,7 +26,7 @@ class TextJob(Protocol):
     """Something that is done with the documents of every task."""
 
     def open(self) -> Callable[[int, Iterable[Text], Tell], Any]:
-        """Load what every task needs, in the process that works; the function that does one, for its result."""
+        """Load what every task needs, in the process that works or one that forks it; the function that does one."""
         ...
 
     def result(self, index: int) -> Any:
@@ -46,7 +46,7 @@ class TaskWriter:
     """Where it is written which documents go."""
 
     def open(self) -> Callable[[int, Iterable[Text], Tell], dict[str, Any]]:
-        """Load the tokeniser; every process has one of its own."""
+        """Load the tokeniser."""
         tokenizer = tokenizer_of(self.tokenizer, read_vocabulary(self.folder), threads=1)
 
         def write(index: int, texts: Iterable[Text], tell: Tell) -> dict[str, Any]:

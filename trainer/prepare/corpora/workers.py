@@ -1,24 +1,28 @@
 """Processes that do one item after the other. They may be killed at any moment, and end when whoever started them ends.
 
 An item's result must not depend on who does it; what it writes, it writes so that a kill does no harm (see task.py).
+What every item needs is loaded once, by a process that does nothing else and then forks those who work: a vocabulary
+takes as much memory for sixteen as for one. Where forking is not safe each loads its own.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
-import traceback
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from trainer.prepare.corpora.forks import serve
 from trainer.prepare.errors import Refusal
 
 __all__ = ["Job", "Tell", "work_through"]
 
 _MAPPED_BYTES = 1 << 20
+_END_S = 10.0
+_MAY_FORK = sys.platform == "linux"
+"""Not on macOS, whose system libraries may have threads of their own by then."""
 
 Tell = Callable[[int], None]
 """Hears of progress within an item, in whatever unit the job counts."""
@@ -28,7 +32,10 @@ class Job(Protocol):
     """What is done with every item; it goes to each process once, pickled."""
 
     def open(self) -> Callable[[Any, Tell], Any]:
-        """Load what every item needs, in the process that works; the function that does an item."""
+        """Load what every item needs, in the process that works or one that forks it; the function that does an item.
+
+        It starts no thread.
+        """
         ...
 
 
@@ -43,91 +50,84 @@ def work_through(
     """
     # Of blocks of some megabytes glibc keeps hundreds when they are freed, but for those that it maps one by one.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(_MAPPED_BYTES))
-    context = multiprocessing.get_context("spawn")
+    # numpy's library of linear algebra, which nobody here needs, would start a thread for every core in each of them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     waiting = list(enumerate(items))[::-1]
-    busy: dict[Connection, tuple[Any, int]] = {}
+    hosts: dict[Connection, Any] = {}
     try:
-        for _ in range(min(processes, len(items))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(job, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            busy[ours] = process, -1
-            _next_item(ours, busy, waiting)
+        _start(job, min(processes, len(items)), hosts)
+        # Each with the place of the item that it does; at first with one that is not there.
+        busy = dict.fromkeys(hosts, -1)
+        for worker in hosts:
+            _next_item(worker, busy, waiting, hosts)
         while busy:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                process, place = busy[ready]
-                kind, value = _heard(ready, process)
+                place = busy[ready]
+                kind, value = _heard(ready, hosts)
                 if kind == "tell":
                     tell(place, value)
                     continue
-                _next_item(ready, busy, waiting)
+                _next_item(ready, busy, waiting, hosts)
                 yield place, value
     finally:
-        for process, _ in busy.values():
-            process.kill()
-        for process, _ in busy.values():
-            process.join()
+        _end(set(hosts.values()))
 
 
-def _next_item(to: Connection, busy: dict[Connection, tuple[Any, int]], waiting: list[tuple[int, Any]]) -> None:
+def _start(job: Job, processes: int, hosts: dict[Connection, Any]) -> None:
+    """Start so many workers; adds each one's connection, with the process that is to be ended for it."""
+    context = multiprocessing.get_context("spawn")
+    left = processes
+    while left:
+        pipes = [context.Pipe() for _ in range(left if _MAY_FORK else 1)]
+        host = context.Process(target=serve, args=(job, [theirs for _, theirs in pipes]), daemon=True)
+        host.start()
+        for ours, theirs in pipes:
+            theirs.close()
+            hosts[ours] = host
+        left -= len(pipes)
+
+
+def _end(hosts: set[Any]) -> None:
+    """End all, and those that they forked; nothing is written any more afterwards."""
+    for host in hosts:
+        host.terminate()
+    for host in hosts:
+        host.join(_END_S)
+        host.kill()
+        host.join()
+
+
+def _next_item(
+    to: Connection, busy: dict[Connection, int], waiting: list[tuple[int, Any]], hosts: dict[Connection, Any]
+) -> None:
     """Give a worker its next item, or send it home."""
-    process, _ = busy[to]
     if waiting:
-        place, item = waiting.pop()
-        busy[to] = process, place
+        busy[to], item = waiting.pop()
         try:
             to.send(item)
         except BrokenPipeError:
-            raise _died(process) from None
+            raise _died(hosts[to]) from None
         return
     del busy[to]
     to.close()
-    process.join()
 
 
-def _heard(worker: Connection, process: Any) -> tuple[str, Any]:
+def _heard(worker: Connection, hosts: dict[Connection, Any]) -> tuple[str, Any]:
     """A worker's word: ("tell", n) or ("done", result)."""
     try:
         kind, value = worker.recv()
     except (EOFError, ConnectionResetError):
-        raise _died(process) from None
+        raise _died(hosts[worker]) from None
     if kind == "failed":
         raise value
     return kind, value
 
 
-def _died(process: Any) -> Refusal:
-    process.join()
+def _died(host: Any) -> Refusal:
+    host.join(_END_S)
     return Refusal(
         "prepare.worker_died",
-        f"One of the processes was ended from outside (exit code {process.exitcode}).",
+        f"One of the processes was ended from outside (exit code {host.exitcode}).",
         hint="If memory ran out, take fewer: --workers 1. The same command goes on where it stood.",
     )
-
-
-def _work(job: Job, of: Connection) -> None:
-    """The life of a process: items in, results out, until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; whoever started us decides.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        do = job.open()
-        while True:
-            of.send(("done", do(of.recv(), lambda count: of.send(("tell", count)))))
-    except EOFError:
-        return
-    except (Refusal, OSError) as error:
-        of.send(("failed", error))
-    except Exception as bug:  # noqa: BLE001 - the other side ends with it; the trace goes to standard error.
-        traceback.print_exc()
-        of.send(("failed", RuntimeError(f"{type(bug).__name__}: {bug}")))
-
-
-def _end_with_parent() -> None:
-    """A killed parent's children would go on for minutes, into a folder that somebody else may hold by then."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
