@@ -36,8 +36,8 @@ class Pieces:
     eval_every: int
     eval_tokens: int
     checkpoint_every: int
-    sampled_steps: float = 0.0
-    """Sampling at a checkpoint, in steps: a forward of one sequence for each token, at half the pace of a step."""
+    sampled_tokens: int = 0
+    """What goes through the model for a checkpoint's samples: a whole context for each token of each prompt."""
     sampled_layers: int = 0
     """The layers launched for it, beside their work: all prompts go on at once, but one token after the other."""
 
@@ -54,9 +54,14 @@ class Pieces:
         steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
         items = evaluation.get("hellaswag_items", 0)
         eval_tokens += HELLASWAG_ITEM_TOKENS * items if type(items) is int and items > 0 else 0
-        sampled_steps = prompts * tokens * model.get("context", 0) / 2.0 / batch_tokens
+        sampled_tokens = prompts * tokens * model.get("context", 0)
         sampled_layers = tokens * model.get("layers", 0) if prompts else 0
-        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_steps, sampled_layers)
+        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_tokens, sampled_layers)
+
+    @property
+    def sampled_steps(self) -> float:
+        """A checkpoint's samples in steps: so few rows at once go through at half the pace of a step."""
+        return self.sampled_tokens / 2.0 / self.batch_tokens
 
     def saves_from(self, step: int) -> int:
         """How many checkpoints are due at this step and later: one every so often, and one at the end."""
@@ -211,14 +216,17 @@ class Meter:
         if step_s is None:
             return None
         eval_s = pieces.eval_tokens * FORWARD_SHARE / pieces.batch_tokens * step_s
+        sampled_s = pieces.sampled_steps * step_s
         if self._evals:
             eval_s = self._evals_s / self._evals
+            sampled_s = (
+                pieces.sampled_tokens * eval_s / pieces.eval_tokens
+            )
         beside_s = max(0.0, self._mixed_s - self._mixed_steps * step_s - self._evals_s)
         saves = pieces.saves_from(step)
+        saves_s = saves * sampled_s + sum(pieces.launching_s(step)) / 2
         if self._saves:
             saves_s = saves * beside_s / self._saves
-        else:
-            saves_s = saves * pieces.sampled_steps * step_s + sum(pieces.launching_s(step)) / 2
         left_s = (pieces.steps - step) * step_s + pieces.evaluations_from(step) * eval_s + saves_s
         return Measured(
             step=step,

@@ -91,11 +91,21 @@ def test_hellaswag_that_was_not_seen_yet_counts_as_a_forward_of_its_rows() -> No
     assert more.eval_tokens - plain.eval_tokens == 100 * 4 * 128
 
 
-def test_samples_that_were_not_seen_yet_count_as_forwards_of_one_sequence() -> None:
-    sampled = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50, "layers": 6}}
-    plain, more = (first(list(training(step_s=0.5, eval_s=1.0, save_s=0.0)), one) for one in (RESOLVED, sampled))
-    launching_s = 100 * 6 * sum(LAUNCH_S) / 2 / 3  # Both prompts at once, one token after the other.
-    assert more.left_s - plain.left_s == pytest.approx(4 * (2 * 100 * 50 / 2 / 1000 * 0.5 + launching_s))
+SAMPLED = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50, "layers": 6}}
+SAMPLED_TOKENS = 2 * 100 * 50  # A whole context for each token of each prompt.
+# Both prompts at once, one token after the other.
+LAUNCHING_S = 100 * 6 * sum(LAUNCH_S) / 2 / 3
+
+
+def test_samples_that_were_not_seen_yet_go_at_the_pace_of_an_evaluation_that_was() -> None:
+    plain, more = (first(list(training(step_s=0.5, eval_s=0.9, save_s=0.0)), one) for one in (RESOLVED, SAMPLED))
+    assert more.left_s - plain.left_s == pytest.approx(4 * (SAMPLED_TOKENS * 0.9 / 3000 + LAUNCHING_S))
+
+
+def test_before_any_evaluation_samples_count_as_forwards_of_one_sequence() -> None:
+    steps = [one for one in training(step_s=0.5, eval_s=0.0, save_s=0.0) if one["kind"] != "eval"]
+    plain, more = (first(steps, one) for one in (RESOLVED, SAMPLED))
+    assert more.left_s - plain.left_s == pytest.approx(4 * (SAMPLED_TOKENS / 2 / 1000 * 0.5 + LAUNCHING_S))
 
 
 def test_checkpoints_that_were_seen_are_counted_for_the_rest() -> None:
