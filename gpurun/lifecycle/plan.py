@@ -76,10 +76,12 @@ def _planned(
     else:
         here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
         here = _going_on(here, request, home)
-    from gpurun.lifecycle.quotes.own_machines import local_plan
+    from gpurun.lifecycle.quotes.own_machines import local_plan, small_memory
 
     _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
+    if (small := small_memory(plan, here)) and not _has_cuda():
+        raise small
     told = {"candidates": offered, "notes": (*plan.notes, *notes)}
     return with_bundle(plan.model_copy(update=told), clock)
 

@@ -34,6 +34,7 @@ from gpurun.planning.memory import GIB, usable_bytes
 from gpurun.planning.priors import Priors, machine_of, same_recipe
 from gpurun.planning.reach import reach_of, reach_words
 from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.planning.reductions import lacks_memory
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
@@ -149,7 +150,7 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
     gets, part = "", "shorten the run"
     if far is not None and far.reach is not None and far.reach.step:
         gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
-        hours = floor(100 * far.reach.train_s / SECONDS_PER_HOUR) / 100
+        hours = floor(1000 * far.reach.train_s / SECONDS_PER_HOUR) / 1000
         if hours:
             on = f"--gpu {asked_as(far.offer)} " if by_gpu else ""
             part = f"train a part now ({on}--hours {hours:g}) and the rest later (gpurun train --from RUN)"
@@ -163,19 +164,21 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
 
 
 def _none_fits(found: Sequence[Candidate]) -> NoOffer:
-    """The refusal where no offer can run the recipe at all: by the one with the most memory, if that is what lacks."""
+    """The refusal where no offer can run the recipe at all; where memory lacks, with cuts for the nearest one."""
     if not found:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
         return NoOffer("offer.none_fits", "There is no offer for this need.", hint=hint)
-    if all(one.estimate.peak_bytes > usable_bytes(one.offer) for one in found):
-        most = max(found, key=lambda one: one.offer.vram_gb)
-        what = f"No offer has the memory for this. On {most.offer.provider} {most.offer.label}, the largest"
-        hint = "Cut one of these with --set (model.context, model.layers, model.width), or ask for a larger --gpu."
-        return NoOffer("offer.none_fits", f"{what}, {most.estimate.basis}.", hint=hint)
-    reasons = {one.why_not: f"{one.offer.provider} {one.offer.label}" for one in reversed(found)}
+    short = [one for one in found if lacks_memory(one.estimate.basis)]
+    reasons = {one.why_not: f"{one.offer.provider} {one.offer.label}" for one in reversed(found) if one not in short}
     told = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
-    hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
-    return NoOffer("offer.none_fits", f"No offer can run this recipe. {told}.", hint=hint)
+    what = f"No offer can run this recipe. {told}." if told else "No offer has the memory for this."
+    if not short:
+        hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
+        return NoOffer("offer.none_fits", what, hint=hint)
+    nearest = min(short, key=lambda one: one.estimate.peak_bytes / max(1.0, usable_bytes(one.offer)))
+    where = f"On {nearest.offer.provider} {nearest.offer.label}, which comes nearest"
+    hint = "Do one of these with --set (model.context=…, model.layers=…), or ask for a larger --gpu."
+    return NoOffer("offer.none_fits", f"{what} {where}, {nearest.estimate.basis}.", hint=hint)
 
 
 def _candidate(
@@ -206,7 +209,7 @@ def _candidate(
 
 def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> str:
     """Why an offer does not finish."""
-    if not guess.fits and not guess.micro_batch and guess.peak_bytes > usable_bytes(offer):
+    if lacks_memory(guess.basis):
         return f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
         return guess.basis

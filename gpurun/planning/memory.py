@@ -92,7 +92,9 @@ def tensor_bytes(model: ModelTable, micro_batch: int, vocab_size: int = 0, way: 
     a_layer = (kept.channel + (kept.masks if model.dropout else 0)) * width + kept.head * model.heads + _NORM_BYTES
     forward = before + tokens * (model.layers * a_layer + _TOKEN_BYTES + (width if model.dropout else 0))
     at_loss = forward + tokens * kept.around * width + _loss_bytes(model, tokens, vocab, way)
-    at_backward = forward + tokens * kept.backward * width + 4 * head
+    # Where a gradient is there already, that of a layer's widest matrix (4 C x C) stands beside it until it is added.
+    added = 16 * width * width if way.gradient else 0
+    at_backward = forward + max(tokens * kept.backward * width + 4 * head, added)
     at_end = whole + ((12 if way.gradient else 8) * head if model.tied else 0)
     muon = 36 * width * width if way.muon else 0  # Its orthogonal update of the largest matrix.
     return int(max(at_loss, at_backward, at_end, whole + muon))

@@ -219,9 +219,7 @@ class Meter:
         sampled_s = pieces.sampled_steps * step_s
         if self._evals:
             eval_s = self._evals_s / self._evals
-            sampled_s = (
-                pieces.sampled_tokens * eval_s / pieces.eval_tokens
-            )
+            sampled_s = pieces.sampled_tokens * eval_s / pieces.eval_tokens
         beside_s = max(0.0, self._mixed_s - self._mixed_steps * step_s - self._evals_s)
         saves = pieces.saves_from(step)
         saves_s = saves * sampled_s + sum(pieces.launching_s(step)) / 2

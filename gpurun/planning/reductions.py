@@ -4,31 +4,56 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from gpurun.core.model import Offer
-from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, peak_on, usable_bytes
+from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, peak_on, shards_of, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.tables import ModelTable
 
-__all__ = ["what_would_fit"]
+__all__ = ["lacks_memory", "what_would_fit"]
+
+_LEAST = "micro_batch 1 needs"
 
 
 def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> str:
-    """One clause: what a micro-batch of one sequence needs, what there is, and which cuts would do."""
+    """One clause: what a micro-batch of one sequence needs, what there is, and which cuts would do.
+
+    Where several cards would hold the model in shares, which the trainer takes only of a larger one, that comes first.
+    """
     peak = peak_on(recipe, offer, processes, 1, vocab_size)
-    needs = f"micro_batch 1 needs {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {offer.vram_gb} GiB are usable"
+    needs = f"{_LEAST} {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {offer.vram_gb} GiB are usable"
 
-    def fits(model: ModelTable) -> bool:
-        smaller = recipe.model_copy(update={"tables": recipe.tables.model_copy(update={"model": model})})
-        return peak_on(smaller, offer, processes, 1, vocab_size) <= usable_bytes(offer)
+    def fits(other: ResolvedRecipe) -> bool:
+        return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer)
 
-    cuts = list(_cuts(recipe, processes, fits))
+    def is_shared(other: ResolvedRecipe) -> bool:
+        return shards_of(other, offer, processes, vocab_size) > 1
+
+    cuts, parallel = list(_cuts(recipe, processes, fits, is_shared)), recipe.tables.train.parallel
+    if processes > 1 and fits(_changed(recipe, "train", parallel="fsdp")):
+        cuts.insert(0, f"parallel {parallel} -> fsdp")
     if not cuts:
         return f"{needs}: no cut of context, layers or width alone would fit"
     return f"{needs}: {' or '.join(cuts)} would fit"
 
 
-def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ModelTable], bool]) -> Iterator[str]:
+def lacks_memory(basis: str) -> bool:
+    """Whether this is what an estimate rests on that found no room for one sequence."""
+    return basis.startswith(_LEAST)
+
+
+def _changed(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:
+    tables = recipe.tables
+    update = {table: getattr(tables, table).model_copy(update=keys)}
+    return recipe.model_copy(update={"tables": tables.model_copy(update=update)})
+
+
+def _cuts(
+    recipe: ResolvedRecipe,
+    processes: int,
+    fits: Callable[[ResolvedRecipe], bool],
+    is_shared: Callable[[ResolvedRecipe], bool],
+) -> Iterator[str]:
     """The largest value of each dimension that fits, among those that the rest of the recipe allows."""
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
@@ -39,9 +64,13 @@ def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ModelTable], b
     }
     for name, values in allowed.items():
 
-        def is_too_large(value: int, name: str = name) -> bool:
-            return not fits(model.model_copy(update={name: value}))
+        def with_value(value: int, name: str = name) -> ResolvedRecipe:
+            return _changed(recipe, "model", **{name: value})
 
-        # What is smaller than one that fits does so too.
-        if place := bisect_left(values, True, key=is_too_large):
-            yield f"{name} {getattr(model, name)} -> {values[place - 1]}"
+        # Below the one from which on cards share a model each has to hold all of it, which takes more.
+        first = bisect_left(values, True, key=lambda value: is_shared(with_value(value)))
+        for part in (values[first:], values[:first]):
+            # There what is smaller than one that fits does so too.
+            if place := bisect_left(part, True, key=lambda value: not fits(with_value(value))):
+                yield f"{name} {getattr(model, name)} -> {part[place - 1]}"
+                break

@@ -326,6 +326,28 @@ def test_the_cuts_that_are_named_fit_and_nothing_larger_does(extreme: dict[str, 
         assert not guess({name: int(value) + step}).fits
 
 
+@pytest.mark.parametrize("parallel", ["auto", "ddp"])
+def test_what_several_cards_would_hold_in_shares_is_told_first_and_needs_no_cut(parallel: str) -> None:
+    """Between what each card holds whole and what the trainer shares unasked, a model was to be cut."""
+    offer = next(one for one in offers_for(parse_gpu("4xT4")))
+    words = ["layers=80", f"parallel={parallel}"]
+    told = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
+    assert not told.fits
+    assert f"usable: parallel {parallel} -> fsdp or context 1024 -> 512 or layers 80 -> 78 or " in told.basis
+    shared = resolve(load_recipe("gpt2-124m"), "full", ["layers=80", "train.parallel=fsdp"], processes=4)
+    assert estimate(shared, offer).fits
+    larger = resolve(load_recipe("gpt2-124m"), "full", ["layers=200", f"parallel={parallel}"], processes=1)
+    assert "fsdp" not in estimate(larger, offers_for(parse_gpu("1xT4"))[0]).basis
+
+
+@pytest.mark.parametrize("layers", [140, 180, 200, 400, 1000])
+def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> None:
+    """Of 180 layers it was one to 78, as there are models between that fit neither whole nor, unasked, in shares."""
+    four = next(one for one in offers_for(parse_gpu("4xT4")))
+    told = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
+    assert f"layers {layers} -> 133 " in told.basis
+
+
 def test_a_micro_batch_of_any_size_is_found_at_once() -> None:
     """Every number below what was asked for was tried: minutes for all offers, where a batch is very large."""
     words = ["micro_batch=4294967296", "batch_tokens=4294967296", "context=64"]

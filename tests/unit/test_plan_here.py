@@ -40,6 +40,22 @@ def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monke
         planned_here(tmp_path, "hardware.on_cpu=refuse")
 
 
+def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
+    monkeypatch.setattr("gpurun.lifecycle.plan._has_cuda", lambda: False)
+    huge = ("model.layers=64", "model.width=16384")
+    with pytest.raises(UsageError, match=r"takes at least 3[0-9,.]+ GiB of memory here, and this") as refused:
+        planned_here(tmp_path, *huge)
+    assert refused.value.code == "memory.small"
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
+    with pytest.raises(UsageError, match=r"at least 0\.0 GiB"):
+        planned_here(tmp_path)
+    monkeypatch.setattr("gpurun.lifecycle.plan._has_cuda", lambda: True)
+    assert planned_here(tmp_path, *huge).form == "full", "on a GPU its memory counts, which is not known here"
+
+
 @pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
 def test_hours_that_hold_a_part_of_a_run_say_how_far_it_gets_on_a_machine_of_ones_own_too(
     tmp_path: Path, hours: float | None, is_told: bool

@@ -117,6 +117,48 @@ def test_where_no_offer_finishes_what_is_advised_is_what_train_would_then_do(tmp
     assert "--gpu" not in named.value.hint, "who named a GPU need not be told to"
 
 
+@pytest.mark.parametrize(
+    ("set_to", "others", "gpu"),
+    [
+        (("layers=96",), "No offer has the memory for this. ", "8xB200"),
+        (
+            ("layers=40", "hardware.gpu=1xA100", "batch_tokens=1024"),
+            "1024 tokens a step cannot be shared among 8 processes in sequences of 1024. ",
+            "1xB300",
+        ),
+    ],
+)
+def test_what_fits_no_offer_is_told_how_little_to_cut_and_on_which_offer_that_is_enough(
+    set_to: tuple[str, ...], others: str, gpu: str, tmp_path: Path
+) -> None:
+    """The cuts were those for the largest card, where eight smaller ones share more; or there were none at all."""
+    sizes = ("width=6144", "heads=48", *set_to)
+    with pytest.raises(NoOffer) as refused:
+        planned(tmp_path, "900000", overrides=sizes)
+    assert others in refused.value.what
+    assert f"{parse_gpu(gpu).count}×{parse_gpu(gpu).name}" in refused.value.what
+    cuts = re.findall(r"(layers|width) [0-9]+ -> ([0-9]+)", refused.value.what)
+    assert [name for name, _ in cuts] == ["layers", "width"]
+    for name, value in cuts:
+        cut = (*sizes, f"model.{name}={value}")
+        assert planned(tmp_path, "900000", overrides=cut, gpu=parse_gpu(gpu)).estimate.fits
+        larger = int(value) + {"layers": 1, "width": 48}[name]
+        with pytest.raises(NoOffer, match="micro_batch 1 needs"):
+            planned(tmp_path, "900000", overrides=(*sizes, f"model.{name}={larger}"))
+
+
+def test_hours_that_are_advised_get_as_far_as_it_is_said_however_few_they_are(tmp_path: Path) -> None:
+    """Hundredths of an hour were half a minute less, of four minutes."""
+    asked = {"recipe": "gpt2-355m", "gpu": parse_gpu("8xB200"), "providers": ("aws",)}
+    with pytest.raises(NoOffer) as refused:
+        planned(tmp_path, "100", **asked)
+    told = int(re.findall(r"step ([0-9,]+) of", refused.value.what)[0].replace(",", ""))
+    hours = float(re.findall(r"--hours ([0-9.]+)", refused.value.hint)[0])
+    reach = planned(tmp_path, "100", hours=hours, **asked).candidates[0].reach
+    assert reach is not None
+    assert 0.97 * told <= reach.step <= told
+
+
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
     """It ended in a KeyError."""
     asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}

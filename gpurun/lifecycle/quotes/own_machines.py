@@ -22,6 +22,7 @@ from gpurun.machine.ssh_keys import fingerprint, make_keys
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.load import load_of
+from gpurun.planning.memory import GIB, tensor_bytes, way_of
 from gpurun.planning.reach import reach_words
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import outfitted
@@ -52,6 +53,26 @@ def local_plan(
     data = shards_of(request, run, resolved, home, say)
     offer = LocalProvider(home, clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
     return _plan_on(offer, request, run, mode, resolved, data, home)
+
+
+def small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
+    """What is wrong with a run on this machine's CPU whose tensors its memory cannot hold: the kernel would kill it.
+
+    A refusal is certain: what the interpreter, torch and a checkpoint that is being saved take is not counted.
+    """
+    micro_batch, vocab_size = plan.estimate.micro_batch, plan.data.vocab_size
+    way = way_of(resolved, plan.offer, plan.processes, micro_batch, vocab_size)
+    needed = plan.processes * tensor_bytes(resolved.tables.model, micro_batch, vocab_size, way)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= there:
+        return None
+    return UsageError(
+        "memory.small",
+        f"Training {plan.parameters:,} parameters takes at least {needed / GIB:.1f} GiB of memory here, and this "
+        f"machine has {there / GIB:.1f} GiB.",
+        hint="Cut one of these with --set (model.layers, model.width, model.context, train.micro_batch), or train it "
+        "on a GPU.",
+    )
 
 
 def box_plan(
