@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -186,6 +187,29 @@ def test_interrupted_while_it_waits_for_a_download_nothing_is_waited_for_and_not
         preparer.run_preparer("deaf", [], root=tmp_path, say=interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(found[0], 0)
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_a_command_that_is_killed_leaves_nobody_behind_who_says_nothing(is_deaf: bool, tmp_path: Path) -> None:
+    """datatrove's work and a download say nothing for hours, and so heard of no broken pipe: the folder stayed held."""
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if is_deaf else ""
+    (tmp_path / "silent.py").write_text(
+        "import os, signal, sys, time\nfrom trainer.prepare import program\nprogram._LETTING_GO_S = 0.1\n"
+        f"def do(arguments):\n    {deaf}\n    print(os.getpid(), sys.stdin.read(), file=sys.stderr, flush=True)\n"
+        "    time.sleep(60)\nprogram.run_program(do, left='', less='')\n"
+    )
+    call = "import pathlib, sys; from gpurun.lifecycle.corpus.preparer import run_preparer; "
+    call += "run_preparer('silent', [], root=pathlib.Path(sys.argv[1]), say=lambda line: print(line, flush=True))"
+    (tmp_path / "trainer").symlink_to(bundle_root() / "trainer")
+    with subprocess.Popen([sys.executable, "-c", call, str(tmp_path)], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        left = int(command.stdout.readline())
+        command.kill()
+    end = time.monotonic() + 10
+    with contextlib.suppress(ProcessLookupError):
+        while os.kill(left, 0) is None:
+            assert time.monotonic() < end, "it goes on"
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [("disk.full", 4), ("disk.too_small", 4), ("data.empty", 2)])

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,6 +175,31 @@ def test_separators_count_however_late_the_first_one_comes(tmp_path: Path, pack:
         (file,) = opened(source).files
         assert (file.form, file.weights) == ("separated", (sum(map(len, books)) + 14,))
     assert read(path, 10**6) == books
+
+
+@pytest.mark.parametrize("second", [b"A second.\r\n<|endoftext|>\r\n", b""], ids=["more", "alone"])
+def test_a_separator_behind_a_byte_order_mark_is_no_text(tmp_path: Path, second: bytes) -> None:
+    path = written(tmp_path / "stories.txt", b"\xef\xbb\xbf<|endoftext|>\r\n" + second + b"The last.\r\n")
+    for shard_tokens in (2, 10**6):
+        assert read(path, shard_tokens) == [*(["A second.\n"] if second else []), "The last.\n"]
+
+
+def test_json_lines_behind_a_byte_order_mark_are_rows(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "a.json", b"\xef\xbb\xbf" + b'{"text": "x"}\n{"text": "y"}\n')) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", b"caf\xe9"), ("a.txt", "Unicode".encode("utf-16")), ("a.json", b'[{"text": "x"}]')],
+    ids=["latin1", "utf-16", "array"],
+)
+def test_a_command_that_is_advised_takes_a_name_as_it_is(tmp_path: Path, name: str, content: bytes) -> None:
+    """Typed as it stood it took another file, or ran what the name says."""
+    path = written(tmp_path / f"my $(touch gone); {name}", content)
+    hint = refusal(lambda: read(path)).hint
+    words = shlex.split(hint.partition(": ")[2])
+    assert path.name in words
+    assert not [word for word in words if "touch" in word and "my $(touch gone); a" not in word]
 
 
 def packed_wide(raw: bytes) -> bytes:
@@ -353,6 +379,7 @@ def test_the_pieces_of_a_long_line_are_what_json_makes_of_the_whole(
         ("a.jsonl.zst", packed_wide(LINES), "data.window_too_large", "zstd --long"),
         ("a.json", b' [\n  {"id": 1, "text": "x"}\n]\n', "data.json_array", "one JSON array"),
         ("a.json.gz", gzip.compress(b'[{"text": "x"}]', mtime=0), "data.json_array", "one JSON array"),
+        ("a.json", b'\xef\xbb\xbf[{"text": "x"}]', "data.json_array", "one JSON array"),
         ("a.parquet", b"PAR1 and then nothing", "data.cut_short", "21 bytes"),
         ("a.txt", b"", "data.empty", "1 empty"),
     ],
@@ -366,6 +393,21 @@ def test_a_file_with_something_wrong_is_refused_with_what_and_where(
     assert found.code == code
     assert said in found.message
     assert str(path) in found.message
+
+
+@pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("end", [b"\xe9 noir", b"\xe9", b"\xe2\x82"], ids=["within", "last", "half a character"])
+@pytest.mark.parametrize("before", [b"<|endoftext|>\n", b""], ids=["separated", "one text"])
+def test_a_text_that_is_not_utf8_somewhere_is_refused_before_any_work(
+    tmp_path: Path, before: bytes, end: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    """It was found when its turn came, and whoever mended it had another source: what was finished was of no use."""
+    good = before + "caf\u00e9 \u20ac ".encode() * 100_000
+    written(tmp_path / "a.txt", good)
+    path = written(tmp_path / ("b.txt" if pack(b"") == b"" else "b.txt.gz"), pack(good + end))
+    found = refusal(lambda: opened(tmp_path))
+    assert found.code == "data.not_utf8"
+    assert found.message == f"{path} is not UTF-8: byte 0x{end[0]:02x} at offset {len(good)}."
 
 
 @pytest.mark.parametrize("content", ['[{"name": "x"}]\n', '["text", "of", "words"]\n', "[1, 2]\n"])

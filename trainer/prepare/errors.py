@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,14 @@ def not_utf8(path: Path, byte: int, offset: int) -> Refusal:
     return Refusal(
         "data.not_utf8",
         f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset}.",
-        hint=f"Convert it first, for instance: iconv -f latin1 -t utf-8 {path.name} > {path.stem}-utf8.txt",
+        hint=f"Convert it first, for instance: {_conversion('latin1', path, '.txt')}",
     )
+
+
+def _conversion(encoding: str, path: Path, suffix: str) -> str:
+    """The command, as a shell takes it: a name may have a space, or something worse."""
+    names = [shlex.quote(name) for name in (path.name, f"{path.stem}-utf8{suffix}")]
+    return f"iconv -f {encoding} -t utf-8 {names[0]} > {names[1]}"
 
 
 def refuse_utf16(head: bytes, path: Path) -> None:
@@ -54,7 +61,7 @@ def refuse_utf16(head: bytes, path: Path) -> None:
         return
     beginning = head[:_SNIFF_BYTES].decode("utf-16", "ignore")
     if all(one.isprintable() or one.isspace() for one in beginning):
-        hint = f"Convert it first: iconv -f utf-16 -t utf-8 {path.name} > {path.stem}-utf8{path.suffix}"
+        hint = f"Convert it first: {_conversion('utf-16', path, path.suffix)}"
         raise Refusal("data.not_utf8", f"{path} is UTF-16, not UTF-8.", hint=hint)
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from trainer.prepare.errors import Refusal
 
 __all__ = ["run_program", "say"]
+
+_ENDS_WITH_STDIN = "PREPARE_ENDS_WITH_STDIN"
+_LETTING_GO_S = 5.0
 
 
 def run_program(do: Callable[[list[str]], dict[str, Any]], *, left: str, less: str) -> int:
@@ -21,6 +27,12 @@ def run_program(do: Callable[[list[str]], dict[str, Any]], *, left: str, less: s
     """
     # A SIGTERM unwinds like Ctrl-C, so that what is half made is removed.
     signal.signal(signal.SIGTERM, _leave)
+    if os.environ.pop(_ENDS_WITH_STDIN, ""):
+        # Nobody else is to wait for a word there.
+        pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     try:
         print(json.dumps(do(sys.argv[1:])), flush=True)
     except Refusal as refusal:
@@ -47,6 +59,14 @@ def _refuse(refusal: Refusal) -> int:
 
 def _leave(number: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + number)
+
+
+def _end_with(pipe: int) -> None:
+    """End as soon as who waits for this program is gone: a download, or datatrove's work, would go on for hours."""
+    os.read(pipe, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LETTING_GO_S)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _not_written(error: OSError, left: str, less: str) -> Refusal:

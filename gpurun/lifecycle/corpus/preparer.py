@@ -18,6 +18,8 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.secrets import child_environment
 
 _PROGRESS = "progress "
+_ENDS_WITH_US = {"PREPARE_ENDS_WITH_STDIN": "1"}
+"""Its standard input is a pipe of ours that says nothing: however this process ends, it hears the end of that."""
 _LETTING_GO_S = 5.0
 
 
@@ -37,9 +39,9 @@ def run_preparer(
     """
     child = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
-        env=child_environment({"PYTHONPATH": str(root), **(environment or {})}),
+        env=child_environment({"PYTHONPATH": str(root), **_ENDS_WITH_US, **(environment or {})}),
         cwd=root,  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -89,3 +91,5 @@ def _end(child: subprocess.Popen[str]) -> None:
     finally:  # Also when Ctrl-C comes a second time.
         child.kill()
         child.wait()
+        if child.stdin is not None:
+            child.stdin.close()

@@ -89,7 +89,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         remove_unfinished(order.out)
         per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
         tasks = divide(source.files, order.shard_tokens, per_token)
-        what = f"{len(source.files)} files, {source.text_bytes / 1e6:,.1f} MB of text"
+        what = f"{_counted(len(source.files), 'file')}, {source.text_bytes / 1e6:,.1f} MB of text"
         say(f"{what}, {_counted(len(tasks), 'shard')} to make in {_counted(min(order.workers, len(tasks)), 'process')}")
         size = order.vocab_size
         tokenizer = make_vocabulary(order.out, order.tokenizer, size, tasks, order.column, order.workers, say)

@@ -34,7 +34,7 @@ __all__ = [
     "what_is_asked",
 ]
 
-FORMAT = 3
+FORMAT = 4
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 _ASKED = "prepare.json"
 LOGS = "logs"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -121,6 +123,7 @@ def _form(path: Path, kind: str, column: str) -> tuple[Form, str]:
         head = stream.read(_SNIFF_BYTES if kind != STDLIB else -1)
     if kind != STDLIB:
         refuse_utf16(head, path)
+    head = head.removeprefix(codecs.BOM_UTF8)
     suffix = PurePosixPath(name.stem).suffix if is_packed(path) else name.suffix
     if suffix in _LINES and (suffix != ".json" or head.lstrip()[:1] == b"{"):
         return "lines", ""
@@ -136,5 +139,6 @@ def _refuse_array(head: bytes, path: Path, column: str) -> None:
     if _ARRAY_OF_OBJECTS.match(head) and json.dumps(column).encode() in head:
         what = f"{path} is one JSON array, of which no part can be read before its end."
         program = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower(), "cat")
-        hint = f"Make it JSON Lines first: {program} {path.name} | jq -c '.[]' > {path.name.split('.')[0]}.jsonl"
+        names = [shlex.quote(name) for name in (path.name, f"{path.name.split('.')[0]}.jsonl")]
+        hint = f"Make it JSON Lines first: {program} {names[0]} | jq -c '.[]' > {names[1]}"
         raise Refusal("data.json_array", what, hint=hint)

@@ -7,6 +7,7 @@ can be held out, and so that none of it must be in memory whole.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,18 +34,30 @@ _LOOK_BYTES = 256 << 10
 
 
 def look_through(path: Path) -> tuple[int, bool]:
-    """The bytes of a file's content, and whether a separator line is anywhere in it; the first one found ends the look.
+    """The bytes of a file's content, and whether a separator line is anywhere in it; what is not UTF-8 is a Refusal.
 
-    A packed file is unpacked for both at once.
+    Here it costs a moment. Later it would cost the work before it: a file that is mended then makes another source.
     """
-    packed = is_packed(path)
+    decoder = codecs.getincrementaldecoder("utf-8")()
     size, line, separated = 0, b"", False
     with open_content(path) as stream:
-        while (packed or not separated) and (block := stream.read(_LOOK_BYTES)):
+        while block := stream.read(_LOOK_BYTES):
+            _demand_utf8(decoder, block, path, size)
+            raw = block if size else block.removeprefix(codecs.BOM_UTF8)
             size += len(block)
             if not separated:
-                separated, line = _separator_in(line + block)
-    return (size if packed else path.stat().st_size), separated or line.strip() == SEPARATOR
+                separated, line = _separator_in(line + raw)
+    _demand_utf8(decoder, b"", path, size)
+    return (size if is_packed(path) else path.stat().st_size), separated or line.strip() == SEPARATOR
+
+
+def _demand_utf8(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, place: int) -> None:
+    """Refuse a block that begins at `place`, if with what came before it is no UTF-8; an empty one is the end."""
+    place -= len(decoder.getstate()[0])
+    try:
+        decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error.object[error.start], place + error.start) from None
 
 
 def _separator_in(raw: bytes) -> tuple[bool, bytes]:
@@ -72,7 +85,7 @@ def _separated(span: Span) -> Iterator[Text]:
     owned = span.start == 0
     with open_content(span.file.path, max(0, span.start - 1)) as stream:
         for place, line in lines_from(stream, span.start, span.file.weights[0], PIECE_BYTES):
-            if line.strip() == SEPARATOR:
+            if (line if place else line.removeprefix(codecs.BOM_UTF8)).strip() == SEPARATOR:
                 yield from document.ended()
                 owned = place < span.stop
             elif owned:
