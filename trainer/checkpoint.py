@@ -26,7 +26,7 @@ __all__ = ["Checkpoint", "CheckpointStore", "read_checkpoint"]
 
 _SUFFIXES = {"weights": "model.safetensors", "optimizer": "optim.safetensors", "state": "state.json"}
 _OURS = re.compile(r"\d{6}\.(model\.safetensors|optim\.safetensors|state\.json)(\.tmp)?")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}(/[A-Za-z0-9._-]{1,80})?")
+_NAME = re.compile(r"(?!\.\./)[A-Za-z0-9._-]{1,80}(/[A-Za-z0-9._-]{1,80})?")
 
 Entry = dict[str, Any]
 """One file of the manifest: name, bytes, sha256, kind, step."""
@@ -93,13 +93,21 @@ def _json_bytes(record: Any) -> bytes:
     return (json.dumps(record, indent=1, allow_nan=False) + "\n").encode()
 
 
+def _is_entry(entry: Entry) -> bool:
+    """Tell whether an entry of a manifest is of the form in which they are written."""
+    kinds = {"name": str, "bytes": int, "sha256": str, "kind": str, "step": int}
+    return all(type(entry[key]) is kind for key, kind in kinds.items()) and bool(_NAME.fullmatch(entry["name"]))
+
+
 def read_checkpoint(out: Path, step: int) -> Checkpoint:
     """Read the checkpoint of a step whose digests have been found to hold."""
     paths = {kind: out / "checkpoints" / f"{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
     try:
         state = json.loads(paths["state"].read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or type(state.get("step")) is not int or state["step"] != step:
+            raise ValueError(f"{paths['state'].name} does not say that it is of this step")
         return Checkpoint(step, read_tensors(paths["weights"]), read_tensors(paths["optimizer"]), state)
-    except (OSError, ValueError, TensorFileError) as error:
+    except (OSError, ValueError, RecursionError, TensorFileError) as error:
         raise Refused(f"the checkpoint of step {step} cannot be read: {error}") from error
 
 
@@ -118,13 +126,12 @@ class CheckpointStore:
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             self.latest, self.best, self._files = manifest["latest"], manifest["best"], list(manifest["files"])
-            sound = manifest["v"] == 1 and all(
-                _NAME.fullmatch(e["name"]) and {"sha256", "bytes", "kind", "step"} <= e.keys() for e in self._files
-            )
+            judged = self.best is None or {type(self.best[key]) for key in ("step", "val_loss")} <= {int, float}
+            sound = manifest["v"] == 1 and judged and all(_is_entry(e) for e in self._files)
         except FileNotFoundError:
             self._refuse_to_forget()
             return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start anew") from error
         if not sound:
             raise Refused(f"{path} is not a manifest of version 1; move {self._out} away to start anew")

@@ -32,7 +32,7 @@ _PEAK_TFLOPS = (
 
 The last two have no bf16: theirs are for fp16.
 """
-_SHARE_OF_A_CARD = re.compile(r" MIG |-\d+[A-Z]$")
+_SHARE_OF_A_CARD = re.compile(r" MIG |-\d+[A-Z](ME)?$")
 """In the name of a card that is cut into instances, or lent in virtual ones: its peak is another, or anybody's."""
 
 

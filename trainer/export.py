@@ -27,7 +27,7 @@ from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
 from trainer.model_card import model_card
 from trainer.prepare.tokenizers import sha256_of_tokens, shipped_gpt2_tokens
-from trainer.pretrained import LINEAR_NAMES, find_weights
+from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY, find_weights
 from trainer.strict import read_table
 from trainer.tensors import TensorFileError, read_tensors, write_tensors
 
@@ -189,6 +189,7 @@ def _config(trained: _Trained) -> dict[str, Any]:
         "tie_word_embeddings": model.tied,
         "torch_dtype": "float32",
         **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
+        TOKENIZER_KEY: trained.state["data"]["tokenizer"],
     }
 
 

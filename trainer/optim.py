@@ -143,7 +143,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimiser its state back, on its own device; raise KeyError where a parameter has none.
+    """Give the optimiser its state back, on its own device; KeyError where a parameter has none, ValueError where it
+    is of another shape.
 
     One that had never moved when it was saved, since every step so far was skipped, has no tensors at all: it is fresh.
     """
@@ -154,4 +155,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         keys = ("momentum_buffer",) if "ns_steps" in group else ("step", "exp_avg", "exp_avg_sq")
         for parameter in group["params"]:
             state: dict[str, Any] = {key: tensors[f"{names[parameter]}.{key}"] for key in keys}
+            for key, value in state.items():
+                if value.shape != (parameter.shape if key != "step" else ()):
+                    raise ValueError(f"{names[parameter]}.{key} has the shape {list(value.shape)}")
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

@@ -20,8 +20,10 @@ from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.tensors import TensorFileError, read_tensors
 
-__all__ = ["LINEAR_NAMES", "find_weights", "load_weights"]
+__all__ = ["LINEAR_NAMES", "TOKENIZER_KEY", "find_weights", "load_weights"]
 
+TOKENIZER_KEY = "gpurun_tokenizer_sha256"
+"""Where an exported config.json says which vocabulary its ids are of."""
 LINEAR_NAMES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 """How the names of a GPT-2's linear weights end."""
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
@@ -44,7 +46,7 @@ class _Source:
     heads: int | None
     """Which no shape tells; None where no file beside it does."""
     tokenizer_sha256: str | None
-    """Only a run's checkpoint says it."""
+    """Only a run's checkpoint says it, and what was exported of one."""
 
 
 def find_weights(path: Path) -> Path:
@@ -78,7 +80,7 @@ def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None)
 
     The file's vocabulary may be smaller than the model's: the added rows are the mean of the others. Its context may be
     longer: the first positions are taken. Where it has no head and the model needs one, that is the embedding.
-    `tokenizer_sha256` is the data's: a checkpoint that was trained on other ids is refused.
+    `tokenizer_sha256` is the data's: a checkpoint, or an export of one, that was trained on other ids is refused.
     """
     source = _read(find_weights(path))
     wanted = model.state_dict()
@@ -145,7 +147,7 @@ def _told(path: Path) -> tuple[int | None, str | None]:
             raise Refused(
                 f"{beside} says {said}, GPT-2 has {json.dumps(known[0])}: with it {path.name} is another model"
             )
-    return heads, None
+    return heads, str(record[TOKENIZER_KEY]) if TOKENIZER_KEY in record else None
 
 
 def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:

@@ -113,7 +113,8 @@ def earlier_words(earlier: Earlier) -> str:
 def _receipt(session: Session, sight: Sight) -> tuple[ReceiptView | None, str]:
     """The run's receipt, or the reason why there is none to show."""
     if not sight.folder.receipt.exists():
-        return None, "it goes on" if sight.unfinished and sight.owner else "it was not finished"
+        why = "it goes on" if sight.owner else "it was not finished"
+        return None, why if sight.unfinished else "its receipt is not here any more"
     try:
         return view_of(read_receipt(session.home, sight.folder), sight.folder), ""
     except GpurunError as error:

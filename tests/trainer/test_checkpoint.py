@@ -187,7 +187,12 @@ def test_with_nothing_sound_left_nothing_is_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"v": 2, "latest": 1, "best": null, "files": []}', '{"v":1,"latest":1,"best":null,"files":[1]}'],
+    [
+        *("", "[]", "{}", '{"v": 2, "latest": 1, "best": null, "files": []}'),
+        *('{"v":1,"latest":1,"best":null,"files":[1]}', '{"v":1,"latest":1,"best":"x","files":[]}'),
+        *('{"v":1,"latest":1,"best":{},"files":[]}', '{"v":1,"latest":1,"best":{"step":1,"val_loss":"x"},"files":[]}'),
+        pytest.param("[" * 200_000, id="nested without end"),
+    ],
 )
 def test_a_manifest_that_cannot_be_understood_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     store_with(tmp_path, 10)
@@ -205,13 +210,34 @@ def test_checkpoints_whose_manifest_was_lost_are_not_overwritten(tmp_path: Path)
     assert len(files(tmp_path)) == 6
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "../../x"), ("name", "../x"), ("name", None), ("step", "10"), ("step", [10]), ("step", 10.0),
+        ("step", True), ("kind", ["weights"]), ("sha256", None), ("bytes", "1"),
+    ],
+)  # fmt: skip
+def test_an_entry_that_leads_out_of_the_folder_or_is_none_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     store_with(tmp_path, 10)
     record = manifest(tmp_path)
-    record["files"][0]["name"] = "../../x"
+    record["files"][0][key] = value
     (tmp_path / "MANIFEST.json").write_text(json.dumps(record))
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match=r"move .* away to start anew"):
         CheckpointStore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[1]", "{}", '{"step": "10"}', '{"step": 11}', '{"step": true}'),
+        pytest.param("[" * 200_000, id="nested without end"),
+    ],
+)
+def test_a_state_that_is_not_of_its_step_is_refused(tmp_path: Path, text: str) -> None:
+    store_with(tmp_path, 10)
+    (tmp_path / "checkpoints" / "000010.state.json").write_text(text)
+    with pytest.raises(Refused, match=r"the checkpoint of step 10 cannot be read: "):
+        read_checkpoint(tmp_path, 10)
 
 
 def test_an_empty_folder_has_nothing_to_go_on_from(tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
     assert model.config.vocab_size == len(tokenizer) == 28
     assert "| step | 2 of 2 |" in (tmp_path / "hf" / "README.md").read_text()
+    sha256 = json.loads((data / "data.json").read_text())["tokenizer"]["sha256"]
+    again = GPT(ModelConfig(**recipe_record(model={"vocab_size": 64})["model"]))
+    load_weights(again, tmp_path / "hf", tokenizer_sha256=sha256)
+    with pytest.raises(Refused, match="trained with another tokeniser"):
+        load_weights(again, tmp_path / "hf", tokenizer_sha256="0" * 64)
 
 
 @pytest.mark.parametrize(

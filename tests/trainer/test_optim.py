@@ -183,3 +183,16 @@ def test_the_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind:
     steps(straight, first, 2)
     steps(other, second, 2)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq", "step"])
+def test_a_tensor_that_is_not_its_parameters_is_named_before_a_step_is_taken_with_it(key: str) -> None:
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64}))
+    model = GPT(recipe.model)
+    optimizer = make_optimizer(model, recipe.optim)
+    ids = torch.randint(64, (2, 17))
+    model(ids[:, :-1], ids[:, 1:]).backward()
+    optimizer.step()
+    tensors = optimizer_tensors(model, optimizer) | {f"wpe.weight.{key}": torch.zeros(3, 16)}
+    with pytest.raises(ValueError, match=rf"wpe\.weight\.{key} has the shape \[3, 16\]"):
+        load_optimizer_tensors(model, optimizer, tensors)

@@ -93,6 +93,7 @@ def test_bytes_that_are_no_whole_character_are_shown_as_such() -> None:
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ("NVIDIA A100-10C", None),
+        ("NVIDIA A100-1-5CME", None),
         ("NVIDIA L40S-48Q", None),
     ],
 )

@@ -243,6 +243,8 @@ def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monke
     page, _, data = report(session, "fox-41")
     assert "is not a receipt" in data["runs"][0]["no_receipt"]
     assert "no receipt" in page.words
+    folder.receipt.unlink()
+    assert report(session, "fox-41")[2]["runs"][0]["no_receipt"] == "its receipt is not here any more"
 
 
 def test_dollars_count_from_the_moment_the_machine_was_asked_for(session: Session) -> None:

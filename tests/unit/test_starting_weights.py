@@ -113,6 +113,16 @@ def test_weights_that_the_trainer_would_refuse_are_refused_at_home(
     assert refused.value.code == code
 
 
+def test_an_export_of_other_characters_is_refused_at_home(shards: Path) -> None:
+    data, config = data_of(shards, recipe()), {"n_head": 2, pretrained.TOKENIZER_KEY: "0" * 64}
+    (shards / "gpt2" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="another tokeniser than that of the shards"):
+        started(data, recipe())
+    config[pretrained.TOKENIZER_KEY] = data.tokenizer_sha256
+    (shards / "gpt2" / "config.json").write_text(json.dumps(config))
+    assert started(data, recipe()).bytes > data.bytes
+
+
 MODERN = {"preset": "modern", "bias": False, "tied": False}
 
 

@@ -29,6 +29,8 @@ AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
 }
 """What the trainer wants a config.json to say, where it says it."""
+_TOKENIZER_KEY = "gpurun_tokenizer_sha256"
+"""Where an exported config.json says which vocabulary its ids are of."""
 _HEADER_LIMIT = 100_000_000
 _BLOCK_BYTES = 1 << 20
 _FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
@@ -106,7 +108,7 @@ def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Itera
         told = json.loads(_beside(weights).read_bytes())
         is_ours = _CHECKPOINT.fullmatch(weights.name) is not None
         heads = int(told["recipe"]["model"]["heads"] if is_ours else told["n_head"])
-        tokenizer = str(told["data"]["tokenizer"]) if is_ours else data.tokenizer_sha256
+        tokenizer = told["data"]["tokenizer"] if is_ours else told.get(_TOKENIZER_KEY, data.tokenizer_sha256)
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
