@@ -254,6 +254,14 @@ def test_the_character_vocabulary_fits_the_text() -> None:
     assert {t.decode() for t in CharTokenizer.for_counts(count_characters([cyrillic])).tokens} == {*cyrillic, "\ufffd"}
 
 
+def test_a_vocabulary_without_the_character_for_all_others_refuses_what_it_lacks_by_name() -> None:
+    tokenizer = CharTokenizer([character.encode() for character in "\nabc"])
+    assert [ids.tolist() for ids in tokenizer.encode(["ab\nc", ""])] == [[1, 2, 0, 3], []]
+    with pytest.raises(Refusal, match=r'no "é" \(U\+00E9\)') as found:
+        tokenizer.encode(["abc", "aéb"])
+    assert found.value.code == "data.unknown_character"
+
+
 @pytest.mark.parametrize(("tokenizer", "lacking"), [("char", '"Ωж"'), ("gpt2", None)])
 def test_a_prompt_with_characters_that_the_text_has_not_is_said_while_nothing_is_paid(
     tmp_path: Path, tokenizer: str, lacking: str | None

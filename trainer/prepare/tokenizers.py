@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
 import threading
@@ -65,7 +66,10 @@ def sha256_of_tokens(tokens: Iterable[bytes]) -> str:
 
 
 class CharTokenizer:
-    """One id a character, in the order of code points; the last one, U+FFFD, stands for all others."""
+    """One id a character, in the order of code points; the last one, U+FFFD, stands for all others.
+
+    A vocabulary that was made elsewhere may lack U+FFFD: then there is nothing for others.
+    """
 
     name = "char"
     eot_id = None
@@ -73,8 +77,11 @@ class CharTokenizer:
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tuple(tokens)
         codes = [ord(token.decode("utf-8")) for token in self.tokens]
-        self._ids = np.full(0x110000, codes.index(ord(REPLACEMENT)), dtype=np.uint16)
-        self._ids[codes] = np.arange(len(codes), dtype=np.uint16)
+        self._ids = np.zeros(0x110000, dtype=np.uint16)
+        self._known = np.zeros(0x110000, dtype=bool)
+        if ord(REPLACEMENT) in codes:
+            self._ids[:], self._known[:] = codes.index(ord(REPLACEMENT)), True
+        self._ids[codes], self._known[codes] = np.arange(len(codes), dtype=np.uint16), True
 
     @classmethod
     def for_counts(cls, counts: np.ndarray, limit: int = 0) -> CharTokenizer:
@@ -94,8 +101,17 @@ class CharTokenizer:
         return cls([chr(code).encode("utf-8") for code in [*kept, ord(REPLACEMENT)]])
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text."""
-        return [self._ids[_codes(text)] for text in texts]
+        """The ids of each text; a Refusal for a character that has none."""
+        return [self._ids[self._demand_known(_codes(text))] for text in texts]
+
+    def _demand_known(self, codes: np.ndarray) -> np.ndarray:
+        known = self._known[codes]
+        if not known.all():
+            character = chr(codes[~known][0])
+            what = f"The vocabulary has no {json.dumps(character, ensure_ascii=False)} (U+{ord(character):04X})"
+            hint = "Leave it out, in a prompt by sample.prompts, or prepare the text anew with gpurun data prepare."
+            raise Refusal("data.unknown_character", f"{what}, nor U+FFFD to stand for it.", hint=hint)
+        return codes
 
 
 def tokenizer_of(name: str, tokens: Sequence[bytes], threads: int = 0) -> Tokenizer:
