@@ -23,6 +23,8 @@ tensors.py      the safetensors file format
 device.py       CPU or CUDA, precision, memory, peak speed
 distributed.py  one process or several, the same loop
 parallel.py     who holds which part of the model: all of it (DDP) or a share (FSDP2)
+launch.py       several processes on one machine: the command `python -m trainer.launch`
+room.py         which micro-batch fits on a card, and how processes that share a model begin anew with a smaller one
 scale.py        the loss scale of fp16
 spike.py        notices a loss or gradient that jumps
 compile_cache.py  carries what torch.compile made from one rental to the next

@@ -20,6 +20,7 @@ from trainer.model import GPT, with_vocabulary
 from trainer.optim import make_optimizer, plan_batch
 from trainer.parallel import Alone, Replicas, Shards, fits_replicated
 from trainer.resume import restore_model, restore_optimizer
+from trainer.room import cut_as_before, read_room
 from trainer.run import Progress, Run
 from trainer.scale import LossScale
 from trainer.shards import TokenData, open_data
@@ -136,5 +137,6 @@ def assemble(
     compile_cache = _compile(run, folders)  # named for the micro-batch that is planned, whatever fitted
     if restored is not None:
         restore_optimizer(run, restored)
+    cut_as_before(run, processes.from_first(lambda: read_room(out)))
     announce(run, out, compile_cache=compile_cache)
     return run

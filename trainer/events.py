@@ -39,8 +39,8 @@ def _printable(text: str) -> str:
 class Reporter:
     """Appends to `out/events.jsonl`, prints, and writes `out/trainer.log` unless standard output is that file."""
 
-    def __init__(self, out: Path, *, is_first: bool) -> None:
-        self._is_first = is_first
+    def __init__(self, out: Path, *, is_first: bool, since_monotonic_s: float = STARTED_MONOTONIC_S) -> None:
+        self._is_first, self._since_monotonic_s = is_first, since_monotonic_s
         # The thread that writes checkpoints reports them itself.
         self._lock = threading.Lock()
         self._path = out / "events.jsonl"
@@ -103,10 +103,9 @@ class Reporter:
             file.write(line.encode("utf-8", errors="replace"))
             file.flush()
 
-    @staticmethod
-    def elapsed_s() -> float:
-        """Return the seconds since this process started."""
-        return round(time.monotonic() - STARTED_MONOTONIC_S, 3)
+    def elapsed_s(self) -> float:
+        """Return the seconds since this process started, or since what it reports of."""
+        return round(time.monotonic() - self._since_monotonic_s, 3)
 
     def start(self, step: int, values: dict[str, Any]) -> None:
         """Report what will run, and on what."""

@@ -16,11 +16,11 @@ from torch import Tensor
 from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from trainer.config import Recipe, differing_keys
 from trainer.errors import Refused
-from trainer.optim import load_optimizer_tensors, optimizer_tensors, plan_batch
+from trainer.optim import load_optimizer_tensors, optimizer_tensors
+from trainer.room import asked_of_the_card, cut_as_before
 from trainer.run import Run
 from trainer.saving import CheckpointWriter, Snapshot
 from trainer.shards import TokenData
-from trainer.step import smaller
 
 __all__ = ["Restored", "restore_model", "restore_optimizer", "snapshot"]
 
@@ -45,24 +45,11 @@ def snapshot(run: Run) -> Snapshot:
     state: dict[str, Any] = {"v": 1, "step": step, "tokens": tokens, "torch": torch.__version__}
     state |= {"loss": run.progress.loss, "val_loss": run.progress.val_loss}
     state |= {"skipped_steps": run.progress.skipped_steps}
-    state |= {"room": {**_asked_of_the_card(run), "fits": run.plan.micro_batch}}
+    state |= {"room": {**asked_of_the_card(run), "fits": run.plan.micro_batch}}
     state |= {"loss_scale": run.scale.as_record(), "recent": run.spikes.as_record()}
     state |= {"recipe": run.recipe.as_record(), "data": run.data.identity()}
     model = run.parallel.whole(run.model.state_dict())
     return Snapshot(step, model, run.parallel.whole(optimizer_tensors(run.model, run.optimizer)), state)
-
-
-def _asked_of_the_card(run: Run) -> dict[str, Any]:
-    """Return which card is to take which micro-batch by the recipe, before memory has run out."""
-    planned = plan_batch(run.recipe, run.processes.count).micro_batch
-    return {"card": run.device.cuda_name, "planned": planned}
-
-
-def _cut_as_before(run: Run, room: Mapping[str, Any]) -> None:
-    """Begin with the micro-batch that fitted where the same was asked of such a card: else memory runs out again."""
-    if room.items() >= _asked_of_the_card(run).items():
-        while run.plan.micro_batch > room["fits"] and (plan := smaller(run.plan)):
-            run.plan = plan
 
 
 def _refuse_another_run(state: Mapping[str, Any], recipe: Recipe, data: TokenData) -> None:
@@ -140,7 +127,7 @@ def restore_optimizer(run: Run, restored: Restored) -> None:
             run.progress.skipped_steps = state["skipped_steps"]
             run.scale.restore(state["loss_scale"])
             run.spikes.restore(state["recent"])
-            _cut_as_before(run, state.get("room", {}))
+            cut_as_before(run, state.get("room", {}))
         except _UNFIT as error:
             raise _unfit(state["step"], error) from error
 

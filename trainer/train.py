@@ -1,9 +1,10 @@
 """Trains a GPT, or a translator: `python -m trainer.train --recipe bundle/recipe.json --data data --out out`.
 
-On several cards: `python -m torch.distributed.run --standalone --nproc-per-node=8 -m trainer.train …`; on several
-machines with `--nnodes=2 --node-rank=0 --master-addr=…` instead of `--standalone`. The command goes on from the newest
-checkpoint in the out folder (of the first machine). Exit codes: 0 done, or stopped by SIGTERM after a save; 2 recipe
-or data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 1 anything else.
+On several cards: `python -m trainer.launch --processes 8 …`; on several machines `python -m torch.distributed.run
+--nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=… -m trainer.train …`. The command goes on from the newest
+checkpoint in the out folder (of the first machine). Exit codes: 0 done, or stopped by SIGTERM after a save; 2 recipe or
+data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 6 trainer/launch.py is to begin
+anew; 1 anything else.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from trainer.config import load_recipe
 from trainer.device import choose_device, prepare_allocator
 from trainer.distributed import Processes, joined, leave
 from trainer.due import Due, finish_saving, make_what_is_owed, save
-from trainer.errors import NonFinite, OutOfMemory, Refused, Spiked, TrainerError
+from trainer.errors import BeginAnew, NonFinite, Refused, Spiked, TrainerError
 from trainer.events import UNKNOWN_S, Reporter
+from trainer.room import begins_anew, without_room
 from trainer.run import Progress, Run
 from trainer.step import Stepper
 
@@ -118,8 +120,7 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
             reason = train(run)
         except torch.OutOfMemoryError as error:
             # Not in a step that could be taken again: the optimiser's, an evaluation's or a sharded model's memory.
-            size = f"micro_batch {run.plan.micro_batch} of context {recipe.model.context}"
-            raise OutOfMemory(f"{size} does not fit into the card's memory; halve train.micro_batch") from error
+            raise without_room(run, arguments.out) from error
         except (NonFinite, Spiked):
             # All processes come here, the first once it has saved: torchrun kills it 30 s after any other has left.
             processes.agree(lambda: None)
@@ -147,6 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  told by the event, the traceback and the exit code
         traceback.print_exc()
         alone, code, reason, message = True, 1, "error", f"{type(error).__name__}: {error}"
+    if begins_anew(arguments.out):
+        # No end, nor is what a process met when it lost one without memory a cause of anything.
+        return BeginAnew.exit_code
     with contextlib.suppress(OSError):  # a full disk does not change the exit code
         reporter.stop(progress.step, reason, message, progress.train_s(), progress.loss, alone=alone)
     return code

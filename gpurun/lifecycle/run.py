@@ -158,16 +158,16 @@ def _job(state: RunState, context: Context) -> dict[str, Any]:
     hard_stop_s = max(0.0, context.seconds_left(state) - lease.collect_s)
     soft_stop_s = max(0.0, min(hard_stop_s - save_s(plan.parameters), lease.train_s))
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
-    launcher, variables = [], {"PYTHONUNBUFFERED": "1"}
+    program, variables = ["trainer.train"], {"PYTHONUNBUFFERED": "1"}
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     if plan.processes > 1:
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={plan.processes}", "-m"]
+        program = ["trainer.launch", f"--processes={plan.processes}"]
         # torchrun would give each process one thread, whatever there is.
         variables["OMP_NUM_THREADS"] = str(max(1, int(state.facts.get("cpus") or 1) // plan.processes))
     return {
         "v": 1,
         "run": plan.run,
-        "argv": ["{python}", "-m", *launcher, "trainer.train", *paths],
+        "argv": ["{python}", "-m", *program, *paths],
         "cwd": "bundle",
         "env": variables,
         "soft_stop_s": soft_stop_s,

@@ -72,6 +72,8 @@ def test_the_rehearsal_of_the_paid_run_uses_two_processes_and_says_what_it_is(ow
     assert "\x1b" not in done.stdout + done.stderr
     events = [json.loads(line) for line in (own_home / "runs/dry-1/events.jsonl").read_text().splitlines()]
     assert next(event for event in events if event["kind"] == "start")["world_size"] == 2
+    # Under plain torchrun a model in parts whose memory runs out would end.
+    assert '"trainer.launch","--processes=2"' in (own_home / "runs/dry-1/journal.jsonl").read_text().replace(", ", ",")
     falling = losses(own_home / "runs/dry-1")
     assert falling[-1] < falling[0] - 2.0
     assert envelope(gpurun("audit", "--json"))["data"]["ok"] is True

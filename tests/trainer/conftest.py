@@ -117,13 +117,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(recipe: dict[str, Any], data: Path, out: Path, processes: int = 0) -> list[str]:
-    """Return the real command line; `processes` 0 is plain python, more is torchrun."""
+    """Return the real command line; `processes` 0 is plain python, more is the launcher."""
     out.parent.mkdir(parents=True, exist_ok=True)
     file = out.parent / f"{out.name}.recipe.json"
     file.write_text(json.dumps(recipe))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    program = ["trainer.launch", f"--processes={processes}"] if processes else ["trainer.train"]
     folders = ["--recipe", str(file), "--data", str(data), "--out", str(out)]
-    return [sys.executable, *launcher, "-m", "trainer.train", *folders]
+    return [sys.executable, "-m", *program, *folders]
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,244 @@
+"""Several processes under the launcher: a model in parts whose memory runs out is begun anew in smaller portions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import ROOT, command, environment, events, manifest, patience_s, recipe_record
+from test_process import LONG, whole_events, workers
+from test_several import losses, torchrun
+
+from trainer import launch
+from trainer.checkpoint import read_checkpoint
+from trainer.config import load_recipe
+from trainer.distributed import BEGINNING
+from trainer.errors import BeginAnew, OutOfMemory
+from trainer.events import UNKNOWN_S
+from trainer.optim import BatchPlan
+from trainer.room import read_room, without_room
+
+NO_DROPOUT = {"dropout": 0.0}
+
+# Runs a script, which is the first word, in each process in place of the module `trainer.train`.
+LAUNCHED = """
+import sys
+from trainer import launch
+launch.PROGRAM = (sys.argv.pop(1),)
+launch.leave(launch.main())
+"""
+
+# Memory runs out WHERE more than FIT sequences are asked for.
+FULL = """
+import os, torch
+from trainer import train
+from trainer.model import GPT
+forward, calls = GPT.forward, 0
+def full(self, ids, targets):
+    global calls
+    calls += self.training
+    if WHERE and len(ids) > FIT:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return forward(self, ids, targets)
+GPT.forward = full
+train.leave(train.main())
+"""
+
+# The loss of step 6 is not a number.
+NOT_A_NUMBER = """
+from trainer import step, train
+gradient = step.Stepper._gradient
+def bad(self):
+    figures = gradient(self)
+    return (float("nan"), *figures[1:]) if self._run.progress.step == 5 else figures
+step.Stepper._gradient = bad
+train.leave(train.main())
+"""
+
+IN_ONE = 'self.training and os.environ["RANK"] == "1"'
+
+
+def full(where: str, fit: int) -> str:
+    return FULL.replace("WHERE", where).replace("FIT", str(fit))
+
+
+def in_parts(**keys: Any) -> dict[str, Any]:
+    """Return a recipe of a model in parts, without dropout: its masks depend on how the batch is cut."""
+    train = {"parallel": "fsdp", "micro_batch": 4, "checkpoint_every": 5, **keys}
+    return recipe_record(model=NO_DROPOUT, train=train, eval={"every": 5})
+
+
+def launched(script: str, recipe: dict[str, Any], data: Path, out: Path) -> list[str]:
+    """Return the launcher's command line for two processes of a script."""
+    argv, file = command(recipe, data, out), out.parent / "script.py"
+    file.write_text(script)
+    return [sys.executable, "-c", LAUNCHED, str(file), "--processes=2", *argv[argv.index("--recipe") :]]
+
+
+def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    surroundings = {**environment(), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(argv, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=120)
+
+
+def told(out: Path, kind: str, *keys: str) -> list[Any]:
+    return [tuple(event[key] for key in keys) for event in events(out, kind)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Twenty steps in one process that never ran out of memory."""
+    out = tmp_path_factory.mktemp("straight") / "out"
+    done = run(command(in_parts(), data, out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "step", "resumed"),
+    [(f"{IN_ONE} and calls >= 8", 7, 5), ("not self.training", 5, None)],
+    ids=["a step of one", "an evaluation of both"],
+)
+def test_memory_that_runs_out_in_a_model_in_parts_costs_no_step_and_no_token(
+    tmp_path: Path, data: Path, straight: Path, where: str, step: int, resumed: int | None
+) -> None:
+    """In one process alone, after a checkpoint; and in both at once in an evaluation, before there is any."""
+    out = tmp_path / "out"
+    done = run(launched(full(where, 2), in_parts(), data, out))
+    assert done.returncode == 0, done.stderr
+    assert told(out, "warning", "code", "step") == [("memory.micro_batch", step)]
+    message = events(out, "warning")[0]["message"]
+    assert f"memory ran out after step {step}: micro_batch 4 became 2, in 2 portions" in message
+    assert told(out, "start", "parallel", "micro_batch", "resumed_from") == [("fsdp", 4, None), ("fsdp", 2, resumed)]
+    assert told(out, "stop", "reason") == [("done",)]
+    assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
+    assert read_checkpoint(out, 20).state["room"] == {"card": None, "planned": 4, "fits": 2}
+
+
+@pytest.mark.slow
+def test_where_no_micro_batch_is_smaller_it_ends_as_out_of_memory(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out"
+    done = run(launched(full(IN_ONE, 0), in_parts(micro_batch=2), data, out))
+    assert done.returncode == OutOfMemory.exit_code, done.stderr
+    assert told(out, "start", "micro_batch") == [(2,), (1,)]
+    assert len(events(out, "warning")) == 1
+    assert told(out, "stop", "reason", "message") == [
+        ("out_of_memory", "one sequence of context 16 does not fit into the card's memory")
+    ]
+
+
+@pytest.mark.slow
+def test_what_else_goes_wrong_is_not_begun_anew_and_ends_with_its_own_code(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out"
+    assert run(launched(NOT_A_NUMBER, in_parts(), data, out)).returncode == 3
+    assert len(events(out, "start")) == 1
+    assert told(out, "stop", "reason") == [("nonfinite",)]
+
+
+@pytest.mark.slow
+def test_with_nobody_to_begin_anew_memory_that_runs_out_ends_the_run(tmp_path: Path, data: Path) -> None:
+    argv = command(in_parts(), data, tmp_path / "out")
+    done = torchrun(full(IN_ONE, 2), argv, tmp_path)
+    assert "exitcode  : 4" in done.stderr
+    assert told(tmp_path / "out", "stop", "reason") == [("out_of_memory",)]
+    assert "micro_batch 4 of context 16 does not fit" in events(tmp_path / "out", "stop")[0]["message"]
+    assert (len(events(tmp_path / "out", "start")), read_room(tmp_path / "out")) == (1, {})
+
+
+def begun_anew(out: Path) -> bool:
+    """Whether the second beginning has taken a step."""
+    kinds = [event["kind"] for event in whole_events(out)] if (out / "events.jsonl").exists() else []
+    return kinds.count("start") == 2 and "step" in kinds[kinds.index("start", kinds.index("start") + 1) :]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
+def test_processes_that_were_begun_anew_are_still_the_launchers_own_and_save_at_sigterm(
+    tmp_path: Path, data: Path
+) -> None:
+    """The agent signals the children of the process that it started."""
+    out = tmp_path / "out"
+    recipe = in_parts(**LONG["train"])
+    recipe["eval"] |= LONG["eval"]
+    launcher = subprocess.Popen(
+        launched(full(f"{IN_ONE} and calls >= 3", 2), recipe, data, out), cwd=ROOT,
+        env={**environment(), "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not begun_anew(out):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        found = sorted(workers(launcher.pid), key=lambda worker: worker[1])
+        assert [rank for _, rank in found] == [0, 1]
+        for pid, _ in found:
+            os.kill(pid, signal.SIGTERM)
+        assert launcher.wait(timeout=30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+    stop = events(out)[-1]
+    assert (stop["reason"], manifest(out)["latest"]) == ("signal", stop["step"])
+
+
+@pytest.mark.parametrize(("beginning", "begun"), [("this one", 2), ("an earlier one", 1)])
+def test_it_begins_anew_only_for_a_note_that_says_less_than_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str, begun: int
+) -> None:
+    monkeypatch.setenv(BEGINNING, "whatever was there")
+    calls = []
+
+    def full(*given: Any) -> int:
+        calls.append(given)
+        assert len(calls) <= begun
+        note = {"planned": 4, "fits": 2, "step": 7, "message": "it ran out"}
+        note["beginning"] = os.environ[BEGINNING] if beginning == "this one" else beginning
+        (tmp_path / "room.json").write_text(json.dumps(note))
+        return BeginAnew.exit_code
+
+    monkeypatch.setattr(launch, "_train", full)
+    argv = ["--processes=2", "--recipe", "recipe.json", "--data", "data", "--out", str(tmp_path)]
+    began_s = time.monotonic()
+    assert launch.main(argv) == OutOfMemory.exit_code
+    assert calls == [(2, argv[1:])] * begun
+    if begun > 1:
+        assert patience_s(tmp_path) == UNKNOWN_S, "to import torch and read the shards may take longer than any step"
+    assert told(tmp_path, "stop", "reason", "step") == [("out_of_memory", 7)]
+    assert told(tmp_path, "warning", "message") == [("it ran out",)] * (begun - 1)
+    passed_s = time.monotonic() - began_s
+    assert all(event["elapsed_s"] <= passed_s + 0.001 for event in events(tmp_path)), "not since this was imported"
+
+
+def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun tells the others to stop once one has failed: that is no wish of anybody's."""
+    monkeypatch.setenv(BEGINNING, "the first")
+    (tmp_path / "recipe.json").write_text(json.dumps(in_parts()))
+    run: Any = SimpleNamespace(
+        recipe=load_recipe(tmp_path / "recipe.json"), plan=BatchPlan(8, 4, 1), stop_asked=threading.Event(),
+        parallel=SimpleNamespace(is_collective=True), processes=SimpleNamespace(count=2),
+        device=SimpleNamespace(cuda_name="NVIDIA A100"), progress=SimpleNamespace(step=3),
+    )  # fmt: skip
+    run.stop_asked.set()
+    assert isinstance(without_room(run, tmp_path), OutOfMemory)
+    run.stop_asked.clear()
+    assert isinstance(without_room(run, tmp_path), BeginAnew)
+    told = {"card": "NVIDIA A100", "planned": 4, "fits": 2, "step": 3, "beginning": "the first"}
+    assert read_room(tmp_path).items() >= told.items()
+    run.stop_asked.set()
+    assert isinstance(without_room(run, tmp_path), BeginAnew)
+    monkeypatch.setenv(BEGINNING, "the second")
+    assert isinstance(without_room(run, tmp_path), OutOfMemory)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
