@@ -179,12 +179,12 @@ def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place
 def test_a_checkpoint_comes_home_whole_over_a_long_line_that_is_cut_and_corrupts_what_it_carries(
     place: Place, tmp_path: Path
 ) -> None:
-    file = finished(place, 16 << 20)
+    file = finished(place, 96 << 20)  # What a quick line has under way when it is cut are some megabytes.
     proxy = place.proxy(round_trip_s=0.05)
     far, troubles = far_behind(place, proxy), [proxy.cut, lambda: proxy.corrupt(1)]
 
     def trouble_now_and_then(have: int) -> None:
-        if troubles and have >= (3 - len(troubles)) * 5 << 20:
+        if troubles and have >= (3 - len(troubles)) * 30 << 20:
             troubles.pop()()
 
     before = proxy.connections
