@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -39,6 +39,7 @@ __all__ = [
     "differing_keys",
     "load_recipe",
     "parse_recipe",
+    "with_micro_batch",
 ]
 
 
@@ -87,6 +88,15 @@ def load_recipe(path: Path) -> Recipe:
     except ValueError as error:
         raise Refused(f"the recipe {path} is not JSON: {error}") from error
     return parse_recipe(record)
+
+
+def with_micro_batch(recipe: Recipe, most: int | None) -> Recipe:
+    """Return the recipe with at most so many sequences at once; the steps and their tokens stay."""
+    if most is None or most >= recipe.train.micro_batch:
+        return recipe
+    if most < 1:
+        raise Refused(f"--micro-batch {most} is less than one sequence")
+    return replace(recipe, train=replace(recipe.train, micro_batch=most))
 
 
 def completed(record: Mapping[str, Any]) -> dict[str, Any]:

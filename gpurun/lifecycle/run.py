@@ -19,6 +19,7 @@ from gpurun.lifecycle.home.allowance import Allowance
 from gpurun.lifecycle.home.early import Early
 from gpurun.lifecycle.home.tail import Tail, is_behind
 from gpurun.lifecycle.instance.duplicates import once
+from gpurun.lifecycle.job import job_of
 from gpurun.lifecycle.patience import Patience
 from gpurun.lifecycle.quotes.rate import Rating
 from gpurun.machine.answers import Status
@@ -26,8 +27,6 @@ from gpurun.machine.base import FarRefusal, MachineLost
 from gpurun.machine.bucket.trouble import BucketLost
 from gpurun.machine.far import FarSide
 from gpurun.machine.remote import HostKeyMismatch
-from gpurun.planning.load import save_s
-from gpurun.providers.base import SpotNotice
 
 MOST_DRAIN_S = 120.0
 GRACE_S = 15.0  # For the agent to end the trainer and to say so.
@@ -55,7 +54,7 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
         yield Event.INCIDENT, {"code": "stage.no_push", "message": message}
     # In the intent too: whether the start is answered or not, what it makes is looked for there.
     place = {"pushed": pushed} if pushed else {}
-    job = _job(state, context)
+    job = job_of(state, context)
     stops = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall")}
     yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
     started = patience.until_done(lambda: far.start(job))
@@ -146,37 +145,6 @@ def _last_word(tail: Tail, context: Context) -> dict[str, object]:
 def _reserve_s(lease: Lease) -> float:
     """What the watch leaves of the lease: by then the agent has ended the trainer, and what there is must come home."""
     return lease.collect_s - min(GRACE_S, lease.collect_s / 4)
-
-
-def _job(state: RunState, context: Context) -> dict[str, Any]:
-    """What the agent is to run and until when; the trainer is told to save early enough to bring it home.
-
-    The stops are told in seconds too: the machine's clock may be set before it starts the job.
-    """
-    plan, lease = context.plan, context.plan.lease
-    there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
-    hard_stop_s = max(0.0, context.seconds_left(state) - lease.collect_s)
-    soft_stop_s = max(0.0, min(hard_stop_s - save_s(plan.parameters), lease.train_s))
-    paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
-    program, variables = ["trainer.train"], {"PYTHONUNBUFFERED": "1"}
-    notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
-    if plan.processes > 1:
-        program = ["trainer.launch", f"--processes={plan.processes}"]
-        # torchrun would give each process one thread, whatever there is.
-        variables["OMP_NUM_THREADS"] = str(max(1, int(state.facts.get("cpus") or 1) // plan.processes))
-    return {
-        "v": 1,
-        "run": plan.run,
-        "argv": ["{python}", "-m", *program, *paths],
-        "cwd": "bundle",
-        "env": variables,
-        "soft_stop_s": soft_stop_s,
-        "hard_stop_s": hard_stop_s,
-        "soft_stop_wall": there + soft_stop_s,
-        "hard_stop_wall": there + hard_stop_s,
-        "save_s": save_s(plan.parameters),
-        **({"notice_url": notice_url} if notice_url else {}),
-    }
 
 
 def _tell(far: FarSide, how: str) -> str:

@@ -40,7 +40,7 @@ def make_run(
         recipe="tiny",
         form="full",
         recipe_sha256="0" * 64,
-        resolved={"train": {"steps": steps, **train}, "hardware": {"disk_gb": 1}},
+        resolved={"train": {"steps": steps, "micro_batch": 1, **train}, "hardware": {"disk_gb": 1}},
         parameters=1000,
         processes=1,
         offer=offer,

@@ -41,7 +41,7 @@ def make_plan(home: Home, profiles: list[Profile]) -> Plan:
         recipe="tiny",
         form="full",
         recipe_sha256="0" * 64,
-        resolved={"train": {"steps": 30}, "hardware": {"disk_gb": DISK_GB}},
+        resolved={"train": {"steps": 30, "micro_batch": 1}, "hardware": {"disk_gb": DISK_GB}},
         parameters=PARAMETERS,
         processes=1,
         offer=first.offer,

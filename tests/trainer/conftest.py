@@ -157,14 +157,14 @@ Train = Callable[..., int]
 
 @pytest.fixture
 def train(data: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Run the command in this process: `train(recipe, out)` returns the exit code."""
+    """Run the command in this process: `train(recipe, out, data, *words)` returns the exit code."""
     from trainer.train import main
 
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
-    def run(recipe: dict[str, Any], out: Path, folder: Path = data) -> int:
+    def run(recipe: dict[str, Any], out: Path, folder: Path = data, *words: str) -> int:
         argv = command(recipe, folder, out)
-        return main(argv[argv.index("--recipe") :])
+        return main([*argv[argv.index("--recipe") :], *words])
 
     return run

@@ -155,6 +155,22 @@ def test_a_validation_loss_that_is_no_number_saves_nothing(
     assert not (tmp_path / "MANIFEST.json").exists()
 
 
+def test_no_more_sequences_are_taken_at_once_than_the_card_is_said_to_hold(
+    tmp_path: Path, data: Path, train: Train
+) -> None:
+    recipe = recipe_record(model={"dropout": 0.0}, train={"steps": 6, "micro_batch": 8, "checkpoint_every": 3})
+    assert train(recipe, tmp_path / "whole") == 0
+    for room, taken in (("2", 2), ("3", 2), ("64", 8)):
+        out = tmp_path / room
+        assert train(recipe, out, data, "--micro-batch", room) == 0
+        assert [event["micro_batch"] for event in events(out, "start")] == [taken]
+        losses = [event["loss"] for event in events(out, "step")]
+        assert losses == pytest.approx([event["loss"] for event in events(tmp_path / "whole", "step")], rel=1e-5)
+    shutil.copytree(tmp_path / "2", tmp_path / "on another card")
+    assert train(recipe, tmp_path / "on another card", data, "--micro-batch", "4") == 0, "one run, however it is cut"
+    assert train(recipe, tmp_path / "none", data, "--micro-batch", "0") == 2
+
+
 def test_out_of_memory_is_exit_4_and_says_what_to_do(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

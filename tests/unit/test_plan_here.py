@@ -19,6 +19,7 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices, DataSummary, Plan, Request
 from gpurun.lifecycle.corpus.shards import inspect
+from gpurun.lifecycle.job import surroundings_of
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes import renting
 from gpurun.lifecycle.quotes.market import Market
@@ -190,3 +191,12 @@ def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monk
     with pytest.raises(UsageError, match=r"the data \(20\.0 GB\) and"):
         rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=20")
     assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease
+
+
+def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rented_one_nobody_is_beside_them(
+    tmp_path: Path,
+) -> None:
+    here = planned_here(tmp_path)
+    assert surroundings_of(here, 8) == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
+    rented = here.model_copy(update={"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8})
+    assert surroundings_of(rented, 96) == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "12"}

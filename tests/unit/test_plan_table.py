@@ -17,6 +17,7 @@ from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.plan import Choices, Plan, Request
+from gpurun.lifecycle.job import command_of
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes.market import Market
 from gpurun.lifecycle.quotes.quote import WEAK
@@ -157,6 +158,17 @@ def test_hours_that_are_advised_get_as_far_as_it_is_said_however_few_they_are(tm
     reach = planned(tmp_path, "100", hours=hours, **asked).candidates[0].reach
     assert reach is not None
     assert 0.97 * told <= reach.step <= told
+
+
+def test_the_trainer_is_given_the_micro_batch_that_was_planned(
+    tmp_path: Path,
+) -> None:
+    """It tried what the recipe asks for, on paid time: on an L4 64 sequences, where 32 have room."""
+    small, large = (planned(tmp_path, "9000", gpu=parse_gpu(gpu)) for gpu in ("1xL4", "1xH100"))
+    assert (small.estimate.micro_batch, small.resolved["train"]["micro_batch"]) == (32, 64)
+    assert "--micro-batch=32" in command_of(small)
+    assert large.estimate.micro_batch == 64
+    assert not [word for word in command_of(large) if word.startswith("--micro-batch")]
 
 
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
