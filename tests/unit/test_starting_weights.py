@@ -94,6 +94,19 @@ def test_a_name_means_the_file_that_the_trainer_finds(shards: Path, name: str) -
     assert beside == found.replace("model.safetensors", "config.json" if "gpt2" in name else "state.json")
 
 
+def test_what_a_death_in_mid_save_has_left_is_no_checkpoint_to_start_from(shards: Path) -> None:
+    (shards / "out/checkpoints").mkdir(parents=True)
+    for step in (2, 10):
+        write(shards / f"out/checkpoints/{step:06d}.model.safetensors")
+    manifest = shards / "out/MANIFEST.json"
+    manifest.write_text(json.dumps({"files": [{"name": "checkpoints/000002.model.safetensors"}]}))
+    assert list(weights_of(shards, "out")) == ["out/checkpoints/000002.model.safetensors"]
+    assert find_weights(shards / "out").name == "000002.model.safetensors", "as the trainer has it"
+    manifest.write_text("[]")
+    with pytest.raises(UsageError, match=r"MANIFEST\.json cannot be understood"):
+        weights_of(shards, "out")
+
+
 @pytest.mark.parametrize(
     ("resolved", "code", "words"),
     [

@@ -67,16 +67,30 @@ def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
 def weights_of(folder: Path, name: str) -> dict[str, Path]:
     """The file of weights that a name in the data folder means, there or not, and the JSON beside it: by their places.
 
-    It is the file, a folder's model.safetensors or its newest checkpoint, as `trainer/pretrained.py` has it.
+    It is the file, a folder's model.safetensors or its newest checkpoint, as `trainer/pretrained.py` has it: where a
+    manifest is, only what it names is one. UsageError for a manifest that cannot be understood.
     """
     weights = folder / name
     if weights.is_dir():
         below = weights / "checkpoints" if (weights / "checkpoints").is_dir() else weights
         found = sorted(file for file in below.iterdir() if _CHECKPOINT.fullmatch(file.name))
         whole = weights / "model.safetensors"
-        weights = whole if whole.is_file() or not found else found[-1]
+        weights = whole if whole.is_file() or not found else _newest(found)
     beside = _beside(weights)
     return {file.relative_to(folder).as_posix(): file for file in (weights, *([beside] if beside.is_file() else []))}
+
+
+def _newest(found: list[Path]) -> Path:
+    """The newest of a folder's checkpoints; beside them may lie what a death in mid-save has left."""
+    manifest = found[0].parent.parent / "MANIFEST.json"
+    try:
+        named = {entry["name"] for entry in json.loads(manifest.read_bytes())["files"]}
+    except FileNotFoundError:  # They were copied elsewhere.
+        return found[-1]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = f"{manifest} cannot be understood: {error!r}."
+        raise UsageError("weights.unfit", told, hint="Name one file of weights in train.init_from.") from None
+    return max((file for file in found if f"{file.parent.name}/{file.name}" in named), default=found[-1])
 
 
 def _beside(weights: Path) -> Path:
