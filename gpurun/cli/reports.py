@@ -155,6 +155,8 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
             yield "In the curves its dollars begin with what that one cost, its training time at nought."
     if sight.unfinished:
         yield "The run is not finished: its figures are those of this moment."
+    elif (word := state_word(sight)) in ("failed", "cut off", "never started"):
+        yield f"The run is over without having done what it was to: {word}."
     if sight.damage is not None:
         yield f"Its journal is damaged: {sight.damage}."
     for record in sight.records:

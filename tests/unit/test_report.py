@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from gpurun.view.paint import cells
 from gpurun.view.report.charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.report.grid import aligned
 from gpurun.view.report.told import MOST_MARKS, Kept, Mark, Sample, hear
-from tests.unit.ledger_samples import RATE
+from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
 
@@ -420,3 +421,22 @@ def test_more_runs_than_a_chart_can_tell_apart_are_refused(session: Session, mon
     with pytest.raises(UsageError, match="2 runs cannot be told apart"):
         report_runs(session, ["fox-41", "owl-07"], html="-")
     assert len(report_runs(session, ["fox-41", "owl-07"], html="").data["runs"]) == 2, "a table has room for all"
+
+
+def test_a_run_that_failed_is_called_that_in_the_terminal_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that was killed says no last word: its row was like that of any other."""
+    trained = CloudRun.through_training
+
+    def killed(run: CloudRun) -> Iterator[tuple[float, Note]]:
+        for seconds, (event, data) in trained(run):
+            ending = {"outcome": "failed", "reason": "", "exit_code": None, "message": "it was killed"}
+            yield seconds, (event, {**data, **(ending if event is Event.TRAIN_OBSERVED else {})})
+
+    finished_run(session.home, "owl-07")
+    monkeypatch.setattr(CloudRun, "through_training", killed)
+    finished_run(session.home, "fox-41")
+    shown = report_runs(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
+    assert "fox-41: The run is over without having done what it was to: failed." in shown
+    assert "owl-07: The run is over" not in shown
