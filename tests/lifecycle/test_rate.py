@@ -31,7 +31,14 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
     resolved = {
         **world.plan.resolved,
         "model": {"layers": 2, "heads": 2, "width": 64, "context": 64},
-        "train": {"micro_batch": 1, "steps": steps, "batch_tokens": 8192, "checkpoint_every": 1000, "compile": False, "loop": "own"},
+        "train": {
+            "micro_batch": 1,
+            "steps": steps,
+            "batch_tokens": 8192,
+            "checkpoint_every": 1000,
+            "compile": False,
+            "loop": "own",
+        },
         "eval": {"every": 1000, "tokens": 8192},
     }
     offer = world.plan.offer.model_copy(update={"vram_gb": 16})
