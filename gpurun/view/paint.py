@@ -167,14 +167,14 @@ def wrap(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Li
 
 
 def fold(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Line]:
-    """Quote a line as it is, blanks and all, and fold it where the terminal ends."""
-    room, used = max(20, style.width - indent), 0
+    """Quote a line as it is, blanks and all, and fold it where the terminal ends: behind a blank, if one is near."""
+    room = max(20, style.width - indent)
     rows = [""]
     for character in spell(text, style).text:
-        used += _cells_of(character)
-        if used > room:
-            rows.append("")
-            used = _cells_of(character)
+        if cells(rows[-1]) + _cells_of(character) > room:
+            kept = rows[-1].rfind(" ") + 1
+            kept = kept if kept > len(rows[-1]) // 2 else len(rows[-1])
+            rows[-1:] = [rows[-1][:kept], rows[-1][kept:]]
         rows[-1] += character
     return [line(" " * indent, Span(row, look)) for row in rows]
 

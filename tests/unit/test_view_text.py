@@ -13,7 +13,7 @@ from gpurun.providers.aws.setup import commands
 from gpurun.view.charts import Scale, line_chart, scale_of, sparkline
 from gpurun.view.envelope import ENVELOPE_KEYS, ERROR_KEYS, envelope_json
 from gpurun.view.errors import error_text
-from gpurun.view.paint import cells, clip, line, render, words_of
+from gpurun.view.paint import cells, clip, fold, line, render, words_of
 from gpurun.view.quantities import (
     format_bytes,
     format_count,
@@ -155,3 +155,20 @@ def test_scales_are_round_and_sparklines_fixed() -> None:
     assert scale_of([3.1, 10.9]) == Scale(3.0, 11.0)
     assert sparkline([0, 50, 100, math.nan], width=4, scale=Scale(0, 100)) == "▁▅█ "
     assert sparkline([0, 50, 100], width=2, scale=Scale(0, 100), unicode=False) == "+#"
+
+
+@pytest.mark.parametrize(
+    ("quoted", "rows"),
+    [
+        ("loss trainer/loss.py:110 | checkpoint", ["loss trainer/loss.py:110 | ", "checkpoint"]),
+        ("a/path/that/has/no/blank/anywhere/in/it", ["a/path/that/has/no/blank/anywh", "ere/in/it"]),
+        ("    x = [" + "y, " * 9, ["    x = [y, y, y, y, y, y, y, ", "y, y, "]),
+        ("語" * 16, ["語" * 15, "語"]),
+    ],
+)
+def test_a_quoted_line_is_folded_behind_a_blank_where_one_is_near_and_loses_nothing(
+    quoted: str, rows: list[str]
+) -> None:
+    folded = ["".join(span.text for span in row)[2:] for row in fold(quoted, Style(width=32), indent=2)]
+    assert folded == rows
+    assert "".join(folded) == quoted
