@@ -35,11 +35,11 @@ __all__ = [
     "SampleConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "as_planned",
     "completed",
     "differing_keys",
     "load_recipe",
     "parse_recipe",
-    "with_micro_batch",
 ]
 
 
@@ -90,13 +90,19 @@ def load_recipe(path: Path) -> Recipe:
     return parse_recipe(record)
 
 
-def with_micro_batch(recipe: Recipe, most: int | None) -> Recipe:
-    """Return the recipe with at most so many sequences at once; the steps and their tokens stay."""
-    if most is None or most >= recipe.train.micro_batch:
-        return recipe
-    if most < 1:
+def as_planned(recipe: Recipe, most: int | None, parallel: str | None) -> Recipe:
+    """Return the recipe with at most `most` sequences at once, and shared in that way where it leaves that open.
+
+    The steps and their tokens stay.
+    """
+    train = recipe.train
+    if most is not None and most < 1:
         raise Refused(f"--micro-batch {most} is less than one sequence")
-    return replace(recipe, train=replace(recipe.train, micro_batch=most))
+    if most is not None and most < train.micro_batch:
+        train = replace(train, micro_batch=most)
+    if parallel is not None and train.parallel == "auto":
+        train = replace(train, parallel=parallel)
+    return replace(recipe, train=train)
 
 
 def completed(record: Mapping[str, Any]) -> dict[str, Any]:

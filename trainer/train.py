@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from trainer.assemble import assemble
-from trainer.config import load_recipe, with_micro_batch
+from trainer.config import as_planned, load_recipe
 from trainer.device import choose_device, prepare_allocator
 from trainer.distributed import Processes, joined, leave
 from trainer.due import Due, finish_saving, make_what_is_owed, save
@@ -106,7 +106,7 @@ def _asked_to_stop() -> threading.Event:
 def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter, progress: Progress) -> None:
     """Read the recipe, train, report the end."""
     stop_asked = _asked_to_stop()
-    recipe = with_micro_batch(load_recipe(arguments.recipe), arguments.micro_batch)
+    recipe = as_planned(load_recipe(arguments.recipe), arguments.micro_batch, arguments.parallel)
     device = choose_device(recipe.train.precision, processes.local_rank, processes.local_count)
     if recipe.hardware.on_cpu != "as_written" and not device.is_cuda:
         # A rented card that torch cannot see would be paid for while the processor crawls.
@@ -136,6 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the folder for events, checkpoints and samples")
     room = "sequences at once that the card has room for, where the recipe's train.micro_batch asks for more"
     parser.add_argument("--micro-batch", type=int, metavar="N", help=room)
+    sharing = "how processes hold the model, where the recipe's train.parallel leaves it open"
+    parser.add_argument("--parallel", choices=("ddp", "fsdp"), help=sharing)
     arguments = parser.parse_args(argv)
     prepare_allocator()
     processes, progress = Processes.from_environment(), Progress()

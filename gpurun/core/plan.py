@@ -79,7 +79,8 @@ class Request(Frozen):
 class Estimate(Frozen):
     """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on.
 
-    `expected_s` is the training time where something was published for such a machine, else None.
+    `expected_s` is the training time where something was published for such a machine, else None. `sharded`: its GPUs
+    share the weights (FSDP).
     """
 
     fits: bool
@@ -89,6 +90,7 @@ class Estimate(Frozen):
     train_s: tuple[float, float] | None
     basis: str
     expected_s: float | None = None
+    sharded: bool = False
 
     @property
     def likely_s(self) -> float | None:

@@ -39,7 +39,7 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
 
 
 def command_of(plan: Plan) -> list[str]:
-    """The trainer, in the processes of the plan, with no more sequences at once than the offer has room for.
+    """The trainer, in the processes of the plan, with no more on each card at once than the plan found room for.
 
     It would find that out by itself, on paid time: by running out of memory, perhaps after it has compiled.
     """
@@ -47,7 +47,9 @@ def command_of(plan: Plan) -> list[str]:
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     fits = plan.estimate.micro_batch
     cut = [f"--micro-batch={fits}"] if 0 < fits < plan.resolved["train"]["micro_batch"] else []
-    return ["{python}", "-m", *program, *paths, *cut]
+    is_open = plan.processes > 1 and plan.offer.gpu_count and plan.resolved["train"]["parallel"] == "auto"
+    held = [f"--parallel={'fsdp' if plan.estimate.sharded else 'ddp'}"] if is_open else []
+    return ["{python}", "-m", *program, *paths, *cut, *held]
 
 
 def surroundings_of(plan: Plan, cpus: int) -> dict[str, str]:

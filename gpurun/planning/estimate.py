@@ -77,23 +77,25 @@ def estimate(
         return _unfit(peak, what_would_fit(recipe, offer, processes, vocab_size))
     if card is not None and (why := _wrong_precision(recipe, card)):
         return _unfit(peak, why)
-    own = nearest(priors, recipe, offer, micro_batch, flops_per_token(model, vocab_size), machine)
+    token_flops = flops_per_token(model, vocab_size)
+    own = nearest(priors, recipe, offer, micro_batch, token_flops, machine)
     if own is not None:
-        return _by_own_run(own, recipe, peak, micro_batch)
-    if offer.gpu_count and card is None:
+        guess = _by_own_run(own, recipe, peak, micro_batch)
+    elif offer.gpu_count and card is None:
         words = f"the speed of {offer.gpu} is not known"
-        return Estimate(
+        guess = Estimate(
             fits=True, peak_bytes=peak, micro_batch=micro_batch, tokens_per_s=None, train_s=None, basis=words
         )
-    micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
-    speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
-    sharded = shards_of(recipe, offer, processes, vocab_size) > 1
-    return _by_speed(speed, recipe, peak, micro_batch, flops_per_token(model, vocab_size), sharded)
+    else:
+        micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
+        speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
+        guess = _by_speed(speed, recipe, peak, micro_batch, token_flops)
+    if shards_of(recipe, offer, processes, vocab_size) == 1:
+        return guess
+    return guess.model_copy(update={"sharded": True, "basis": f"{guess.basis}; weights sharded (FSDP)"})
 
 
-def _by_speed(
-    speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float, sharded: bool
-) -> Estimate:
+def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float) -> Estimate:
     """The estimate that follows from what is known of a machine's speed."""
     train = recipe.tables.train
     step_flops = token_flops * train.batch_tokens
@@ -107,7 +109,6 @@ def _by_speed(
         expected_s = sum(speed.beside_s) / 2 + steps * step_flops / speed.expected_flops
     notes = [f"6N+{12 * ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
     notes += ["launch-bound, so the range is wide"] if launch_bound else []
-    notes += ["weights sharded (FSDP)"] if sharded else []
     return Estimate(
         fits=True,
         peak_bytes=peak,

@@ -20,7 +20,7 @@ FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
 CHUNK_BYTES = 2**28  # The trainer's own loss holds so much of fp32 logits at once.
 REPLICA_BYTES, REPLICA_SHARE = 18, 0.75
-"""The trainer's switch (trainer/parallel.py): where so many bytes a parameter are more than this share of a card."""
+"""The trainer's own switch (trainer/parallel.py): where so many bytes a parameter are above this share of a card."""
 
 
 @dataclass(frozen=True)
@@ -134,26 +134,30 @@ def _root_parameters(model: ModelTable, vocab_size: int) -> int:
 
 
 def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
-    """Among how many processes the trainer shares the weights: all under FSDP, else 1; it decides by the same rule."""
-    wanted = recipe.tables.train.parallel
+    """Among how many processes the trainer shares the weights: all under FSDP, else 1.
+
+    Where the recipe leaves it open, all share what the trainer by itself would share, and what else would not fit.
+    """
+    wanted, model = recipe.tables.train.parallel, recipe.tables.model
     if processes == 1 or not offer.gpu_count or wanted == "ddp":
         return 1
-    replica = REPLICA_BYTES * parameters_of(recipe.tables.model, vocab_size)
-    return processes if wanted == "fsdp" or replica > REPLICA_SHARE * offer.vram_gb * GIB else 1
+    if wanted == "fsdp" or REPLICA_BYTES * parameters_of(model, vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
+        return processes
+    replica = peak_bytes(model, 1, vocab_size, _way(recipe, offer, gradient=True, shards=1))
+    return 1 if replica <= usable_bytes(offer) else processes
 
 
 def way_of(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> Way:
     """How an offer's machine trains a recipe with a micro-batch."""
-    train = recipe.tables.train
     shards = shards_of(recipe, offer, processes, vocab_size)
-    in_portions = train.batch_tokens > recipe.tables.model.context * processes * micro_batch
-    return Way(
-        half=bool(offer.gpu_count) and train.precision != "fp32",
-        chunked=train.loop == "own",
-        muon=recipe.tables.optim.kind == "muon",
-        gradient=in_portions or (processes > 1 and shards == 1),
-        shards=shards,
-    )
+    in_portions = recipe.tables.train.batch_tokens > recipe.tables.model.context * processes * micro_batch
+    return _way(recipe, offer, gradient=in_portions or (processes > 1 and shards == 1), shards=shards)
+
+
+def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -> Way:
+    train = recipe.tables.train
+    half, muon = bool(offer.gpu_count) and train.precision != "fp32", recipe.tables.optim.kind == "muon"
+    return Way(half=half, chunked=train.loop == "own", muon=muon, gradient=gradient, shards=shards)
 
 
 def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpurun.core.model import Offer
-from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, peak_on, shards_of, usable_bytes
+from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, peak_on, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
 
 __all__ = ["lacks_memory", "what_would_fit"]
@@ -18,7 +18,7 @@ _LEAST = "micro_batch 1 needs"
 def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> str:
     """One clause: what a micro-batch of one sequence needs, what there is, and which cuts would do.
 
-    Where several cards would hold the model in shares, which the trainer takes only of a larger one, that comes first.
+    Where several cards would hold the model in shares, which the recipe forbids, that comes first.
     """
     peak = peak_on(recipe, offer, processes, 1, vocab_size)
     needs = f"{_LEAST} {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {offer.vram_gb} GiB are usable"
@@ -26,12 +26,9 @@ def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_s
     def fits(other: ResolvedRecipe) -> bool:
         return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer)
 
-    def is_shared(other: ResolvedRecipe) -> bool:
-        return shards_of(other, offer, processes, vocab_size) > 1
-
-    cuts, parallel = list(_cuts(recipe, processes, fits, is_shared)), recipe.tables.train.parallel
-    if processes > 1 and fits(_changed(recipe, "train", parallel="fsdp")):
-        cuts.insert(0, f"parallel {parallel} -> fsdp")
+    cuts = list(_cuts(recipe, processes, fits))
+    if recipe.tables.train.parallel == "ddp" and fits(_changed(recipe, "train", parallel="fsdp")):
+        cuts.insert(0, "parallel ddp -> fsdp")
     if not cuts:
         return f"{needs}: no cut of context, layers or width alone would fit"
     return f"{needs}: {' or '.join(cuts)} would fit"
@@ -48,12 +45,7 @@ def _changed(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:
     return recipe.model_copy(update={"tables": tables.model_copy(update=update)})
 
 
-def _cuts(
-    recipe: ResolvedRecipe,
-    processes: int,
-    fits: Callable[[ResolvedRecipe], bool],
-    is_shared: Callable[[ResolvedRecipe], bool],
-) -> Iterator[str]:
+def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe], bool]) -> Iterator[str]:
     """The largest value of each dimension that fits, among those that the rest of the recipe allows."""
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
@@ -64,13 +56,9 @@ def _cuts(
     }
     for name, values in allowed.items():
 
-        def with_value(value: int, name: str = name) -> ResolvedRecipe:
-            return _changed(recipe, "model", **{name: value})
+        def is_too_large(value: int, name: str = name) -> bool:
+            return not fits(_changed(recipe, "model", **{name: value}))
 
-        # Below the one from which on cards share a model each has to hold all of it, which takes more.
-        first = bisect_left(values, True, key=lambda value: is_shared(with_value(value)))
-        for part in (values[first:], values[:first]):
-            # There what is smaller than one that fits does so too.
-            if place := bisect_left(part, True, key=lambda value: not fits(with_value(value))):
-                yield f"{name} {getattr(model, name)} -> {part[place - 1]}"
-                break
+        # What is smaller than one that fits does so too.
+        if place := bisect_left(values, True, key=is_too_large):
+            yield f"{name} {getattr(model, name)} -> {values[place - 1]}"

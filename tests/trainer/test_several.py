@@ -176,8 +176,8 @@ def test_one_process_then_two_with_a_part_each_then_one_again(
     with monkeypatch.context() as once:
         once.setattr(Reporter, "step", dying)
         assert train(recipe_record(**tables, train=keys), out, folder) == 1
-    argv = command(recipe_record(**tables, train={**keys, "parallel": "fsdp"}), folder, out)
-    killed = torchrun(KILLED_AT_13, argv, tmp_path)
+    argv = command(recipe_record(**tables, train={**keys, "parallel": "auto"}), folder, out)
+    killed = torchrun(KILLED_AT_13, [*argv, "--parallel=fsdp"], tmp_path)
     assert killed.returncode != 0
     assert max(losses(out)) == 13, killed.stderr
     assert events(out, "eval")[-1]["hellaswag"] == answered_alone(read_checkpoint(out, 10), items)

@@ -326,23 +326,41 @@ def test_the_cuts_that_are_named_fit_and_nothing_larger_does(extreme: dict[str, 
         assert not guess({name: int(value) + step}).fits
 
 
-@pytest.mark.parametrize("parallel", ["auto", "ddp"])
-def test_what_several_cards_would_hold_in_shares_is_told_first_and_needs_no_cut(parallel: str) -> None:
-    """Between what each card holds whole and what the trainer shares unasked, a model was to be cut."""
+def test_what_several_cards_would_hold_in_shares_is_told_first_and_needs_no_cut() -> None:
     offer = next(one for one in offers_for(parse_gpu("4xT4")))
-    words = ["layers=80", f"parallel={parallel}"]
+    words = ["layers=80", "parallel=ddp"]
     told = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
     assert not told.fits
-    assert f"usable: parallel {parallel} -> fsdp or context 1024 -> 512 or layers 80 -> 78 or " in told.basis
+    assert "usable: parallel ddp -> fsdp or context 1024 -> 512 or layers 80 -> 78 or " in told.basis
     shared = resolve(load_recipe("gpt2-124m"), "full", ["layers=80", "train.parallel=fsdp"], processes=4)
     assert estimate(shared, offer).fits
-    larger = resolve(load_recipe("gpt2-124m"), "full", ["layers=200", f"parallel={parallel}"], processes=1)
+    larger = resolve(load_recipe("gpt2-124m"), "full", ["layers=200", "parallel=ddp"], processes=1)
     assert "fsdp" not in estimate(larger, offers_for(parse_gpu("1xT4"))[0]).basis
+
+
+@given(
+    sizes, sizes, sizes, st.sampled_from(["layers", "width", "context"]), st.sampled_from(["4xT4", "8xV100", "4xA10G"])
+)
+def test_on_several_cards_nothing_larger_fits_where_it_did_not_whatever_way_they_hold_it(
+    layers: int, width: int, sequences: int, which: str, gpu: str
+) -> None:
+    """From replicas to shares it takes less: there was a gap of models that fitted neither way, unasked."""
+    offer = next(one for one in offers_for(parse_gpu(gpu)) if one.gpu_count == parse_gpu(gpu).count)
+
+    def fits(size: dict[str, int]) -> bool:
+        batch = 1024 * offer.gpu_count * sequences
+        words = [f"model.{name}={value}" for name, value in size.items()]
+        recipe = resolve(load_recipe("gpt2-124m"), "full", [*words, "heads=1", f"batch_tokens={batch}"], processes=1)
+        return fitting_micro_batch(recipe, offer, offer.gpu_count) > 0
+
+    size = {"layers": 4 * layers, "width": 64 * width, "context": 256}
+    larger = size | {which: size[which] * 2 if which == "context" else size[which] + 64}
+    assert fits(size) or not fits(larger)
 
 
 @pytest.mark.parametrize("layers", [140, 180, 200, 400, 1000])
 def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> None:
-    """Of 180 layers it was one to 78, as there are models between that fit neither whole nor, unasked, in shares."""
+    """Of 180 layers it was one to 78, which each card holds whole."""
     four = next(one for one in offers_for(parse_gpu("4xT4")))
     told = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
     assert f"layers {layers} -> 133 " in told.basis

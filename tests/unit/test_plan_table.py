@@ -16,7 +16,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices, Plan, Request
+from gpurun.core.plan import Choices, Estimate, Plan, Request
 from gpurun.lifecycle.job import command_of
 from gpurun.lifecycle.plan import make_plan
 from gpurun.lifecycle.quotes.market import Market
@@ -24,7 +24,8 @@ from gpurun.lifecycle.quotes.quote import WEAK
 from gpurun.lifecycle.quotes.unprepared import load_for
 from gpurun.planning import catalog
 from gpurun.planning.budget import candidates
-from gpurun.planning.catalog import all_offers, asked_as, parse_gpu, terms_of
+from gpurun.planning.catalog import all_offers, asked_as, offers_for, parse_gpu, terms_of
+from gpurun.planning.estimate import estimate
 from gpurun.planning.load import load_of
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.paint import cells
@@ -169,6 +170,25 @@ def test_the_trainer_is_given_the_micro_batch_that_was_planned(
     assert "--micro-batch=32" in command_of(small)
     assert large.estimate.micro_batch == 64
     assert not [word for word in command_of(large) if word.startswith("--micro-batch")]
+
+
+def test_a_deeper_model_never_fits_where_a_shallower_one_does_not_and_the_trainer_shares_what_the_plan_shares(
+    tmp_path: Path,
+) -> None:
+    """Of four T4, 78 layers fitted, 79 to 95 did not, and 96 did, which the trainer would share by itself."""
+    sizes = ("width=768", "heads=12", "batch_tokens=4096", "micro_batch=1", "train.compile=false")
+    offer = next(one for one in offers_for(parse_gpu("4xT4")) if one.gpu_count == 4)
+
+    def guess(layers: int) -> Estimate:
+        return estimate(resolve(load_recipe("gpt2-124m"), "full", (*sizes, f"layers={layers}"), processes=4), offer)
+
+    fits = [guess(layers).fits for layers in range(60, 200, 4)]
+    assert sorted(fits, reverse=True) == fits
+    assert {guess(layers).sharded for layers in (60, 78)} == {False}
+    assert {guess(layers).sharded for layers in (79, 95, 96)} == {True}
+    for more, given in (("layers=78", ["ddp"]), ("layers=79", ["fsdp"]), ("parallel=fsdp", [])):
+        command = command_of(planned(tmp_path, "9000", overrides=(*sizes, more), gpu=parse_gpu("4xT4")))
+        assert [word for word in command if word.startswith("--parallel")] == [f"--parallel={way}" for way in given]
 
 
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
