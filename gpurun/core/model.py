@@ -78,8 +78,8 @@ class GpuNeed(Frozen):
 class Offer(Frozen):
     """One thing that can be rented: a machine type at a price, as seen at a time.
 
-    `tier` is the provider's own word for what else is chosen with it (RunPod: secure or community); `spot` may be taken
-    away at any time.
+    `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
+    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time.
     """
 
     provider: str
@@ -94,6 +94,7 @@ class Offer(Frozen):
     price_source: str
     dies_by_itself: str
     arch: str = "x86_64"
+    memory_gb: int = 0
     tier: str = ""
     spot: bool = False
 

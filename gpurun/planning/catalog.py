@@ -139,7 +139,7 @@ def all_offers() -> tuple[Offer, ...]:
     """Every row of the catalogue, in its order."""
     date = _catalog()["date"]
     offers = []
-    for provider, type_id, gpu, count, vram_gb, dollars, place, source in _catalog()["offers"]["rows"]:
+    for provider, type_id, gpu, count, gb, dollars, place, source in _catalog()["offers"]["rows"]:
         terms = terms_of(provider)
         is_tier = place in _TIERS
         offers.append(
@@ -148,7 +148,8 @@ def all_offers() -> tuple[Offer, ...]:
                 type_id=type_id,
                 gpu=gpu,
                 gpu_count=count,
-                vram_gb=vram_gb,
+                vram_gb=gb if count else 0,
+                memory_gb=0 if count else gb,
                 region="any" if is_tier else place,
                 rate_micros_per_hour=usd(dollars),
                 billing_unit_s=terms.billing_unit_s,

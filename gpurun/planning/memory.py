@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import isqrt
+from math import inf, isqrt
 
 from gpurun.core.model import Offer
 from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
@@ -144,7 +144,7 @@ def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: 
     if wanted == "fsdp" or REPLICA_BYTES * parameters_of(model, vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
         return processes
     replica = peak_bytes(model, 1, vocab_size, _way(recipe, offer, gradient=True, shards=1))
-    return 1 if replica <= usable_bytes(offer) else processes
+    return 1 if replica <= usable_bytes(offer, processes) else processes
 
 
 def way_of(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> Way:
@@ -172,8 +172,9 @@ def fitting_micro_batch(recipe: ResolvedRecipe, offer: Offer, processes: int, vo
     sequences, left = divmod(train.batch_tokens, recipe.tables.model.context * processes)
     if left:
         return 0
+    usable = usable_bytes(offer, processes)
     for size in reversed(divisors(sequences)):
-        if size <= train.micro_batch and peak_on(recipe, offer, processes, size, vocab_size) <= usable_bytes(offer):
+        if size <= train.micro_batch and peak_on(recipe, offer, processes, size, vocab_size) <= usable:
             return size
     return 0
 
@@ -184,6 +185,11 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // one for one in small)})
 
 
-def usable_bytes(offer: Offer) -> float:
-    """What of an offer's memory a plan counts with, on each card; a machine without a card has enough."""
-    return offer.vram_gb * GIB * USABLE_SHARE if offer.gpu_count else float("inf")
+def memory_gib(offer: Offer, processes: int = 1) -> float:
+    """What each process has: a card's memory, or its share of a machine without one; infinite where it is not known."""
+    return offer.vram_gb if offer.gpu_count else offer.memory_gb / processes or inf
+
+
+def usable_bytes(offer: Offer, processes: int = 1) -> float:
+    """What of it a plan counts with."""
+    return memory_gib(offer, processes) * GIB * USABLE_SHARE

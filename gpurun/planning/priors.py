@@ -22,6 +22,8 @@ __all__ = ["MOST_LOSSES", "Nearest", "Prior", "Priors", "loss_at", "machine_of",
 MOST_RUNS = 200
 SPREAD = 0.05  # The same again, on another day or another machine of its kind.
 SPREAD_BY_DISTANCE = 0.25
+SHORT_S, MOST_BY_SHORTNESS = 2.0, 0.25
+"""So many seconds of a training are anything: of runs of 12 to 20 s the same one was off by 4 to 25 %."""
 FURTHEST = log(4.0)
 MOST_LOSSES = 32
 
@@ -117,7 +119,8 @@ def nearest(
     if best is None:
         return None
     distance, prior, tokens_per_s = best
-    return Nearest(prior, tokens_per_s, SPREAD + SPREAD_BY_DISTANCE * distance, is_same=distance < 1e-9)
+    short = min(MOST_BY_SHORTNESS, SHORT_S / (prior.steps * prior.step_s))
+    return Nearest(prior, tokens_per_s, SPREAD + short + SPREAD_BY_DISTANCE * distance, is_same=distance < 1e-9)
 
 
 def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpurun.core.model import Offer
-from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, peak_on, usable_bytes
+from gpurun.planning.memory import GIB, USABLE_SHARE, divisors, memory_gib, peak_on, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
 
 __all__ = ["lacks_memory", "what_would_fit"]
@@ -21,10 +21,10 @@ def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_s
     Where several cards would hold the model in shares, which the recipe forbids, that comes first.
     """
     peak = peak_on(recipe, offer, processes, 1, vocab_size)
-    needs = f"{_LEAST} {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {offer.vram_gb} GiB are usable"
+    needs = f"{_LEAST} {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {memory_gib(offer, processes):g} GiB are usable"
 
     def fits(other: ResolvedRecipe) -> bool:
-        return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer)
+        return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer, processes)
 
     cuts = list(_cuts(recipe, processes, fits))
     if recipe.tables.train.parallel == "ddp" and fits(_changed(recipe, "train", parallel="fsdp")):

@@ -191,6 +191,20 @@ def test_a_deeper_model_never_fits_where_a_shallower_one_does_not_and_the_traine
         assert [word for word in command if word.startswith("--parallel")] == [f"--parallel={way}" for way in given]
 
 
+@pytest.mark.parametrize(("provider", "gib", "layers"), [("aws", 8, 6), ("lambda", 16, 15)])
+def test_a_machine_without_a_gpu_does_not_hold_whatever_model(
+    tmp_path: Path, provider: str, gib: int, layers: int
+) -> None:
+    """Every model "fitted" there, and the kernel would have killed it on paid time."""
+    keys = ("width=2048", "heads=16", "context=512", "batch_tokens=4096", "layers=24")
+    asked = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": (provider,)}
+    choices = Choices(accept_cpu=True, weak_lease=True)
+    with pytest.raises(NoOffer, match=f"92% of {gib} GiB are usable: layers 24 -> {layers} or"):
+        planned(tmp_path, "500", overrides=keys, choices=choices, **asked)
+    cut = planned(tmp_path, "500", overrides=(*keys, f"layers={layers}"), choices=choices, **asked)
+    assert (cut.offer.gpu_count, cut.offer.memory_gb, cut.estimate.fits) == (0, gib, True)
+
+
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
     """It ended in a KeyError."""
     asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
