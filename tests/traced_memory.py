@@ -15,20 +15,34 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from gpurun.planning.tensors import Way
 from tests.bench.recipes import measured_recipe
 from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.model import GPT
 from trainer.optim import make_optimizer, plan_batch
-from trainer.parallel import Alone, Replicas
+from trainer.parallel import Alone, Replicas, Shards
 from trainer.run import Progress, Run
 from trainer.scale import LossScale
 from trainer.spike import SpikeGuard
 from trainer.step import Stepper
+from trainer.translation.model import Translator
 
-STEPS = 2
-"""The optimiser's state is made in the first; the second has all of it from its start."""
+
+def way_of(
+    *,
+    optim: str = "adamw",
+    precision: str = "bf16",
+    accumulation: int = 1,
+    processes: int = 1,
+    chunked: bool = True,
+    shared: bool = False,
+) -> Way:
+    """Return what `traced_peak_bytes` is asked in the words of the plan's formula."""
+    gradient = accumulation > 1 or (processes > 1 and not shared)
+    half, muon, shards = precision != "fp32", optim == "muon", processes if shared else 1
+    return Way(half=half, chunked=chunked, muon=muon, gradient=gradient, shards=shards)
 
 
 def traced_peak_bytes(
@@ -40,28 +54,35 @@ def traced_peak_bytes(
     accumulation: int = 1,
     processes: int = 1,
     chunked: bool = True,
+    shared: bool = False,
 ) -> int:
-    """Return the most that one process holds in two steps of a recipe with this model.
+    """Return the most that one process holds in a step of a recipe with this model.
 
-    `processes` above 1 are replicas that share gradients in buckets: one of them is traced, nothing travels.
+    `processes` above 1 are replicas that share gradients in buckets, or hold a part each (`shared`: FSDP2): one of them
+    is traced, nothing travels.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    with FakeTensorMode(), _as_on_a_card(), contextlib.ExitStack() as stack:
-        run = _run(model, micro_batch, optim, precision, accumulation, processes)
+    with contextlib.ExitStack() as stack:
+        if shared:
+            stack.enter_context(_fake_processes(processes))
+        for context in (FakeTensorMode(), _as_on_a_card()):
+            stack.enter_context(context)
+        run = _run(model, micro_batch, optim, precision, accumulation, processes, shared=shared)
         if not chunked:
             stack.enter_context(mock.patch("trainer.model.chunked_cross_entropy", _whole_cross_entropy))
+        stepper = Stepper(run)
+        # In the first step the optimiser's state is made, and the layouts of parts are tried on whole tensors.
+        stepper.take()
+        run.progress.step += 1
         tracker = MemTracker()
         tracker.track_external(run.model, run.optimizer)
-        stepper = Stepper(run)
         begin = run.parallel.before_micro_step
         # The tracker takes a module's second forward for an error, unless it is told that a new pass begins.
         run.parallel.before_micro_step = lambda last: (tracker.reset_mod_stats(), begin(last))  # type: ignore
         with tracker:
-            for _ in range(STEPS):
-                stepper.take()
-                run.progress.step += 1
+            stepper.take()
         peaks = tracker.get_tracker_snapshot("peak")
     return int(peaks[torch.device("cpu")]["Total"])
 
@@ -69,12 +90,14 @@ def traced_peak_bytes(
 class _Tokens:
     """Stands in for a corpus."""
 
-    def __init__(self, context: int) -> None:
-        self._context = context
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
 
     def read(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """Return inputs and targets (count, context), int64."""
-        return tuple(torch.zeros(count, self._context, dtype=torch.int64) for _ in range(2))
+        """Return inputs and targets (count, context), int64; of a parallel text source, target, labels and weight."""
+        in_pairs = self._config.preset == "encoder-decoder"
+        ids = [torch.zeros(count, self._config.context, dtype=torch.int64) for _ in range(2 + in_pairs)]
+        return (*ids, torch.ones(())) if in_pairs else tuple(ids)
 
 
 class _Arrived:
@@ -82,7 +105,31 @@ class _Arrived:
         """Return at once."""
 
 
-def _run(model: dict[str, Any], micro_batch: int, optim: str, precision: str, accumulation: int, count: int) -> Run:
+@contextlib.contextmanager
+def _fake_processes(count: int) -> Iterator[None]:
+    """Be the first of several processes between which nothing travels."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (count,))  # Made of real tensors, before there are only fake ones.
+        with mock.patch("torch.distributed.device_mesh.init_device_mesh", return_value=mesh):
+            yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _run(
+    model: dict[str, Any],
+    micro_batch: int,
+    optim: str,
+    precision: str,
+    accumulation: int,
+    count: int,
+    *,
+    shared: bool,
+) -> Run:
     config = ModelConfig(**model)
     recipe = measured_recipe(
         model=model,
@@ -93,25 +140,32 @@ def _run(model: dict[str, Any], micro_batch: int, optim: str, precision: str, ac
             "spike": "off",
         },
     )
-    gpt = GPT(config)
+    in_pairs = config.preset == "encoder-decoder"
+    net = Translator(config, pad_id=0, label_smoothing=0.1) if in_pairs else GPT(config)
     absent: Any = None
     device, processes = Device(torch.device("cpu"), precision, None), Processes(count=count, several=count > 1)
     run = Run(
         recipe=recipe, processes=processes, device=device, reporter=absent, stop_asked=threading.Event(), data=absent,
-        train_samples=_Tokens(config.context), val_samples=absent, eval_windows=0, hellaswag=(),
-        plan=plan_batch(recipe, count), model=gpt, progress=Progress(), scale=LossScale(precision == "fp16"),
+        train_samples=_Tokens(config), val_samples=absent, eval_windows=0, hellaswag=(),
+        plan=plan_batch(recipe, count), model=net, progress=Progress(), scale=LossScale(precision == "fp16"),
         spikes=SpikeGuard(7.0),
     )  # fmt: skip
-    run.parallel = Replicas(gpt, run.processes) if count > 1 else Alone(gpt)
-    run.optimizer = make_optimizer(gpt, recipe.optim)
-    run.forward = gpt
+    run.parallel = (Shards if shared else Replicas)(net, run.processes) if count > 1 else Alone(net)
+    run.optimizer = make_optimizer(net, recipe.optim)
+    run.forward = net
     return run
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout_p: float) -> Tensor:
-    """The kernel that a card with bf16 or fp16 takes."""
-    found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False)
-    return found[0]
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, is_causal: bool = False, attn_mask: Tensor | None = None
+) -> Tensor:
+    """The kernel that a card takes: flash attention or, where a mask says what may be read, the one with a bias."""
+    if attn_mask is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False)[0]
+    # A mask's yes and no become numbers first, of as many places as it has; every head reads the same ones.
+    bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+    bias = bias.expand(*q.shape[:3], k.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p, False)[0]
 
 
 def _dropout(x: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
@@ -130,7 +184,7 @@ def _as_on_a_card() -> Iterator[None]:
     from torch._subclasses.fake_tensor import FakeTensor
 
     with (
-        mock.patch("torch.nn.functional.scaled_dot_product_attention", _flash),
+        mock.patch("torch.nn.functional.scaled_dot_product_attention", _fused),
         mock.patch("torch.nn.functional.dropout", _dropout),
         mock.patch.object(FakeTensor, "tolist", lambda tensor: [0.0] * tensor.numel()),
         mock.patch("torch.distributed.all_reduce", return_value=_Arrived()),

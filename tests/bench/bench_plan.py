@@ -33,10 +33,10 @@ from gpurun.core.money import parse_usd
 from gpurun.planning.budget import candidates
 from gpurun.planning.catalog import all_offers
 from gpurun.planning.load import load_of
-from gpurun.planning.memory import Way, tensor_bytes
 from gpurun.planning.rate import Meter
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.tables import ModelTable
+from gpurun.planning.tensors import tensor_bytes
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
 SIZES = {  # layers, width, context, vocabulary
@@ -49,13 +49,19 @@ SIZES = {  # layers, width, context, vocabulary
 WIDE = {"10.6M": SIZES["10.6M"], "12M": SIZES["12M"], "4 layers of 124M": (4, 768, 1024, 50304)}
 LARGE = {"355M": (24, 1024, 1024, 50304), "774M": (36, 1280, 1024, 50304), "1.5B": (48, 1600, 1024, 50304)}
 PLAIN: dict[str, Any] = {"chunked": False}
+SHARES: list[dict[str, Any]] = [
+    {"shared": True, "processes": count, "accumulation": portions} for count in (2, 8) for portions in (1, 4)
+]
 GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "faithful, 0.1M to 124M": ({}, [{}]),
     "modern, 0.1M to 124M, AdamW and Muon": (MODERN, [{}, {"optim": "muon"}]),
     "dropout": ({"dropout": 0.1}, [{}]),
     "whole logits": ({}, [PLAIN]),
     "fp32, fp16": ({}, [{"precision": "fp32"}, {"precision": "fp16"}]),
+    "encoder-decoder, bf16 and fp32": ({"preset": "encoder-decoder", "dropout": 0.1}, [{}, {"precision": "fp32"}]),
     "in portions, replicas": ({}, [{"accumulation": 2}, {"processes": 2}]),
+    "shares of 2 and of 8 (FSDP2)": ({}, SHARES),
+    "modern in shares, AdamW and Muon": (MODERN, [*SHARES, {**SHARES[0], "optim": "muon"}]),
 }
 BATCHES = (1, 8)
 PLAN_ROUNDS = 21
@@ -104,21 +110,15 @@ def memory() -> None:
     """Print the largest errors of each group."""
     import torch
 
-    from tests.traced_memory import traced_peak_bytes
+    from tests.traced_memory import traced_peak_bytes, way_of
 
     print("| what | points | formula over MemTracker | bar | reached | date, machine |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for name, points in _points():
         errors = []
         for model, batch, asked in points:
-            way = Way(
-                half=asked.get("precision") != "fp32",
-                chunked=asked.get("chunked", True),
-                muon=asked.get("optim") == "muon",
-                gradient=max(asked.get("accumulation", 1), asked.get("processes", 1)) > 1,
-            )
             traced = traced_peak_bytes(model, batch, **asked)
-            errors.append(tensor_bytes(ModelTable(**model), batch, way=way) / traced - 1)
+            errors.append(tensor_bytes(ModelTable(**model), batch, way=way_of(**asked)) / traced - 1)
             print(f"{name}: {model} x {batch} {asked}: {traced:,} {errors[-1]:+.2%}", file=sys.stderr, flush=True)
         reached = "yes" if max(map(abs, errors)) <= 0.05 else "NO"
         found = f"{min(errors):+.2%} to {max(errors):+.2%}, median {statistics.median(errors):+.2%}"
@@ -134,6 +134,7 @@ def _points() -> Iterator[tuple[str, list[tuple[dict[str, Any], int, dict[str, A
     yield "modern with Muon, 355M", [(_shape(LARGE["355M"], MODERN), 8, {"optim": "muon"})]
     for name, size in LARGE.items():
         yield f"faithful, {name}", [(_shape(size, {}), batch, {}) for batch in BATCHES]
+    yield "1.5B in shares", [(_shape(LARGE["1.5B"], {}), batch, asked) for batch in BATCHES for asked in SHARES]
 
 
 def _shape(size: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def measured_recipe(
     return Recipe(
         about="a measurement",
         model=ModelConfig(**model),
-        data=DataConfig(source="random", tokenizer="char"),
+        data=DataConfig(source="random", tokenizer="char-pairs" if "encoder-decoder" in model.values() else "char"),
         optim=OptimConfig(**optim),
         schedule=ScheduleConfig(**schedule or {"kind": "constant"}),
         train=TrainConfig(**{"steps": NEVER, "checkpoint_every": NEVER} | train),

@@ -19,13 +19,13 @@ from gpurun.planning.memory import (
     GIB,
     REPLICA_BYTES,
     REPLICA_SHARE,
-    Way,
     fitting_micro_batch,
     peak_bytes,
 )
 from gpurun.planning.rate import LAUNCH_S
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, parameters_of, resolve
 from gpurun.planning.tables import ModelTable
+from gpurun.planning.tensors import Way
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
 HERE = Offer(
@@ -100,7 +100,7 @@ def test_memory_is_a_little_above_what_mem_tracker_traced_on_our_own_model(prese
 def test_a_translators_memory_is_a_little_above_what_was_traced_on_it() -> None:
     # 6 + 6 layers, 512 wide, 128 pairs of 72 positions, dropout 0.1, as above.
     table = ModelTable(preset="encoder-decoder", layers=6, heads=8, width=512, context=72, vocab_size=512, dropout=0.1)
-    assert 5.54 < (peak_bytes(table, 128) - CONTEXT_BYTES) / GIB < 1.2 * 5.54
+    assert 3.64 < (peak_bytes(table, 128) - CONTEXT_BYTES) / GIB < 1.1 * 3.64
     # tests/trainer/test_translation_model.py has the same number of parameters.
     assert parameters_of(table) == 44_402_688
     assert flops_per_token(table) == 6 * 44_402_688 + 36 * 6 * 512 * 72
@@ -363,7 +363,7 @@ def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> 
     """Of 180 layers it was one to 78, which each card holds whole."""
     four = next(one for one in offers_for(parse_gpu("4xT4")))
     told = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
-    assert f"layers {layers} -> 133 " in told.basis
+    assert f"layers {layers} -> 135 " in told.basis
 
 
 def test_a_micro_batch_of_any_size_is_found_at_once() -> None:

@@ -22,10 +22,11 @@ from gpurun.machine.ssh_keys import fingerprint, make_keys
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.load import load_of
-from gpurun.planning.memory import GIB, tensor_bytes, way_of
+from gpurun.planning.memory import GIB, way_of
 from gpurun.planning.reach import reach_words
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.software import outfitted
+from gpurun.planning.tensors import tensor_bytes
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import parse_host
