@@ -41,7 +41,7 @@ class Due:
             run.writer.check()
         if run.compile_cache is not None:
             run.compile_cache.report(run.reporter, step)
-        if step == 1 or last or step % train.log_every == 0:
+        if step == 1 or last or result.stop_asked or step % train.log_every == 0:
             _report_step(run, result, statistics.median(self._durations))
             self._durations.clear()
         if result.stop_asked and not last:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import faulthandler
 import gc
+import os
 import signal
 import sys
 import threading
@@ -35,6 +36,9 @@ from trainer.run import Progress, Run
 from trainer.step import Stepper
 
 __all__ = ["main", "train"]
+
+LAUNCHER_EVERY_S = 1.0
+"""How often a process looks whether torchrun is still there: without it nobody would wait for the end, nor know it."""
 
 
 def train(run: Run) -> str:
@@ -95,10 +99,24 @@ def _settle() -> None:
 
 
 def _asked_to_stop() -> threading.Event:
-    """Return the flag that SIGTERM and Ctrl-C set from now on."""
+    """Return the flag that SIGTERM, Ctrl-C and the death of torchrun set from now on."""
     asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        # Event.set holds a lock: a second signal's handler would come in between and wait for it for ever.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        asked.set()
+
+    def watch(launcher: int) -> None:
+        while os.getppid() == launcher:
+            time.sleep(LAUNCHER_EVERY_S)
+        asked.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
+        signal.signal(number, ask)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # Started by torchrun, which tells nobody when it is killed.
+        threading.Thread(target=watch, args=(os.getppid(),), name="launcher", daemon=True).start()
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # where every thread stands, for whoever finds it stuck
     return asked
 

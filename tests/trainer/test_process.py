@@ -122,6 +122,24 @@ def test_sigterm_finishes_the_step_saves_and_is_a_good_end(tmp_path: Path, data:
     assert len(late) <= 2, "the step under way when the signal came, and at most the one after"
 
 
+def test_the_step_after_which_it_stops_is_told_though_none_was_due(tmp_path: Path, data: Path) -> None:
+    """The receipt has the last step that was told, and would name an earlier one than the checkpoint is of."""
+    seldom = {"train": {**LONG["train"], "log_every": 100_000}, "eval": LONG["eval"]}
+    process = subprocess.Popen(
+        command(recipe_record(**seldom), data, tmp_path / "out"), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for_step(tmp_path / "out", 1)
+        time.sleep(0.2)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+    stop, last = events(tmp_path / "out")[-1], events(tmp_path / "out", "step")[-1]
+    assert stop["step"] > 1
+    assert (last["step"], last["loss"]) == (stop["step"], stop["final_loss"])
+
+
 def workers(parent: int) -> Iterator[tuple[int, int]]:
     """Yield (pid, local rank) of torchrun's workers."""
     for folder in Path("/proc").glob("[0-9]*"):
@@ -151,6 +169,56 @@ def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: P
             os.killpg(launcher.pid, signal.SIGKILL)
     stop = events(out)[-1]
     assert (stop["reason"], manifest(out)["latest"]) == ("signal", stop["step"])
+
+
+SIGNAL_IN_SIGNAL = """
+import signal, threading
+from trainer.train import _asked_to_stop
+class Interrupted(threading.Event):
+    def set(self):
+        with self._cond:  # where Event.set is, too, when the second one comes
+            signal.raise_signal(signal.SIGINT)
+        super().set()
+threading.Event = Interrupted
+asked = _asked_to_stop()
+signal.raise_signal(signal.SIGTERM)
+print(asked.is_set())
+"""
+
+
+def test_a_second_signal_in_the_midst_of_the_first_does_not_stop_the_trainer_for_ever() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNAL_IN_SIGNAL], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
+def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data: Path) -> None:
+    """Nobody would end them, and whoever starts the same command again would have two trainings in one folder."""
+    out = tmp_path / "out"
+    launcher = subprocess.Popen(
+        command(recipe_record(**LONG), data, out, processes=2), cwd=ROOT, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    pids: list[int] = []
+    try:
+        wait_for_step(out, 3)
+        pids = [pid for pid, _ in workers(launcher.pid)]
+        launcher.kill()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and whole_events(out)[-1]["kind"] != "stop":
+            time.sleep(0.05)
+    finally:
+        launcher.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launcher.wait()
+    assert len(pids) == 2
+    stop = events(out)[-1]
+    assert (stop["kind"], stop.get("reason"), manifest(out)["latest"]) == ("stop", "signal", stop["step"])
 
 
 def test_it_leaves_at_once_with_its_code_whatever_becomes_of_its_last_words() -> None:
