@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import hashlib
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
 from trainer.model_card import model_card
 from trainer.prepare.tokenizers import sha256_of_tokens, shipped_gpt2_tokens
-from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY, find_weights
+from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY, check_digest, find_weights
 from trainer.strict import read_table
 from trainer.tensors import TensorFileError, read_tensors, write_tensors
 
@@ -95,7 +94,7 @@ def _read(weights: Path, data: Path | None) -> _Trained:
         raise Refused(f"{weights} is no checkpoint of a run: those are named NNNNNN{_SUFFIX}")
     beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
     try:
-        _check_digest(weights)
+        check_digest(weights)
         state = json.loads(beside.read_text(encoding="utf-8"))
         recipe, sha256 = state["recipe"], state["data"]["tokenizer"]
         model = read_table(ModelConfig, completed(recipe)["model"], "model")
@@ -108,22 +107,6 @@ def _read(weights: Path, data: Path | None) -> _Trained:
         raise Refused(f"the checkpoint {weights} cannot be read: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, TensorFileError) as error:
         raise Refused(f"the checkpoint {weights} cannot be understood: {error!r}") from error
-
-
-def _check_digest(weights: Path) -> None:
-    """Refuse weights that are not those which the run's manifest has, where it is there to ask."""
-    manifest = weights.parents[1] / "MANIFEST.json"
-    if not manifest.is_file():
-        return
-    name = f"{weights.parent.name}/{weights.name}"
-    entries = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    wanted = next((entry["sha256"] for entry in entries if entry["name"] == name), None)
-    digest = hashlib.sha256()
-    with weights.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if wanted != digest.hexdigest():
-        raise Refused(f"{weights} is not the file that {manifest} names; bring it back from the run's artifacts")
 
 
 def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from trainer.config import ModelConfig, SampleConfig
 from trainer.errors import Refused
 from trainer.model import GPT, with_vocabulary
 from trainer.prepare.pairs.tokenizers import UNKNOWN, PairTokenizer, WordTokenizer
-from trainer.pretrained import find_weights
+from trainer.pretrained import check_digest, find_weights
 from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer
 from trainer.tensors import TensorFileError, read_tensors
@@ -35,6 +36,8 @@ from trainer.translation.pairs import read_special_tokens
 __all__ = ["Trained", "encode", "main", "open_checkpoint"]
 
 _SUFFIX = ".model.safetensors"
+MOST_SEED = 2**63 - 1
+"""What torch's generators take; as `gpurun sample` has it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def open_checkpoint(checkpoint: Path, data: Path) -> Trained:
     if not weights.name.endswith(_SUFFIX):
         raise Refused(f"{weights} is no checkpoint of a run: those are named NNNNNN{_SUFFIX}")
     try:
+        check_digest(weights)
         beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
         state: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
         recipe = state["recipe"]
@@ -155,6 +159,10 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
         trained.sample, **{name: value for name, value in wanted.items() if value is not None}
     )
     seed = trained.seed if given.seed is None else given.seed
+    if not 0 <= seed <= MOST_SEED:
+        raise Refused(f"--seed {seed} is not between 0 and {MOST_SEED:,}")
+    if not math.isfinite(config.temperature):
+        raise Refused(f"--temperature {config.temperature} is not a finite number")
     ids = encode(given.prompt, trained.tokenizer)
     (written,) = generate(trained.model, [ids], config, vocab_size=trained.tokenizer.vocab_size, seeds=[seed])
     text = trained.tokenizer.decode(written[len(ids) :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def test_what_a_death_in_mid_save_has_left_is_no_checkpoint(
     weights: Path, capsys: pytest.CaptureFixture[str], inside: str
 ) -> None:
     out = weights.parents[1]
-    named = [{"name": f"checkpoints/{weights.name}", "kind": "weights", "step": 7}]
+    entry = {"name": f"checkpoints/{weights.name}", "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    named = [entry | {"kind": "weights", "step": 7}]
     (out / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": 7, "best": None, "files": named}))
     weights.with_name("000009.model.safetensors").write_bytes(weights.read_bytes())
     code, said = ask(weights, capsys, "--prompt=a", place=out / inside)
@@ -112,6 +114,40 @@ def test_a_text_that_is_continued_is_not_searched_for(weights: Path, capsys: pyt
     code, said = ask(weights, capsys, "--prompt=a", "--beams=4")
     assert code == 2
     assert said == "refused: --beams is not for this model: it continues a text, which is no search\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--seed=18446744073709551616", "--seed 18446744073709551616 is not between 0 and 9,223,372,036,854,775,807"),
+        ("--seed=-1", "--seed -1 is not between 0 and 9,223,372,036,854,775,807"),
+        ("--temperature=inf", "--temperature inf is not a finite number"),
+        ("--temperature=-1", "sample.temperature is -1.0; it must not be negative"),
+    ],
+)
+def test_a_seed_or_a_temperature_that_torch_or_json_does_not_take_is_refused(
+    weights: Path, capsys: pytest.CaptureFixture[str], option: str, sentence: str
+) -> None:
+    assert ask(weights, capsys, "--prompt=a", option) == (2, f"refused: {sentence}\n")
+
+
+def test_the_largest_seed_serves(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = ask(weights, capsys, "--prompt=a", f"--seed={2**63 - 1}")
+    assert (code, json.loads(said)["seed"]) == (0, 2**63 - 1)
+
+
+def test_weights_that_are_not_as_the_manifest_has_them_continue_nothing(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bit within a tensor leaves a sound file, and a model that was never trained so."""
+    entry = {"name": f"checkpoints/{weights.name}", "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    (weights.parents[1] / "MANIFEST.json").write_text(json.dumps({"v": 1, "files": [entry]}))
+    assert ask(weights, capsys, "--prompt=a")[0] == 0
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, said = ask(weights, capsys, "--prompt=a")
+    assert (code, "is not the file that" in said) == (2, True)
 
 
 def test_the_prompts_ids_are_those_that_training_saw() -> None:

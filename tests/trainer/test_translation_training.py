@@ -163,6 +163,18 @@ def test_a_checkpoint_is_not_scored_on_other_data_nor_where_there_is_none(
         assert word in capsys.readouterr().err
 
 
+def test_weights_that_are_not_as_the_manifest_has_them_are_not_scored(
+    copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = saved(lab(copies), tmp_path / "out")
+    weights = out / "checkpoints/000007.model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert main(["--out", str(out), "--data", str(copies), "--pairs", "1"]) == 2
+    assert "is not the file that" in capsys.readouterr().err
+
+
 def exact(lab: Lab, pairs: int, beams: int) -> tuple[float, list[str], list[str]]:
     """The share of held-out sentences that come out letter by letter, and both sides."""
     translations, references = lab.task.translate_held_out(lab.model, pairs, beams=beams, alpha=0.6)

@@ -15,7 +15,7 @@ from typing import Any
 from trainer.config import completed, parse_recipe
 from trainer.distributed import Processes
 from trainer.errors import Refused
-from trainer.pretrained import find_weights
+from trainer.pretrained import check_digest, find_weights
 from trainer.shards import open_data
 from trainer.tensors import TensorFileError, read_tensors
 from trainer.translation.bleu import corpus_bleu
@@ -37,6 +37,7 @@ def measure(
     if not weights.name.endswith(_SUFFIX) or not weights.is_file():
         raise Refused(f"there is no checkpoint in {out}: those are named NNNNNN{_SUFFIX}")
     try:
+        check_digest(weights)
         beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
         state = json.loads(beside.read_text(encoding="utf-8"))
         recipe, identity, step = parse_recipe(completed(state["recipe"])), state["data"], state["step"]
