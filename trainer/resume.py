@@ -5,6 +5,7 @@ The first process reads and decides; the others, which may be on other machines,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +77,27 @@ def _earlier_step(data: Path) -> int | None:
     return step
 
 
+def _latest(out: Path) -> int:
+    """Return the step of the latest checkpoint that a manifest names; 0 where there is none to go on from."""
+    try:
+        return int(json.loads((out / "MANIFEST.json").read_text(encoding="utf-8"))["latest"] or 0)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0  # CheckpointStore says what is wrong with it.
+
+
 def restore_model(run: Run, data: Path, out: Path) -> Restored | None:
     """Put the model back to the newest sound checkpoint, if there is any; the optimiser is still to be made.
 
     That of `out` comes first; until there is one, that of an earlier run which lies in the folder `data`.
     """
     found: list[Checkpoint] = []
+    latest = run.processes.to_first(_latest(out))
 
     def choose() -> tuple[list[int], dict[str, Any] | None, dict[str, tuple[torch.dtype, torch.Size]]]:
+        farthest = max(range(run.processes.count), key=latest.__getitem__)
+        if latest[farthest] > latest[0]:  # A rendezvous may call another machine the first one than it did before.
+            found_there = f"the machine of process {farthest} has the checkpoint of step {latest[farthest]} in {out}"
+            raise Refused(f"{found_there}, and the first machine, which saves, has none of that step; copy it there")
         store = CheckpointStore(out)
         step, damaged = store.newest_sound()
         run.writer = CheckpointWriter(store, run.reporter)

@@ -244,28 +244,47 @@ def free_port() -> int:
             return port
 
 
-@pytest.mark.slow
-def test_two_machines_train_as_one(tmp_path: Path, data: Path, straight: Path) -> None:
-    """Each has its own copy of the data and an out folder of its own; the checkpoint lies only on the first."""
-    recipe, nodes = recipe_record(model=NO_DROPOUT), []
+def two_machines(folder: Path, data: Path, recipe: dict[str, Any]) -> list[tuple[int, str]]:
+    """Train on two machines, each with an out folder of its own; return the exit code and the last words of each."""
+    nodes, ends = [], []
     where = f"--nnodes=2 --nproc-per-node=1 --master-addr=127.0.0.1 --master-port={free_port()}"
     for rank in range(2):
-        python, *module = command(recipe, data, tmp_path / f"out{rank}")
+        python, *module = command(recipe, data, folder / f"out{rank}")
         launch = [python, "-m", "torch.distributed.run", f"--node-rank={rank}", *where.split(), *module]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         nodes.append(subprocess.Popen(launch, cwd=ROOT, env=environment(), start_new_session=True, **pipes))
     try:
         for node in nodes:
-            assert node.wait(timeout=90) == 0, node.communicate()[1]
+            node.wait(timeout=90)
     finally:
         for node in nodes:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
-            node.communicate()
+            ends.append((node.returncode, node.communicate()[1]))
+    return ends
+
+
+@pytest.mark.slow
+def test_two_machines_train_as_one(tmp_path: Path, data: Path, straight: Path) -> None:
+    """Each has its own copy of the data and an out folder of its own; the checkpoint lies only on the first."""
+    ends = two_machines(tmp_path, data, recipe_record(model=NO_DROPOUT))
+    assert [code for code, _ in ends] == [0, 0], ends
     assert events(tmp_path / "out0", "start")[0]["world_size"] == 2
     assert losses(tmp_path / "out0") == pytest.approx(losses(straight), rel=1e-5)
     assert manifest(tmp_path / "out0")["latest"] == 20
     assert not (tmp_path / "out1").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_lies_on_the_other_machine_is_not_trained_once_more(
+    tmp_path: Path, data: Path, straight: Path
+) -> None:
+    """A rendezvous that gives the ranks itself may make another machine the first one, whose folder is empty."""
+    shutil.copytree(straight, tmp_path / "out1")
+    two_machines(tmp_path, data, recipe_record(model=NO_DROPOUT))
+    (stop,) = events(tmp_path / "out0")
+    assert "the machine of process 1 has the checkpoint of step 20" in stop["message"]
+    assert manifest(tmp_path / "out1") == manifest(straight)
 
 
 def test_a_model_is_sharded_only_where_a_card_cannot_hold_all_of_it() -> None:
