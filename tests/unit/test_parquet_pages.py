@@ -26,6 +26,13 @@ arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.pa
 WORDS = "a story of machines that were rented and given back, é漢😀 "
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small_pages_stand_for_large_ones() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snappy, "_WHOLE_BYTES", -1)
+        yield
+
+
 def chunk_of(path: Path) -> Chunk:
     with parquet.ParquetFile(path) as file:
         return parquet_rows._chunk(file, 0, "text")
@@ -139,10 +146,13 @@ def damaged_somewhere(raw: bytes, end: int) -> Iterator[bytes]:
         yield raw[:place] + bytes([raw[place] ^ 1 << draw.randrange(8)]) + raw[place + 1 :]
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd", "snappy"])
+@pytest.mark.parametrize("codec", ["none", "zstd", "snappy", "snappy at once"])
 def test_a_damaged_page_is_refused_or_read_and_never_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
+    if codec == "snappy at once":
+        monkeypatch.setattr(snappy, "_WHOLE_BYTES", 1 << 20)
+        codec = "snappy"
     path = tmp_path / "a.parquet"
     texts = [None, *("some text"[:size] for size in range(10)), None]
     parquet.write_table(arrow.table({"text": texts}), path, compression=codec, write_statistics=False)
@@ -188,7 +198,11 @@ def unpacked_by_parts(tmp_path: Path, packed: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1_000_000])
 @pytest.mark.parametrize("is_noise", [True, False])
-def test_snappy_of_any_length_is_unpacked_in_parts(tmp_path: Path, size: int, is_noise: bool) -> None:
+@pytest.mark.parametrize("whole_bytes", [-1, 65_536, 1 << 20])
+def test_snappy_of_any_length_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_noise: bool, whole_bytes: int
+) -> None:
+    monkeypatch.setattr(snappy, "_WHOLE_BYTES", whole_bytes)
     raw = random.Random(size).randbytes(size) if is_noise else (WORDS.encode() * (size // 20 + 1))[:size]
     assert unpacked_by_parts(tmp_path, arrow.compress(raw, "snappy", asbytes=True), size) == raw
 

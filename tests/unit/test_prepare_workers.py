@@ -79,8 +79,8 @@ def test_what_cannot_be_loaded_is_told_as_it_is(tmp_path: Path) -> None:
 @on_linux
 @pytest.mark.parametrize("whom", ["a worker", "the one that forked them"])
 def test_one_that_is_killed_ends_all(tmp_path: Path, whom: str) -> None:
-    work = work_through(Told(tmp_path), ["3", "hold", "hold"], 3, lambda place, count: None)
-    first = next(work)[1]
+    work = work_through(Told(tmp_path), ["3", "hold", "hold", "hold"], 3, lambda place, count: None)
+    first = next(work)[1]  # It has the last item now; without one it would go home before it is killed.
     victim = first if whom == "a worker" else int((tmp_path / "opened").read_text())
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(Refusal, match="exit code -9"):

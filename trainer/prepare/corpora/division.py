@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainer.prepare.shards import SHARD_TOKENS
-from trainer.prepare.sources.files import SourceFile, Span
+from trainer.prepare.sources.files import Form, SourceFile, Span
 
-__all__ = ["BYTES_PER_TOKEN", "Task", "digest_of_files", "divide"]
+__all__ = ["BYTES_PER_TOKEN", "Task", "digest_of_files", "divide", "forms_of"]
 
 BYTES_PER_TOKEN = 4
 """Of English text with GPT-2's tokens, rounded down: so that a shard has about as many tokens as were asked for."""
@@ -46,6 +46,11 @@ def divide(
                 tasks.append(tuple(spans))
                 spans, room = [], most
     return [*tasks, tuple(spans)] if spans else tasks
+
+
+def forms_of(tasks: Iterable[Task]) -> frozenset[Form]:
+    """The forms of the files of some tasks."""
+    return frozenset(span.file.form for task in tasks for span in task)
 
 
 def digest_of_files(files: Sequence[SourceFile]) -> str:

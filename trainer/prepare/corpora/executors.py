@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.division import Task, forms_of
 from trainer.prepare.corpora.jobs import TextJob
 from trainer.prepare.corpora.resume import LOGS, UNPACKING
 from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
-from trainer.prepare.sources.reading import read_spans
+from trainer.prepare.sources.files import Form
+from trainer.prepare.sources.reading import load_for, read_spans
 
 __all__ = ["EXECUTORS", "Executor", "Numbered"]
 
@@ -54,7 +55,7 @@ class Executor:
         """
         if self.kind == "processes":
             told = lambda place, count: tell(tasks[place][0], count)  # noqa: E731
-            reading = _Reading(job, self.column, self.unpack_in)
+            reading = _Reading(job, self.column, self.unpack_in, forms_of(task for _, task in tasks))
             for place, result in work_through(reading, tasks, self.workers, told):
                 yield tasks[place][0], result
             return
@@ -79,9 +80,11 @@ class _Reading:
     job: TextJob
     column: str
     unpack_in: Path
+    forms: frozenset[Form]
 
     def open(self) -> Callable[[Numbered, Tell], Any]:
-        """Load what the job needs."""
+        """Load what the job needs, and what the files are read with."""
+        load_for(self.forms)
         do = self.job.open()
 
         def read(numbered: Numbered, tell: Tell) -> Any:

@@ -30,7 +30,7 @@ Drop = Callable[[Text], bool]
 """Says of a document that it is left out (a duplicate); it may count on being asked once a document, in order."""
 
 UNFINISHED = ".task-"
-_BATCH_BYTES = 1 << 20
+_WRITTEN_BYTES = 1 << 20
 _UNBOUNDED = 1 << 62
 
 
@@ -50,7 +50,7 @@ def write_task(
     Training tokens go to `train_INDEX+1.bin`, those of documents that are held out (see `is_held_out`) to
     `val_INDEX.bin`; a file without tokens is not made. Before each document stands the end-of-text token, where the
     tokeniser has one. `identity` names what the bytes depend on besides the texts; a record is believed only for its
-    own. `tell` hears of every batch's bytes of text. Documents stream: some megabytes are in memory at a time.
+    own. `tell` hears how many more bytes of text were written. Documents stream, some megabytes at a time.
 
     The record: {"v": 1, "index", "identity", "documents", "dropped", "bytes" (of text, UTF-8), "digest" (sha256 over
     the sha256 of each text taken), "train": [entry], "val": [entry]}, an entry as in data.json.
@@ -61,14 +61,19 @@ def write_task(
         train = ShardWriter(place, "train", _UNBOUNDED, number=index + 1)
         val = ShardWriter(place, "val", _UNBOUNDED, number=index)
         splitter = _Splitter(tokenizer, train, val, val_fraction)
+        written = 0
         with train, val:
-            for batch in _batches(_taken(texts, drop, counts)):
-                splitter.write(batch)
-                for part in batch:
-                    digest.update(part.sha256)
-                    counts["documents"] += not part.continues
-                    counts["bytes"] += len(part.raw)
-                tell(sum(len(part.raw) for part in batch))
+            for part in _taken(texts, drop, counts):
+                splitter.take(part)
+                digest.update(part.sha256)
+                counts["documents"] += not part.continues
+                counts["bytes"] += part.bytes
+                if counts["bytes"] - written >= _WRITTEN_BYTES:
+                    splitter.write()
+                    tell(counts["bytes"] - written)
+                    written = counts["bytes"]
+            splitter.write()
+        tell(counts["bytes"] - written)
         files = {"train": train.entries, "val": val.entries}
         for entry in [*train.entries, *val.entries]:
             os.rename(place / entry["name"], folder / entry["name"])
@@ -117,10 +122,10 @@ def _workplace(folder: Path, index: int) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A text that is taken: with its UTF-8, that one's sha256, and whether it goes on with the document before it."""
+    """A text that is taken: the length and the sha256 of its UTF-8, and whether it goes on with what is before it."""
 
     text: str
-    raw: bytes
+    bytes: int
     sha256: bytes
     continues: bool
 
@@ -138,43 +143,29 @@ def _taken(texts: Iterable[Text], drop: Drop | None, counts: dict[str, int]) -> 
 
 def _part(text: Text) -> _Part:
     raw = text.text.encode("utf-8")
-    return _Part(text.text, raw, hashlib.sha256(raw).digest(), text.continues)
-
-
-def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    batch: list[_Part] = []
-    size = 0
-    for part in parts:
-        batch.append(part)
-        size += len(part.raw)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    return _Part(text.text, len(raw), hashlib.sha256(raw).digest(), text.continues)
 
 
 class _Splitter:
-    """Tokenises documents, each into the split that it belongs to."""
+    """Tokenises texts, each into the split that its document belongs to."""
 
     def __init__(self, tokenizer: Tokenizer, train: ShardWriter, val: ShardWriter, val_fraction: float) -> None:
         self._tokenizer, self._train, self._val, self._val_fraction = tokenizer, train, val, val_fraction
         self._before = np.array([] if tokenizer.eot_id is None else [tokenizer.eot_id], dtype=np.uint16)
         self._now = train
+        self._rows: dict[ShardWriter, list[np.ndarray]] = {train: [], val: []}
 
-    def write(self, batch: list[_Part]) -> None:
-        """Tokenise some documents; a long one goes piece by piece."""
-        targets: list[tuple[ShardWriter, bool]] = []
-        texts: list[str] = []
-        for part in batch:
-            if not part.continues:
-                self._now = self._val if is_held_out(part.sha256, self._val_fraction) else self._train
-            for number, piece in enumerate(pieces(part.text)):
-                texts.append(piece)
-                targets.append((self._now, number == 0 and not part.continues))
-        rows: dict[ShardWriter, list[np.ndarray]] = {self._train: [], self._val: []}
-        for (writer, begins), ids in zip(targets, self._tokenizer.encode(texts), strict=True):
-            rows[writer] += [self._before, ids] if begins else [ids]
-        for writer, found in rows.items():
-            if found:
-                writer.write(np.concatenate(found))
+    def take(self, part: _Part) -> None:
+        """Tokenise a text; a long one goes piece by piece."""
+        if not part.continues:
+            self._now = self._val if is_held_out(part.sha256, self._val_fraction) else self._train
+            self._rows[self._now].append(self._before)
+        for piece in pieces(part.text):
+            self._rows[self._now] += self._tokenizer.encode([piece])
+
+    def write(self) -> None:
+        """Write what was taken since."""
+        for writer, rows in self._rows.items():
+            if rows:
+                writer.write(np.concatenate(rows))
+                rows.clear()

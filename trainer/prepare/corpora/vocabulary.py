@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from trainer.prepare.bpe import SAMPLE_CHARS, check_vocab_size, train_bpe
-from trainer.prepare.corpora.division import Task
+from trainer.prepare.corpora.division import Task, forms_of
 from trainer.prepare.corpora.resume import UNPACKING
 from trainer.prepare.corpora.room import check_room
 from trainer.prepare.corpora.workers import Tell, work_through
 from trainer.prepare.errors import Refusal
 from trainer.prepare.shards import read_vocabulary, write_vocabulary
-from trainer.prepare.sources.reading import read_spans
+from trainer.prepare.sources.files import Form
+from trainer.prepare.sources.reading import load_for, read_spans
 from trainer.prepare.tokenizers import (
     BpeTokenizer,
     CharTokenizer,
@@ -46,7 +47,8 @@ def make_vocabulary(
     tokenizer: Tokenizer
     if name == CharTokenizer.name:
         check_room(folder, tasks, None, column, lambda _: None)  # The count is a pass over the whole corpus.
-        tokenizer = _characters(CharacterCounter(column, folder / UNPACKING), tasks, workers, size, say)
+        counter = CharacterCounter(column, folder / UNPACKING, forms_of(tasks))
+        tokenizer = _characters(counter, tasks, workers, size, say)
     else:
         tokenizer = _trained(tasks, column, size, say) if name == BpeTokenizer.name else load_gpt2(say)
     _keep(folder, tokenizer)
@@ -83,9 +85,11 @@ class CharacterCounter:
 
     column: str
     unpack_in: Path
+    forms: frozenset[Form]
 
     def open(self) -> Callable[[Task, Tell], np.ndarray]:
-        """There is nothing to load."""
+        """Load what the files are read with."""
+        load_for(self.forms)
         return self._counts
 
     def _counts(self, task: Task, tell: Tell) -> np.ndarray:

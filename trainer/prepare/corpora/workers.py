@@ -19,7 +19,7 @@ from trainer.prepare.errors import Refusal
 
 __all__ = ["Job", "Tell", "work_through"]
 
-_MAPPED_BYTES = 1 << 20
+_MAPPED_BYTES = 1 << 17
 _END_S = 10.0
 _MAY_FORK = sys.platform == "linux"
 """Not on macOS, whose system libraries may have threads of their own by then."""
@@ -48,7 +48,7 @@ def work_through(
     Raises a worker's Refusal or OSError, and a Refusal for one that died; all others are killed then, as they are when
     the caller stops iterating.
     """
-    # Of blocks of some megabytes glibc keeps hundreds when they are freed, but for those that it maps one by one.
+    # Of large blocks glibc keeps a hundred megabytes when they are freed, but for those that it maps one by one.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(_MAPPED_BYTES))
     # numpy's library of linear algebra, which nobody here needs, would start a thread for every core in each of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,7 +1,7 @@
 """Parquet, row group by row group, page by page: only the columns that are needed, some megabytes at a time.
 
-pyarrow unpacks a page as a whole, and pages are made of so many rows: of books, one may have hundreds of megabytes. Row
-groups that have such pages are read by `pages/` instead, in pieces.
+pyarrow holds a page three times over, and pages are made of so many rows: 3 MB of what the web has, of books hundreds.
+Row groups that have such pages are read by `pages/` instead, in pieces.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trainer.prepare.sources.pages import Chunk, Source, is_known, largest_page,
 from trainer.prepare.sources.streams import PIECE_BYTES, whole_characters
 from trainer.prepare.texts import Text
 
-__all__ = ["group_bytes", "rows"]
+__all__ = ["group_bytes", "load_pyarrow", "rows"]
 
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
-_LARGE_PAGE_BYTES = 16 << 20
+_LARGE_PAGE_BYTES = 2 << 20
 
 Row = tuple[Source | None, str]
 """A row's text, None for null, and what stands in its column `url`, if that is a string."""
@@ -116,7 +116,8 @@ def _texts(name: str, value: Source, url: str) -> Iterator[Text]:
     while piece := rest + value.read(PIECE_BYTES - len(rest)):
         # What is cut off of the end of a document is no character.
         piece, rest = whole_characters(piece) if len(piece) == PIECE_BYTES else (piece, b"")
-        yield Text(name, piece.decode("utf-8", "replace"), url, continues)
+        text, piece = piece.decode("utf-8", "replace"), b""  # Which would be there while the text is worked on.
+        yield Text(name, text, url, continues)
         continues = True
 
 
@@ -135,7 +136,7 @@ def _place_of(file: Any, column: str) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = load_pyarrow()
     try:
         # Without pre_buffer and with a buffer, a row group is read page by page instead of whole.
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
@@ -153,10 +154,12 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from None
 
 
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    # Its own allocator keeps what it once had; the system's gives back what a large page took. The variable is for all
-    # of it, but read only when it is loaded; whoever has loaded it before us gets the rest.
+def load_pyarrow() -> tuple[ModuleType, ModuleType]:
+    """pyarrow and its reader of Parquet, which start no thread by that; a Refusal if it is not installed."""
+    # Its own allocator keeps what it once had; the system's gives back what a large page took. The variables are for
+    # all of it, but read only when it is loaded; whoever has loaded it before us gets the rest.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     try:
         import pyarrow
         import pyarrow.parquet

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from trainer.prepare.errors import Refusal
 from trainer.prepare.sources import lines, parquet, plain
-from trainer.prepare.sources.files import SourceFile, Span
+from trainer.prepare.sources.files import Form, SourceFile, Span
 from trainer.prepare.texts import Text
 
-__all__ = ["read_spans"]
+__all__ = ["load_for", "read_spans"]
+
+
+def load_for(forms: Collection[Form]) -> None:
+    """Load what files of these forms are read with. A process that forks others does, or each would have its own."""
+    if "parquet" in forms:
+        parquet.load_pyarrow()
 
 
 def read_spans(spans: Iterable[Span], column: str, unpack_in: Path | None = None) -> Iterator[Text]:

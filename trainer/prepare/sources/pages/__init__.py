@@ -1,8 +1,8 @@
-"""A column of text in a Parquet file, read without ever holding a page: for pages of hundreds of megabytes.
+"""A column of text in a Parquet file, read without ever holding a large page, of which there are hundreds of megabytes.
 
     headers.py -> codecs.py -> values.py        where the pages lie, their bytes unpacked, the values in them
 
-pyarrow reads all other pages: it holds a whole one, and two copies of a dictionary.
+pyarrow reads small pages, and what is written in a way that is not known here: it holds a page three times.
 """
 
 from trainer.prepare.sources.pages.part import Source

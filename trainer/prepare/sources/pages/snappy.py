@@ -16,6 +16,8 @@ _BLOCK_BYTES = 64 << 10
 _MOST_PACKED_BYTES = 32 + _BLOCK_BYTES + _BLOCK_BYTES // 6
 """What 64 KiB are packed to at most."""
 _READ_BYTES = 4 * _MOST_PACKED_BYTES
+_WHOLE_BYTES = 8 << 20
+"""What is unpacked at once: to find the parts of more takes three times as long as to unpack them."""
 _LONG_LITERAL = 60
 """From here on a literal's tag has its length in the bytes that follow it."""
 
@@ -34,12 +36,15 @@ _TAG_BYTES, _UNPACKED_BYTES = [list(map(count, range(256))) for count in (_tag_b
 
 
 def blocks(packed: Part) -> Iterator[bytes]:
-    """The unpacked bytes, 64 KiB at a time, or all at once from where they were packed otherwise."""
+    """The unpacked bytes, 64 KiB at a time; all at once if they are few, or from where they were packed otherwise."""
     import pyarrow
 
     whole = packed.again()
     data = packed.read(_READ_BYTES)
     length, at = _length(data)
+    if length <= _WHOLE_BYTES:
+        yield _at_once(whole, length)
+        return
     done = 0
     try:
         while done < length:
@@ -51,7 +56,14 @@ def blocks(packed: Part) -> Iterator[bytes]:
             at, done = end, done + size
     except (IndexError, OSError):
         # Damaged, or by a writer with other habits: pyarrow knows which.
-        yield pyarrow.decompress(whole.read(whole.bytes), length, "snappy", asbytes=True)[done:]
+        yield _at_once(whole, length)[done:]
+
+
+def _at_once(packed: Part, length: int) -> bytes:
+    import pyarrow
+
+    unpacked: bytes = pyarrow.decompress(packed.read(packed.bytes), length, "snappy", asbytes=True)
+    return unpacked
 
 
 def _end(data: bytes, at: int, size: int) -> int:
