@@ -5,6 +5,7 @@ pipeline.py     from a corpus to a finished data folder; resume.py is how it goe
 division.py     a source divided into tasks; task.py writes one of them, jobs.py is what may be done with one
 executors.py    who does them: workers.py are processes of our own, datatrove_steps.py our ends of datatrove's pipelines
 vocabulary.py   GPT-2's, the characters of the corpus, or tokens trained on it
+look.py         what is wrong with the rows is found before any work
 meter.py        how far they are
 room.py         the disk that the shards will need
 """

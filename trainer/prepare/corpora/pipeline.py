@@ -17,12 +17,15 @@ from typing import Any
 from trainer.prepare.corpora.division import BYTES_PER_TOKEN, Task, divide
 from trainer.prepare.corpora.executors import Executor
 from trainer.prepare.corpora.jobs import TaskWriter
-from trainer.prepare.corpora.meter import Meter, Progress
+from trainer.prepare.corpora.look import LOOK_SHARE, look_at_rows, rows_of
+from trainer.prepare.corpora.meter import Meter, Pass, Progress
 from trainer.prepare.corpora.resume import (
     DUPLICATES,
     begin,
     identity_of,
     is_begun,
+    is_looked_at,
+    keep_looked_at,
     known_files,
     lasting_digest,
     remove_state,
@@ -40,7 +43,7 @@ from trainer.prepare.folders import held
 from trainer.prepare.manifest import finish_folder, summary_of
 from trainer.prepare.shards import SHARD_TOKENS, sha256_of_file
 from trainer.prepare.sources.opening import Source, open_source
-from trainer.prepare.tokenizers import Tokenizer
+from trainer.prepare.tokenizers import CharTokenizer, Tokenizer
 
 __all__ = ["Order", "Progress", "prepare_corpus"]
 
@@ -87,7 +90,7 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
             return _already(order, source, asked, say)
         begin(order.out, asked, source)
         remove_unfinished(order.out)
-        per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
+        per_token = 1 if order.tokenizer == CharTokenizer.name else BYTES_PER_TOKEN
         tasks = divide(source.files, order.shard_tokens, per_token)
         what = f"{_counted(len(source.files), 'file')}, {source.text_bytes / 1e6:,.1f} MB of text"
         say(f"{what}, {_counted(len(tasks), 'shard')} to make in {_counted(min(order.workers, len(tasks)), 'process')}")
@@ -98,13 +101,11 @@ def prepare_corpus(order: Order, say: Say, progress: Progress) -> dict[str, Any]
         left = [(index, task) for index, task in enumerate(tasks) if index not in records]
         check_room(order.out, [task for _, task in left], tokenizer, order.column, say)
         executor = Executor(order.executor, order.workers, order.column, order.out)
-        meter = Meter(tasks, 2 if order.dedupe else 1, progress)
-        if order.dedupe:
-            named = json.dumps(asked, sort_keys=True)
-            place = order.out / DUPLICATES
-            mark_duplicates(place, tasks, order.dedupe, source=named, executor=executor, meter=meter, say=say)
+        meter = Meter(len(tasks), progress)
+        writing = meter.add_pass(tasks)
+        _read_before(order, executor, asked, tasks, meter, say)
         try:
-            records |= _work(order, executor, identity, records, left, meter)
+            records |= _work(order, executor, identity, records, left, meter, writing)
         finally:
             remove_unfinished(order.out)
         return _finish(order, source, asked, tokenizer, [records[index] for index in range(len(tasks))], say)
@@ -119,6 +120,23 @@ def _records(folder: Path, tasks: Sequence[Task], identity: str, say: Say) -> di
     return records
 
 
+def _read_before(
+    order: Order, executor: Executor, asked: dict[str, Any], tasks: Sequence[Task], meter: Meter, say: Say
+) -> None:
+    """The passes before the one that writes: what is wrong with the rows, and which documents are duplicates."""
+    # To count the characters for a vocabulary, all of it was read.
+    seen = order.tokenizer == CharTokenizer.name or is_looked_at(order.out, asked)
+    rows = [] if seen else rows_of(tasks)
+    looking, signing = meter.add_pass(rows, LOOK_SHARE), meter.add_pass(tasks if order.dedupe else ())
+    if rows:
+        look_at_rows(rows, executor, looking, say)
+        keep_looked_at(order.out, asked)
+    if order.dedupe:
+        named = json.dumps(asked, sort_keys=True)
+        place = order.out / DUPLICATES
+        mark_duplicates(place, tasks, order.dedupe, source=named, executor=executor, signing=signing, say=say)
+
+
 def _work(
     order: Order,
     executor: Executor,
@@ -126,17 +144,20 @@ def _work(
     records: dict[int, dict[str, Any]],
     left: list[tuple[int, Task]],
     meter: Meter,
+    writing: Pass,
 ) -> dict[int, dict[str, Any]]:
     """Do the tasks that are left; their records by index."""
     for index, record in records.items():
-        meter.written(index, _tokens(record))
+        writing.read(index)
+        meter.written(_tokens(record))
     meter.report()
     new: dict[int, dict[str, Any]] = {}
     duplicates = order.out / DUPLICATES if order.dedupe else None
     job = TaskWriter(order.out, order.tokenizer, order.val_fraction, identity, duplicates)
-    for index, record in executor.work(job, left, meter.part):
+    for index, record in executor.work(job, left, writing.part):
         new[index] = record
-        meter.written(index, _tokens(record))
+        writing.read(index)
+        meter.written(_tokens(record))
         meter.report()
     return new
 

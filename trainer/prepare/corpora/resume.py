@@ -25,6 +25,8 @@ __all__ = [
     "begin",
     "identity_of",
     "is_begun",
+    "is_looked_at",
+    "keep_looked_at",
     "known_files",
     "lasting_digest",
     "remove",
@@ -37,6 +39,7 @@ __all__ = [
 FORMAT = 4
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 _ASKED = "prepare.json"
+_LOOKED = "looked.json"
 LOGS = "logs"
 """The folder in which datatrove writes what it does."""
 UNPACKING = ".unpacking"
@@ -136,9 +139,26 @@ def remove_state(folder: Path) -> None:
             folder / DUPLICATES,
             folder / LOGS,
             folder / UNPACKING,
+            folder / _LOOKED,
             folder / _ASKED,
         ]
     )
+
+
+def is_looked_at(folder: Path, asked: dict[str, Any]) -> bool:
+    """Whether the rows of this source were all read once, and nothing was wrong with this column of them."""
+    with contextlib.suppress(OSError, ValueError):
+        return bool(json.loads((folder / _LOOKED).read_bytes()) == _looked(asked))
+    return False
+
+
+def keep_looked_at(folder: Path, asked: dict[str, Any]) -> None:
+    """Write down that they were; half of it says nothing, and they are read again."""
+    write_json(folder / _LOOKED, _looked(asked))
+
+
+def _looked(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"v": 1, **{key: asked[key] for key in ("source", "text-column")}}
 
 
 def remove_unfinished(folder: Path) -> None:

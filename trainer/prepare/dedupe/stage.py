@@ -10,7 +10,7 @@ from typing import Any
 from trainer.prepare.corpora.division import Task
 from trainer.prepare.corpora.executors import Executor
 from trainer.prepare.corpora.jobs import Signer
-from trainer.prepare.corpora.meter import Meter
+from trainer.prepare.corpora.meter import Pass
 from trainer.prepare.dedupe.dropped import find_duplicates, identity_of, is_signed, read_duplicates
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
@@ -28,7 +28,7 @@ def mark_duplicates(
     *,
     source: str,
     executor: Executor,
-    meter: Meter,
+    signing: Pass,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Write into `folder` which documents of the tasks go, or go on with it; the record that `find_duplicates` makes.
@@ -43,15 +43,15 @@ def mark_duplicates(
         left = [(index, task) for index, task in enumerate(tasks) if index not in signed]
         _check_room(folder, [task for _, task in left], dedupe, say)
         for index in signed:
-            meter.read(index)
-        for index, _ in executor.work(Signer(folder, dedupe, identity), left, meter.part):
-            meter.read(index)
-            meter.report()
+            signing.read(index)
+        for index, _ in executor.work(Signer(folder, dedupe, identity), left, signing.part):
+            signing.read(index)
+            signing.report()
         say("looking for duplicates among the fingerprints of all documents")
         record = find_duplicates(folder, len(tasks), dedupe, identity=identity, say=lambda _: None)
     else:
         for index in range(len(tasks)):
-            meter.read(index)
+            signing.read(index)
     dropped = record["dropped"]
     each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())
     say(f"{sum(dropped.values()):,} of {record['documents']:,} documents are duplicates and go ({each})")
