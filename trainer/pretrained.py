@@ -96,8 +96,8 @@ def check_digest(weights: Path) -> None:
 def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:
     """Set every weight of the model to those of a file or folder; raise Refused, with the model untouched, naming why.
 
-    The file's vocabulary may be smaller than the model's: the added rows are the mean of the others. Its context may be
-    longer: the first positions are taken. Where it has no head and the model needs one, that is the embedding.
+    The file's vocabulary may be smaller than the model's: the added rows are the least likely token's. Its context may
+    be longer: the first positions are taken. Where it has no head and the model needs one, that is the embedding.
     `tokenizer_sha256` is the data's: a checkpoint, or an export of one, that was trained on other ids is refused.
     """
     source = _read(find_weights(path))
@@ -184,15 +184,22 @@ def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[s
         tensors["lm_head.weight"] = embedding
     for name in ("wte.weight", "lm_head.weight"):
         if name in tensors and name in wanted:
-            tensors[name] = _padded(tensors[name], wanted[name].shape[0])
+            tensors[name] = _padded(tensors[name], wanted[name].shape[0], tensors.get("ln_f.bias"))
     positions = tensors.get("wpe.weight")
     if positions is not None and positions.dim() and "wpe.weight" in wanted:
         tensors["wpe.weight"] = positions[: wanted["wpe.weight"].shape[0]]
     return tensors
 
 
-def _padded(table: Tensor, rows: int) -> Tensor:
-    """Return a table (n, width) with at least `rows` rows; a zero row would be likelier than most tokens."""
+def _padded(table: Tensor, rows: int, bias: Tensor | None) -> Tensor:
+    """Return a table (n, width) with at least `rows` rows, those added as unlikely as can be; zeros would be likely.
+
+    The head reads the last LayerNorm's `bias` (width) and what varies: the row that is least likely by it is repeated.
+    """
     if table.dim() != 2 or not 0 < table.shape[0] < rows:  # what is no table is refused for its shape
         return table
-    return torch.cat((table, table.float().mean(0).to(table.dtype).expand(rows - table.shape[0], -1)))
+    if bias is None or bias.shape != table.shape[1:]:
+        unlikely = table.float().mean(0).to(table.dtype)
+    else:
+        unlikely = table[(table.float() @ bias.float()).argmin()]
+    return torch.cat((table, unlikely.expand(rows - table.shape[0], -1)))

@@ -68,13 +68,13 @@ def test_the_vocabularys_padding_takes_no_probability_from_real_tokens(tmp_path:
     with torch.no_grad():
         source.ln_f.weight.zero_()
         source.ln_f.bias.fill_(1.0)
-        source.wte.weight.sub_(4.0)  # every logit far below zero, as GPT-2's are
-        source.wte.weight[7] += 2.0
+        source.wte.weight.mul_(0.01).sub_(1.0)  # logits below zero, as GPT-2's are, and half of them not so far
+        source.wte.weight[:30] += 0.5
     path = written(tmp_path / "model.safetensors", tensors)
     padded = model(vocab_size=64)
     load_weights(padded, path)
     torch.testing.assert_close(padded.next_token_logits(IDS, LAST)[:, :60], source.next_token_logits(IDS, LAST))
-    assert torch.softmax(padded.next_token_logits(IDS, LAST), dim=-1)[:, 60:].sum() < 1e-6
+    assert torch.softmax(padded.next_token_logits(IDS, LAST), dim=-1)[:, 60:].sum(dim=-1).max() < 1e-4
 
 
 def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:
