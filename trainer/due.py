@@ -29,6 +29,7 @@ class Due:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._durations: list[float] = []
+        self._untold: StepResult | None = None
 
     def after(self, result: StepResult, step_s: float) -> str | None:
         """Count the step that was taken in `step_s` seconds and do what is due; return "signal" where all must end."""
@@ -41,9 +42,9 @@ class Due:
             run.writer.check()
         if run.compile_cache is not None:
             run.compile_cache.report(run.reporter, step)
+        self._untold = result
         if step == 1 or last or result.stop_asked or step % train.log_every == 0:
-            _report_step(run, result, statistics.median(self._durations))
-            self._durations.clear()
+            self.tell()
         if result.stop_asked and not last:
             return _save_and_stop(run)
         if _is_judged(run) and not _evaluate(run):
@@ -52,6 +53,13 @@ class Due:
             save(run)
             write_samples(run)
         return None
+
+    def tell(self) -> None:
+        """Report the step that was taken last, unless that has been done: what is saved is of a step that was told."""
+        if self._untold is not None:
+            _report_step(self._run, self._untold, statistics.median(self._durations))
+            self._durations.clear()
+            self._untold = None
 
 
 def _is_kept(run: Run) -> bool:

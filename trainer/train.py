@@ -71,7 +71,11 @@ def _loop(run: Run) -> str:
     with contextlib.closing(Stepper(run)) as stepper, _collector_as_it_was():
         while run.progress.step < run.recipe.train.steps:
             began = time.perf_counter()
-            result = stepper.take()
+            try:
+                result = stepper.take()
+            except Spiked:
+                due.tell()
+                raise
             step_s = time.perf_counter() - began
             if run.progress.step == first:
                 _settle()

@@ -159,6 +159,7 @@ def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) 
     half = recipe.tables.train.precision != "fp32"
     tflops = card.tflops if half else card.fp32_tflops
     peak = tflops * 1e12 * offer.gpu_count
+    in_fp16 = " in fp16" if half and not card.bf16 else ""
     launches = micro_steps * recipe.tables.model.layers
     compiled = recipe.tables.train.compile
     published = card.expected_mfu if half and compiled else None
@@ -172,7 +173,7 @@ def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) 
             START_S[0] + COMPILE_S[0] * compiled + sampling_s[0],
             START_S[1] + COMPILE_S[1] * compiled + sampling_s[1],
         ),
-        words=f"{offer.gpu_count} x {tflops:g} TFLOP/s at {low:.0%}-{high:.0%} MFU"
+        words=f"{offer.gpu_count} x {tflops:g} TFLOP/s{in_fp16} at {low:.0%}-{high:.0%} MFU"
         + ("" if compiled else " without torch.compile")
         + (f", {published:.0%} expected ({card.rests_on})" if published is not None else ""),
     )

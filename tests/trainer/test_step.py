@@ -270,9 +270,10 @@ def test_a_spike_that_stops_leaves_what_was_before(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spiking(monkeypatch, 9)
-    assert train(recipe_record(train={"spike": "stop"}), tmp_path) == 5
-    stop = events(tmp_path)[-1]
+    assert train(recipe_record(train={"spike": "stop", "log_every": 100}), tmp_path) == 5
+    stop, told = events(tmp_path)[-1], events(tmp_path, "step")[-1]
     assert (stop["reason"], stop["step"], manifest(tmp_path)["latest"]) == ("spike", 8, 8)
+    assert (told["step"], told["loss"]) == (8, stop["final_loss"]), "the receipt has the last step that was told"
     assert weights(tmp_path, 8)
 
 

@@ -210,10 +210,10 @@ def test_cards_without_bf16_compute_in_fp16_at_their_own_peak() -> None:
     for gpu, tflops, in_fp32 in (("T4", "65", "8.1"), ("V100", "125", "15.7")):
         offer = next(o for o in offers_for(parse_gpu(gpu)) if o.gpu_count == 1)
         guess = estimate(one, offer)
-        assert f"1 x {tflops} TFLOP/s" in guess.basis
+        assert f"1 x {tflops} TFLOP/s in fp16 at" in guess.basis
         assert guess.fits
         full = estimate(resolve(load_recipe("gpt2-124m"), "full", ["precision=fp32"], processes=1), offer)
-        assert f"1 x {in_fp32} TFLOP/s" in full.basis
+        assert f"1 x {in_fp32} TFLOP/s at" in full.basis
         assert full.micro_batch == guess.micro_batch == 16
         assert full.peak_bytes > 1.3 * guess.peak_bytes
         refused = estimate(resolve(load_recipe("gpt2-124m"), "full", ["precision=bf16"], processes=1), offer)
