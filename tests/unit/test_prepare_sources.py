@@ -169,7 +169,7 @@ def test_separator_lines_part_the_documents_of_a_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
 def test_separators_count_however_late_the_first_one_comes(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     suffix = {b"\x1f\x8b": ".gz", b"\x28\xb5": ".zst"}.get(pack(LINES)[:2], "")
-    books = [f"Book {i}.\nIt goes on.\n" * 60_000 for i in range(2)]
+    books = [f"Book {i}.\nIt goes on.\n" * 40_000 for i in range(2)]
     path = written(tmp_path / f"books.txt{suffix}", pack("<|endoftext|>\n".join(books).encode()))
     for source in (path, tmp_path):
         (file,) = opened(source).files

@@ -36,7 +36,7 @@ __all__ = [
     "what_is_asked",
 ]
 
-FORMAT = 4
+FORMAT = 5
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 _ASKED = "prepare.json"
 _LOOKED = "looked.json"

@@ -23,7 +23,7 @@ __all__ = [
     "whole_characters",
 ]
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 """A longer document comes in pieces of about so much: memory must not depend on what a source holds."""
 _BLOCK_BYTES = 1 << 20
 _PACKED_BLOCK_BYTES = 1 << 15
