@@ -47,9 +47,9 @@ def command_of(plan: Plan) -> list[str]:
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     fits = plan.estimate.micro_batch
     cut = [f"--micro-batch={fits}"] if 0 < fits < plan.resolved["train"]["micro_batch"] else []
-    is_open = plan.processes > 1 and plan.offer.gpu_count and plan.resolved["train"]["parallel"] == "auto"
-    held = [f"--parallel={'fsdp' if plan.estimate.sharded else 'ddp'}"] if is_open else []
-    return ["{python}", "-m", *program, *paths, *cut, *held]
+    # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
+    shared = ["--parallel=fsdp"] if plan.estimate.sharded and plan.resolved["train"]["parallel"] == "auto" else []
+    return ["{python}", "-m", *program, *paths, *cut, *shared]
 
 
 def surroundings_of(plan: Plan, cpus: int) -> dict[str, str]:

@@ -135,10 +135,12 @@ def _of_a_block(model: ModelTable, sizes: _Sizes, way: Way, done: int) -> Iterat
     """What the backward of a block adds to a share's forward, at its beginning and at its end, after `done` others."""
     block, copies = 4 * sizes.block, 2 * sizes.block if way.half else 0
     before = done * (block / way.shards - copies - sizes.layer_bytes) + (block if done else 0) + sizes.backward_bytes
-    yield before + 2 * block - (done * block if way.gradient else 0)
+    if way.gradient:
+        before -= done * block
+    yield before + 2 * block
     fetched = 2 if done < model.layers - 1 else 1
     if way.gradient:  # There each matrix's gradient is added to what is there already.
-        yield before + fetched * block - done * block + 4 * sizes.widest
+        yield before + fetched * block + 4 * sizes.widest
     else:
         yield before + fetched * block + block - copies - sizes.layer_bytes
 
