@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config import parse_recipe
-from trainer.distributed import Processes
+from trainer.distributed import Processes, leave
 from trainer.model import GPT
 from trainer.optim import make_optimizer
 from trainer.parallel import Replicas, Shards
@@ -18,6 +19,7 @@ from trainer.tensors import write_tensors
 
 def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
     """Take three steps on this process's own data, with whole weights and with a part of each, and write them."""
+    faulthandler.enable()  # An abort in C says where it came from.
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     recipe = parse_recipe(record)
@@ -36,3 +38,4 @@ def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
         with (folder / f"{kind}-{rank}").open("wb") as file:
             write_tensors(file.write, dict(shared.whole(model.state_dict())))
     dist.destroy_process_group()
+    leave(0)  # As the trainer's processes end: to take torch's modules apart while threads still run may abort.
