@@ -1,7 +1,7 @@
 """The peak memory of the real trainer's step on one card, by torch's MemTracker on tensors that hold nothing.
 
 The tensors are fake and say that they are on the CPU, for which no card is needed; what a card does otherwise is
-chosen as on a card: the fused AdamW, and flash attention, which on a CPU has no dropout.
+chosen as on a card: the fused AdamW, and flash attention, which on a CPU has no dropout. Or (`on_cpu`) as they say.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def way_of(
     processes: int = 1,
     chunked: bool = True,
     shared: bool = False,
+    on_cpu: bool = False,
 ) -> Way:
     """Return what `traced_peak_bytes` is asked in the words of the plan's formula."""
     gradient = accumulation > 1 or (processes > 1 and not shared)
     half, muon, shards = precision != "fp32", optim == "muon", processes if shared else 1
-    return Way(half=half, chunked=chunked, muon=muon, gradient=gradient, shards=shards)
+    return Way(half=half, fused=not on_cpu, chunked=chunked, muon=muon, gradient=gradient, shards=shards)
 
 
 def traced_peak_bytes(
@@ -55,6 +56,7 @@ def traced_peak_bytes(
     processes: int = 1,
     chunked: bool = True,
     shared: bool = False,
+    on_cpu: bool = False,
 ) -> int:
     """Return the most that one process holds in a step of a recipe with this model.
 
@@ -67,8 +69,10 @@ def traced_peak_bytes(
     with contextlib.ExitStack() as stack:
         if shared:
             stack.enter_context(_fake_processes(processes))
-        for context in (FakeTensorMode(), _as_on_a_card()):
-            stack.enter_context(context)
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(_with_nothing_in_it())
+        if not on_cpu:
+            stack.enter_context(_as_on_a_card())
         run = _run(model, micro_batch, optim, precision, accumulation, processes, shared=shared)
         if not chunked:
             stack.enter_context(mock.patch("trainer.model.chunked_cross_entropy", _whole_cross_entropy))
@@ -181,11 +185,19 @@ def _whole_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, **_: A
 
 @contextlib.contextmanager
 def _as_on_a_card() -> Iterator[None]:
-    from torch._subclasses.fake_tensor import FakeTensor
-
     with (
         mock.patch("torch.nn.functional.scaled_dot_product_attention", _fused),
         mock.patch("torch.nn.functional.dropout", _dropout),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _with_nothing_in_it() -> Iterator[None]:
+    """Let the step read its numbers, and send them, where there are none."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with (
         mock.patch.object(FakeTensor, "tolist", lambda tensor: [0.0] * tensor.numel()),
         mock.patch("torch.distributed.all_reduce", return_value=_Arrived()),
     ):

@@ -44,9 +44,10 @@ def way_of(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: in
 
 
 def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -> Way:
-    train = recipe.tables.train
-    half, muon = bool(offer.gpu_count) and train.precision != "fp32", recipe.tables.optim.kind == "muon"
-    return Way(half=half, chunked=train.loop == "own", muon=muon, gradient=gradient, shards=shards)
+    train, on_card = recipe.tables.train, bool(offer.gpu_count)
+    half = train.precision != "fp32" if on_card else train.precision in ("bf16", "fp16")
+    muon, chunked = recipe.tables.optim.kind == "muon", train.loop == "own"
+    return Way(half=half, fused=on_card, chunked=chunked, muon=muon, gradient=gradient, shards=shards)
 
 
 def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> int:

@@ -20,10 +20,12 @@ CHUNK_BYTES = 2**28  # The trainer's own loss holds so much of fp32 logits at on
 
 @dataclass(frozen=True)
 class _Kept:
-    """Bytes a token that a forward keeps for its backward, in 16-bit autocast or in fp32, with fused attention.
+    """Bytes a token that a forward keeps for its backward, in 16-bit autocast or in fp32.
 
     `channel` is for each layer and channel, `masks` more of it where there is dropout, `head` for each layer and head,
     `norms` for each layer, `position` for each layer and position of the context: what may be attended to, as numbers.
+    `weights` is for each layer, head and position: what a fused attention spares; `single` more of `channel` where a
+    layer has one head, whose values are not copied and keep what was projected with them.
     `around` is for each channel and no layer: at the top of the network when the loss is taken, and `backward` where
     instead the first layer's backward is at work.
     """
@@ -35,6 +37,8 @@ class _Kept:
     backward: float
     norms: float = 16
     position: float = 0
+    weights: float = 0
+    single: float = 0
 
 
 # For a faithful layer: the stream twice in fp32 (8), the two norms' results (4), queries, keys and values (6),
@@ -48,6 +52,15 @@ _KEPT = {
     ("encoder-decoder", True): _Kept(82, 29, 12, 16, 16, norms=48, position=2),
     ("encoder-decoder", False): _Kept(120, 45, 12, 16, 40, norms=48, position=4),
 }
+# Without a fused attention, with dropout: its weights in fp32, which of them were dropped, and what was left.
+_UNFUSED = {
+    ("faithful", True): _Kept(46, 0, 0, 12, 18, norms=24, weights=12),
+    ("faithful", False): _Kept(72, 0, 0, 12, 28, norms=24, weights=12, single=8),
+    ("modern", True): _Kept(54, 0, 8, 16, 28, norms=8, weights=12),
+    ("modern", False): _Kept(80, 0, 8, 16, 44, norms=8, weights=12),
+    ("encoder-decoder", True): _Kept(142, 0, 0, 16, 16, norms=60, weights=36),
+    ("encoder-decoder", False): _Kept(204, 0, 0, 16, 40, norms=60, weights=36),
+}
 _TOKEN_BYTES = 40  # Ids, targets, and the loss of each.
 
 
@@ -55,12 +68,13 @@ _TOKEN_BYTES = 40  # Ids, targets, and the loss of each.
 class Way:
     """How a model is trained, as far as memory knows: what `way_of` reads from a recipe and an offer.
 
-    `half` computes in 16 bits; `chunked` is the trainer's own loss; `muon` moves the matrices in the blocks with one
-    moment; `gradient` is there already when a forward begins (a step in portions, or replicas); of `shards` processes
-    each holds its part.
+    `half` computes in 16 bits; `fused` is a card's attention, which has dropout too (a CPU's has not); `chunked` is
+    the trainer's own loss; `muon` moves the matrices in the blocks with one moment; `gradient` is there already when a
+    forward begins (a step in portions, or replicas); of `shards` processes each holds its part.
     """
 
     half: bool = True
+    fused: bool = True
     chunked: bool = True
     muon: bool = False
     gradient: bool = False
@@ -147,10 +161,13 @@ def _of_a_block(model: ModelTable, sizes: _Sizes, way: Way, done: int) -> Iterat
 
 def _sizes(model: ModelTable, micro_batch: int, vocab_size: int, way: Way) -> _Sizes:
     tokens, vocab = micro_batch * model.context, padded_vocab(model, vocab_size)
-    kept, width = _KEPT[model.preset, way.half], model.width
+    kept, width = (_KEPT if way.fused or not model.dropout else _UNFUSED)[model.preset, way.half], model.width
     parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
-    layer = (kept.channel + (kept.masks if model.dropout else 0)) * width + kept.head * model.heads
-    layer += kept.norms + kept.position * model.context
+    channel = kept.channel + (kept.masks if model.dropout else 0) + (kept.single if model.heads == 1 else 0)
+    layer = channel * width + kept.head * model.heads
+    layer += kept.norms + (kept.position + kept.weights * model.heads) * model.context
+    # The gradient of attention's weights, when that of the wide layer beside it is done with.
+    weights = 4 * model.heads * model.context - (8 if way.half else 32) * width if kept.weights else 0
     return _Sizes(
         parameters=parameters,
         root=root,
@@ -160,7 +177,7 @@ def _sizes(model: ModelTable, micro_batch: int, vocab_size: int, way: Way) -> _S
         layer_bytes=tokens * layer,
         kept_bytes=tokens * (model.layers * layer + _TOKEN_BYTES + (width if model.dropout else 0)),
         loss_bytes=tokens * kept.around * width + _loss_bytes(model, tokens, vocab, way),
-        backward_bytes=tokens * kept.backward * width,
+        backward_bytes=tokens * max(kept.backward * width, weights),
     )
 
 

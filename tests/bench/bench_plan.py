@@ -49,6 +49,7 @@ SIZES = {  # layers, width, context, vocabulary
 WIDE = {"10.6M": SIZES["10.6M"], "12M": SIZES["12M"], "4 layers of 124M": (4, 768, 1024, 50304)}
 LARGE = {"355M": (24, 1024, 1024, 50304), "774M": (36, 1280, 1024, 50304), "1.5B": (48, 1600, 1024, 50304)}
 PLAIN: dict[str, Any] = {"chunked": False}
+ON_CPU: list[dict[str, Any]] = [{"on_cpu": True, "precision": "fp32"}]
 SHARES: list[dict[str, Any]] = [
     {"shared": True, "processes": count, "accumulation": portions} for count in (2, 8) for portions in (1, 4)
 ]
@@ -59,6 +60,9 @@ GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "whole logits": ({}, [PLAIN]),
     "fp32, fp16": ({}, [{"precision": "fp32"}, {"precision": "fp16"}]),
     "encoder-decoder, bf16 and fp32": ({"preset": "encoder-decoder", "dropout": 0.1}, [{}, {"precision": "fp32"}]),
+    "dropout on a CPU": ({"dropout": 0.1}, ON_CPU),
+    "modern with dropout on a CPU": ({**MODERN, "dropout": 0.1}, ON_CPU),
+    "encoder-decoder on a CPU": ({"preset": "encoder-decoder", "dropout": 0.1}, ON_CPU),
     "in portions, replicas": ({}, [{"accumulation": 2}, {"processes": 2}]),
     "shares of 2 and of 8 (FSDP2)": ({}, SHARES),
     "modern in shares, AdamW and Muon": (MODERN, [*SHARES, {**SHARES[0], "optim": "muon"}]),

@@ -16,6 +16,7 @@ from tests.traced_memory import traced_peak_bytes, way_of
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
 PAIRS: dict[str, Any] = {"preset": "encoder-decoder", "dropout": 0.1}
+ON_CPU: dict[str, Any] = {"on_cpu": True, "precision": "fp32"}
 SHARES: dict[str, Any] = {"processes": 8, "shared": True}
 
 
@@ -65,6 +66,14 @@ GRID: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
         {"accumulation": 2},
     ),
     ("encoder-decoder in fp32", shape(4, 256, 64, 512, **PAIRS), 32, {"precision": "fp32"}),
+    ("dropout on a CPU", shape(3, 384, 256, 128, dropout=0.1), 16, ON_CPU),
+    ("dropout on a CPU, long texts", shape(2, 256, 1024, 512, dropout=0.1), 4, ON_CPU),
+    ("dropout on a CPU, one head", shape(3, 64, 64, 512, dropout=0.1), 16, ON_CPU),
+    ("dropout on a CPU in bf16", shape(2, 256, 512, 512, dropout=0.1), 8, {**ON_CPU, "precision": "bf16"}),
+    ("no dropout on a CPU", shape(3, 384, 256, 128), 16, ON_CPU),
+    ("modern with dropout on a CPU", shape(3, 256, 256, 4096, dropout=0.1, **MODERN), 8, ON_CPU),
+    ("encoder-decoder on a CPU", shape(2, 512, 72, 8192, **PAIRS), 64, ON_CPU),
+    ("encoder-decoder on a CPU, long sentences", shape(1, 256, 512, 512, **PAIRS), 8, ON_CPU),
     ("whole logits", shape(2, 768, 512, 50304), 4, {"chunked": False}),
     ("whole logits, fp32", shape(2, 512, 256, 4096), 8, {"chunked": False, "precision": "fp32"}),
 ]
@@ -90,7 +99,15 @@ def test_the_formula_is_within_5_percent_of_what_was_traced(
     batch=st.integers(1, 12),
     more=st.sampled_from([{}, {"dropout": 0.2}, {"bias": False}, MODERN]),
     asked=st.sampled_from(
-        [{}, {"accumulation": 2}, {"precision": "fp32"}, {"chunked": False}, SHARES, {**SHARES, "accumulation": 2}]
+        [
+            {},
+            {"accumulation": 2},
+            {"precision": "fp32"},
+            {"chunked": False},
+            SHARES,
+            {**SHARES, "accumulation": 2},
+            ON_CPU,
+        ]
     ),
 )
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
