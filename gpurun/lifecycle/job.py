@@ -59,6 +59,7 @@ def surroundings_of(plan: Plan, cpus: int) -> dict[str, str]:
         # torchrun would give each process one thread, whatever there is.
         variables["OMP_NUM_THREADS"] = str(max(1, cpus // plan.processes))
     if plan.offer.provider == "local":
-        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running.
-        variables["OMP_WAIT_POLICY"] = "passive"
+        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
+        # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.
+        variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     return variables

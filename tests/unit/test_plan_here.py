@@ -197,6 +197,6 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
     tmp_path: Path,
 ) -> None:
     here = planned_here(tmp_path)
-    assert surroundings_of(here, 8) == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
+    assert surroundings_of(here, 8) == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     rented = here.model_copy(update={"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8})
     assert surroundings_of(rented, 96) == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "12"}
