@@ -34,7 +34,7 @@ _COLUMNS = (
     Column("dies by", least=13),
 )
 _LEGEND = {
-    "fit": "fit: sequences at once on a GPU / GiB that this takes",
+    "fit": "fit: sequences at once on a GPU (or CPU) / GiB that this takes",
     "worst $": "worst $: the most it can cost, or how far the cap gets where it does not finish",
     "dies by": "dies by: what ends the machine when this laptop is lost, or why it is not taken",
 }
@@ -119,10 +119,11 @@ def death(offer: Offer) -> Span:
 
 
 def _fit(offer: Offer, estimate: Estimate) -> str:
-    """The micro-batch and the memory that it takes on each GPU: `64/27G`."""
+    """The micro-batch and the memory that it takes on each GPU, or on a CPU whose memory is known: `64/27G`."""
     if not estimate.fits:
         return "no"
-    return f"{estimate.micro_batch}/{ceil(estimate.peak_bytes / 2**30)}G" if offer.gpu_count else "yes"
+    is_known = offer.gpu_count or offer.memory_gb
+    return f"{estimate.micro_batch}/{ceil(estimate.peak_bytes / 2**30)}G" if is_known else "yes"
 
 
 def _speed(estimate: Estimate) -> str:

@@ -205,6 +205,17 @@ def test_a_machine_without_a_gpu_does_not_hold_whatever_model(
     assert (cut.offer.gpu_count, cut.offer.memory_gb, cut.estimate.fits) == (0, gib, True)
 
 
+@pytest.mark.parametrize(("dropout", "fit"), [("0.0", "4/6G"), ("0.1", "1/6G")])
+def test_the_table_says_what_fits_on_a_machine_without_a_gpu(tmp_path: Path, dropout: str, fit: str) -> None:
+    """There attention keeps its weights, where there is dropout."""
+    sizes = ("layers=24", "width=512", "heads=8", "context=1024", "batch_tokens=65536", "micro_batch=64")
+    asked = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": ("aws",)}
+    choices = Choices(accept_cpu=True)
+    plan = planned(tmp_path, "90", overrides=(*sizes, f"dropout={dropout}"), choices=choices, **asked)
+    row = next(line for line in plan_text(plan, Style(width=120)).splitlines() if "us-east-1" in line)
+    assert row.split()[6] == fit
+
+
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
     """It ended in a KeyError."""
     asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
