@@ -64,7 +64,7 @@ _UNFUSED = {
 _TOKEN_BYTES = 40  # Ids, targets, and the loss of each.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Way:
     """How a model is trained, as far as memory knows: what `way_of` reads from a recipe and an offer.
 
@@ -167,7 +167,7 @@ def _sizes(model: ModelTable, micro_batch: int, vocab_size: int, way: Way) -> _S
     layer = channel * width + kept.head * model.heads
     layer += kept.norms + (kept.position + kept.weights * model.heads) * model.context
     # The gradient of attention's weights, when that of the wide layer beside it is done with.
-    weights = 4 * model.heads * model.context - (8 if way.half else 32) * width if kept.weights else 0
+    attention = 4 * model.heads * model.context - (8 if way.half else 32) * width if kept.weights else 0
     return _Sizes(
         parameters=parameters,
         root=root,
@@ -177,7 +177,7 @@ def _sizes(model: ModelTable, micro_batch: int, vocab_size: int, way: Way) -> _S
         layer_bytes=tokens * layer,
         kept_bytes=tokens * (model.layers * layer + _TOKEN_BYTES + (width if model.dropout else 0)),
         loss_bytes=tokens * kept.around * width + _loss_bytes(model, tokens, vocab, way),
-        backward_bytes=tokens * max(kept.backward * width, weights),
+        backward_bytes=tokens * max(kept.backward * width, attention),
     )
 
 

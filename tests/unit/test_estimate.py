@@ -48,16 +48,24 @@ def model(layers: int = 12, width: int = 768, context: int = 1024) -> ModelTable
 
 
 sizes = st.integers(1, 64)
-ways = st.builds(Way, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 2, 8]))
+ways = st.builds(
+    Way,
+    half=st.booleans(),
+    fused=st.booleans(),
+    chunked=st.booleans(),
+    muon=st.booleans(),
+    gradient=st.booleans(),
+    shards=st.sampled_from([1, 2, 8]),
+)
 presets = st.sampled_from(["faithful", "modern", "encoder-decoder"])
 
 
-@given(st.tuples(sizes, sizes, sizes, sizes), st.integers(0, 3), presets, ways)
+@given(st.tuples(sizes, sizes, sizes, sizes), st.integers(0, 3), presets, st.sampled_from([0.0, 0.1]), ways)
 def test_more_of_anything_never_needs_less_memory(
-    size: tuple[int, int, int, int], which: int, preset: str, way: Way
+    size: tuple[int, int, int, int], which: int, preset: str, dropout: float, way: Way
 ) -> None:
     def peak(layers: int, width: int, context: int, batch: int) -> int:
-        table = model(layers, 32 * width, 32 * context).model_copy(update={"preset": preset})
+        table = model(layers, 32 * width, 32 * context).model_copy(update={"preset": preset, "dropout": dropout})
         return peak_bytes(table, batch, way=way)
 
     larger = tuple(value + (place == which) for place, value in enumerate(size))
