@@ -1,20 +1,27 @@
 # make demo   the main job, free, on this machine: plan, train, collect, destroy, receipt
-# make test   style, types and all tests; what CI runs
+# make quick  the tests that start nothing, within a minute
+# make test   style, types and what everybody runs; what CI runs
+# make full   everything, by hand before an issue is called resolved: real engines, whole rentals, 10,000 simulated runs
 PYTHON ?= python3
 BIN := .venv/bin
-# Where it is set, every command that a test starts would compile gpurun anew: a quarter of the suite's time.
+# Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv style types soak mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets picture clean
+.PHONY: demo test quick venv style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets picture clean
 
 demo: venv
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
 
 test: venv style types
-	@$(BIN)/python -m pytest -n 4 --dist loadgroup
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow"
 
 quick: venv
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not process and not torch and not sshd and not boto and not plots" tests/house tests/golden tests/unit
+
+full: test
+	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m slow
+	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
+	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
 
 venv:
 	@$(PYTHON) .ci/venv.py
@@ -25,11 +32,9 @@ style: venv
 types: venv
 	@$(BIN)/mypy
 
-# Ten thousand simulated runs with random faults, a long state machine, and what is too long for every day.
-soak: venv
-	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
-	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
-	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 4 --dist loadgroup
+# What a reader of gpurun meets: the table of docs/ARCHITECTURE.md, as it is now.
+house: venv
+	@$(BIN)/python -m tests.journeys.house
 
 # Takes away each fsync, lock, digest check and read-back, one at a time: some test must fail.
 mutants: venv
@@ -41,7 +46,7 @@ bench-pack: venv
 bench-rental: venv
 	@$(BIN)/python tests/bench/bench_rental.py
 
-# All rows of "Shipping and collecting" in docs/BENCHMARKS.md, at full size, and what is lost or sent twice.
+# All rows of "Uploads and downloads" in docs/BENCHMARKS.md, at full size, and what is lost or sent twice.
 bench-transfer: venv
 	@$(BIN)/python tests/bench/bench_transfer.py --full
 	@$(BIN)/python tests/bench/bench_rental.py

@@ -10,13 +10,13 @@ from html import escape
 from pathlib import Path
 
 from gpurun.core.paths import RunFolder
-from gpurun.core.plan import Plan
+from gpurun.core.run_plan import Plan
+from gpurun.core.trainer_events import parse
 from gpurun.ledger.journal import read_journal
-from gpurun.view.events import parse_event
-from gpurun.view.paint import Span, spell
-from gpurun.view.panels import live_screen
-from gpurun.view.screen import Screen
+from gpurun.view.live_layout import live_screen
+from gpurun.view.live_state import Screen
 from gpurun.view.style import Style
+from gpurun.view.styled_text import Span, spell
 
 COLORS = {"title": "#ffffff", "dim": "#8b949e", "good": "#56d364", "warn": "#e3b341", "bad": "#ff7b72",
           "accent": "#79c0ff", "money": "#ffffff", "": "#c9d1d9"}  # fmt: skip
@@ -27,9 +27,9 @@ def main(folder: RunFolder, step: int) -> str:
     """The screen of that run after its event for `step`, 100 columns wide."""
     style = Style(width=100, height=34, color=True, redraw=True)
     screen = Screen(Plan.from_json(folder.plan.read_bytes()))
-    events = [event for line in folder.events.read_bytes().splitlines() if (event := parse_event(line))]
-    shown = [event for event in events if event.get("step", 0) <= step]
-    now = shown[-1]["wall"]
+    events = [event for line in folder.events.read_bytes().splitlines() if (event := parse(line))]
+    shown = [event for event in events if (event.step or 0) <= step]
+    now = shown[-1].wall or 0.0
     records = [record for record in read_journal(folder.journal).records if record.wall <= now]
     log = folder.log.read_bytes().splitlines()
     last = next((n for n, line in enumerate(log) if line.startswith(f"step {step:04d}".encode())), len(log) - 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 import socket
 import time
@@ -10,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import botocore.loaders
+import botocore.session
 import pytest
 
 if TYPE_CHECKING:
@@ -27,6 +31,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests run beside one another: two trainers with a thread for every core would only wait for each other. Not by a
 # fixture, as a module's own fixtures come before those of its tests.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+# The models of a hundred services are the same for every session: they are read once a process, not once a client.
+botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)  # type: ignore[attr-defined]
+
+
+# What a test module starts, by the names in it; `make quick` leaves these out.
+_STARTS = {
+    "process": re.compile(r"\b(subprocess|multiprocessing|Popen|LocalMachine|LocalProvider|tiny_runs|somebody|Box)\b"),
+    "torch": re.compile(r"^ *(from|import) (torch|trainer)\b", re.MULTILINE),
+    "sshd": re.compile(r"\bsshd\b"),
+    "plots": re.compile(r"\b(matplotlib|report_samples)\b"),
+    "boto": re.compile(r"\b(boto3|botocore|AwsEmulator|S3Emulator|s3: S3)\b"),
+}
+
+
+@functools.cache
+def _started_by(module: Path) -> list[str]:
+    text = module.read_text(encoding="utf-8")
+    return [marker for marker, names in _STARTS.items() if names.search(text)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with what its module starts."""
+    for item in items:
+        for marker in _started_by(item.path):
+            item.add_marker(marker)
 
 
 class NetworkBlocked(OSError):

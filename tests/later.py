@@ -1,4 +1,4 @@
-"""What is too long for every day: `make soak` runs it."""
+"""What is too long for every day: `make full` runs it, and sets GPURUN_SOAK so that searches go on for longer."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import os
 import pytest
 
 SOAK = "GPURUN_SOAK" in os.environ
-LATER = pytest.mark.skipif(not SOAK, reason="a long check: make soak runs it")
+LATER = pytest.mark.slow

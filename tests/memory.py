@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def own_peak_bytes() -> int:
-    """This process's peak resident size: never ru_maxrss on Linux, which begins with that of whoever started it."""
+    """This process's peak resident size: never ru_maxrss on Linux, which begins with that of its parent."""
     if sys.platform == "linux":
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         found = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -19,7 +19,7 @@ def own_peak_bytes() -> int:
 
 
 def forget_own_peak() -> None:
-    """Let the peak begin anew from what is held now, so that what went before hides nothing (Linux only)."""
+    """Let the peak begin again from what is held now, so that what went before hides nothing (Linux only)."""
     if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

@@ -15,14 +15,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from gpurun.planning.tensors import Way
+from gpurun.planning.memory import Way
 from tests.bench.recipes import measured_recipe
-from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.model import GPT
 from trainer.optim import make_optimizer, plan_batch
 from trainer.parallel import Alone, Replicas, Shards
+from trainer.recipe import ModelConfig
 from trainer.run import Progress, Run
 from trainer.scale import LossScale
 from trainer.spike import SpikeGuard

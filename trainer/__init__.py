@@ -24,13 +24,12 @@ device.py       CPU or CUDA, precision, memory, peak speed
 distributed.py  one process or several, the same loop
 parallel.py     who holds which part of the model: all of it (DDP) or a share (FSDP2)
 launch.py       several processes on one machine: the command `python -m trainer.launch`
-room.py         which micro-batch fits on a card, and how processes that share a model begin anew with a smaller one
+room.py         which micro-batch fits on a card, and how processes that share a model begin again with a smaller one
 scale.py        the loss scale of fp16
 spike.py        notices a loss or gradient that jumps
 compile_cache.py  carries what torch.compile made from one rental to the next
 events.py       what is reported: events.jsonl for programs, lines for people
-config.py       recipe.json; tables.py has its tables as frozen dataclasses, strict.py reads them, or refuses by name,
-                and combinations.py refuses keys that make no sense together
+recipe.py       the recipe: every key with its bounds, what keys may not be together, its counts; gpurun reads it too
 errors.py       the ways in which training ends badly
 translation/    the encoder-decoder, its sentence pairs and its searches, for the same loop
 prepare/        text in, shards out (runs at home, before anything is rented)

@@ -10,6 +10,7 @@ import torch
 
 from trainer.optim import decayed
 from trainer.places import places
+from trainer.recipe import parameters_of
 from trainer.run import Run
 
 __all__ = ["announce"]
@@ -24,7 +25,7 @@ def announce(run: Run, out: Path, *, compile_cache: str | None) -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "world_size": count,
-        "parameters": run.model.parameter_count(),
+        "parameters": parameters_of(run.model.config),
         "tokens_per_step": recipe.train.batch_tokens,
         "micro_batch": plan.micro_batch,
         "accumulation": plan.accumulation,
@@ -66,7 +67,7 @@ def _warn(run: Run, out: Path) -> None:
         message = f"eval.hellaswag_items is {wanted}, but the file has only {len(run.hellaswag)}"
         run.reporter.warning(step, "eval.fewer_items", message)
     # Weights and two moments in fp32; while the fourth is being written, three are kept.
-    need = 4 * 12 * run.model.parameter_count()
+    need = 4 * 12 * parameters_of(run.model.config)
     free = shutil.disk_usage(out).free if run.processes.is_first else need
     if free < need:
         message = f"{free / 1e9:.1f} GB of disk are free; checkpoints may take {need / 1e9:.1f} GB"

@@ -10,7 +10,6 @@ import torch
 
 from trainer.announce import announce
 from trainer.compile_cache import CompileCache, cache_name
-from trainer.config import ModelConfig, Recipe
 from trainer.data import VALIDATION_SEED, Samples, TokenRow
 from trainer.device import Device
 from trainer.distributed import Processes
@@ -19,6 +18,7 @@ from trainer.items import Item, read_items
 from trainer.model import GPT, with_vocabulary
 from trainer.optim import make_optimizer, plan_batch
 from trainer.parallel import Alone, Replicas, Shards, fits_replicated
+from trainer.recipe import ModelConfig, Recipe, parameters_of
 from trainer.resume import restore_model, restore_optimizer
 from trainer.room import cut_as_before, read_room
 from trainer.run import Progress, Run
@@ -89,7 +89,7 @@ def _parallel(run: Run) -> Alone:
         return Alone(run.model)
     card_bytes, wanted = run.device.memory_bytes, run.recipe.train.parallel
     fits = run.processes.from_first(
-        lambda: card_bytes is None or fits_replicated(run.model.parameter_count(), card_bytes)
+        lambda: card_bytes is None or fits_replicated(parameters_of(run.model.config), card_bytes)
     )
     if wanted == "ddp" or (wanted == "auto" and fits):
         return Replicas(run.model, run.processes)

@@ -132,12 +132,12 @@ class CheckpointStore:
             self._refuse_to_forget()
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start anew") from error
+            raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start over") from error
         if not sound:
-            raise Refused(f"{path} is not a manifest of version 1; move {self._out} away to start anew")
+            raise Refused(f"{path} is not a manifest of version 1; move {self._out} away to start over")
 
     def _refuse_to_forget(self) -> None:
-        """Refuse to start anew over checkpoints; a process that died in its first save left files of one step only."""
+        """Refuse to start over on checkpoints; a process that died in its first save left files of one step only."""
         steps = {path.name[:6] for path in (self._out / "checkpoints").glob("*") if _OURS.fullmatch(path.name)}
         if len(steps) > 1:
             raise Refused(f"{self._out} has checkpoints but no MANIFEST.json; bring it back, or move the folder away")
@@ -173,7 +173,7 @@ class CheckpointStore:
                 break
             damaged.append(step)
         if damaged and found is None:
-            raise Refused(f"every checkpoint in {self._out} is damaged (steps {damaged}); move it away to start anew")
+            raise Refused(f"every checkpoint in {self._out} is damaged (steps {damaged}); move it away to start over")
         if damaged:
             self._files = [e for e in self._files if e["step"] not in damaged]
             self.latest = found

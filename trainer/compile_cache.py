@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
+from trainer.recipe import ModelConfig
 
 __all__ = ["FOLDER", "CompileCache", "cache_name"]
 

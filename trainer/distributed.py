@@ -18,7 +18,7 @@ from trainer.errors import Refused
 __all__ = ["BEGINNING", "COLLECTIVE_LIMIT_S", "Processes", "joined", "leave"]
 
 BEGINNING = "TRAINER_BEGINNING"
-"""The variable by which a process knows that trainer/launch.py would begin anew; each beginning of all has a value."""
+"""The variable by which a process knows that trainer/launch.py would begin again; each beginning of all has a value."""
 COLLECTIVE_LIMIT_S = 600.0
 """How long a process may let the others wait for it: then torch ends them all."""
 T = TypeVar("T")

@@ -137,7 +137,7 @@ def save(run: Run) -> None:
 
 
 def make_what_is_owed(run: Run) -> None:
-    """Judge the checkpoint gone on from and make its samples, where whoever saved it was ended before they were due."""
+    """Evaluate the checkpoint resumed from and make its samples, where its process was ended before they were due."""
     step, store = run.progress.step, run.writer.store() if run.writer is not None else None
     is_here = store is not None and store.latest == step
     if step and _is_judged(run) and run.progress.val_loss is None:
@@ -160,6 +160,6 @@ def finish_saving(run: Run) -> None:
 
 
 def _save_and_stop(run: Run) -> str:
-    """Save where training stands; no evaluation, no samples: whoever sent SIGTERM may not wait long."""
+    """Save where training stands; no evaluation, no samples: the sender of SIGTERM may not wait long."""
     save(run)
     return "signal"

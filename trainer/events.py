@@ -80,7 +80,7 @@ class Reporter:
                 print(line, file=self._log, flush=True)
 
     def beat(self, patience_s: float) -> None:
-        """Say that the next beat comes within so many seconds: whoever watches may take a longer silence for a hang."""
+        """Say that the next beat comes within so many seconds: a watcher may take a longer silence for a hang."""
         now_s = time.monotonic()
         if not self._is_first or (patience_s == self._patience_s and now_s < self._beaten_s + BEAT_S):
             return

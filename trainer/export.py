@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig, completed
 from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
 from trainer.model_card import model_card
 from trainer.prepare.tokenizers import sha256_of_tokens, shipped_gpt2_tokens
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY, check_digest, find_weights
-from trainer.strict import read_table
+from trainer.recipe import ModelConfig, completed, read_table
 from trainer.tensors import TensorFileError, read_tensors, write_tensors
 
 __all__ = ["export_hf", "main"]

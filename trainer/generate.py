@@ -8,9 +8,7 @@ written, 2 refused. Nothing is unpickled. A prompt for byte-pair encoding needs 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +17,11 @@ from typing import Any
 
 import torch
 
-from trainer.combinations import PAIR_TOKENIZERS
-from trainer.config import ModelConfig, SampleConfig
 from trainer.errors import Refused
 from trainer.model import GPT, with_vocabulary
 from trainer.prepare.pairs.tokenizers import UNKNOWN, PairTokenizer, WordTokenizer
 from trainer.pretrained import check_digest, find_weights
+from trainer.recipe import PAIR_TOKENIZERS, ModelConfig, RecipeError, SampleConfig, read_table
 from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer
 from trainer.tensors import TensorFileError, read_tensors
@@ -66,11 +63,12 @@ def open_checkpoint(checkpoint: Path, data: Path) -> Trained:
         beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
         state: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
         recipe = state["recipe"]
-        sample = SampleConfig(**recipe["sample"] | {"prompts": tuple(recipe["sample"]["prompts"])})
+        sample = read_table(SampleConfig, recipe["sample"], "sample", is_whole=False)
         tokenizer = _tokenizer(data, recipe["data"]["tokenizer"])
         if tokenizer.sha256 != state["data"]["tokenizer"]:
             raise Refused(f"{weights.name} was trained with another vocabulary than that in {data}")
-        config, special = with_vocabulary(ModelConfig(**recipe["model"]), tokenizer.vocab_size), None
+        shape = read_table(ModelConfig, recipe["model"], "model", is_whole=False)
+        config, special = with_vocabulary(shape, tokenizer.vocab_size), None
         model: GPT | Translator
         if config.preset == "encoder-decoder":
             special = read_special_tokens(data, tokenizer.vocab_size)
@@ -155,14 +153,14 @@ def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
 def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     """Return what follows the prompt."""
     wanted = {name: getattr(given, name) for name in ("tokens", "temperature", "top_k")}
-    config: SampleConfig = dataclasses.replace(
-        trained.sample, **{name: value for name, value in wanted.items() if value is not None}
-    )
+    told = {name: value for name, value in wanted.items() if value is not None}
+    try:
+        config = read_table(SampleConfig, {**vars(trained.sample), **told}, "sample")
+    except RecipeError as error:
+        raise Refused(str(error)) from error
     seed = trained.seed if given.seed is None else given.seed
     if not 0 <= seed <= MOST_SEED:
         raise Refused(f"--seed {seed} is not between 0 and {MOST_SEED:,}")
-    if not math.isfinite(config.temperature):
-        raise Refused(f"--temperature {config.temperature} is not a finite number")
     ids = encode(given.prompt, trained.tokenizer)
     (written,) = generate(trained.model, [ids], config, vocab_size=trained.tokenizer.vocab_size, seeds=[seed])
     text = trained.tokenizer.decode(written[len(ids) :])

@@ -1,7 +1,7 @@
 """Trains on the cards of one machine: `python -m trainer.launch --processes 8 --recipe … --data … --out …`.
 
-This is torchrun, run in this process: whoever signals its children signals the processes that train. Where processes
-that share a model (FSDP) run out of memory, all of them end, and it begins anew from the newest checkpoint, in smaller
+This is torchrun, run in this process: what signals its children signals the processes that train. Where processes
+that share a model (FSDP) run out of memory, all of them end, and it begins again from the newest checkpoint, in smaller
 portions. Exit codes: as trainer/train.py has them, from the process that failed; 1 where none of them says more.
 """
 
@@ -44,7 +44,7 @@ def _train(processes: int, argv: Sequence[str]) -> int:
 
 
 def _smaller_micro_batch(out: Path, fits: int, began_monotonic_s: float) -> int | None:
-    """Report that all begin anew, and return with which micro-batch; None, and the end, if that is not below `fits`."""
+    """Report that all begin again, and return the micro-batch; None, and the end, if that is not below `fits`."""
     from trainer.room import read_room  # With all of the trainer, for which nobody waits where memory never runs out.
 
     room, reporter = read_room(out), Reporter(out, is_first=True, since_monotonic_s=began_monotonic_s)

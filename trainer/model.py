@@ -14,24 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.loss import chunked_cross_entropy
 from trainer.modern import ModernBlock, RMSNorm, initialise_modern, rms_norm, rotation
+from trainer.recipe import ModelConfig, flops_per_token, padded_vocab
 
-__all__ = ["GPT", "padded_vocab_size", "with_vocabulary"]
-
-
-def padded_vocab_size(vocab_size: int) -> int:
-    """Return the next multiple of 64, the width at which the head's matrix product runs at full speed."""
-    return -(-vocab_size // 64) * 64
+__all__ = ["GPT", "with_vocabulary"]
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
     """Return the shape for a tokeniser's vocabulary; Refused where the recipe's own number is less."""
     if 0 < config.vocab_size < vocab_size:
         raise Refused(f"model.vocab_size {config.vocab_size} is less than the tokeniser's {vocab_size}")
-    return dataclasses.replace(config, vocab_size=config.vocab_size or padded_vocab_size(vocab_size))
+    return dataclasses.replace(config, vocab_size=padded_vocab(config, vocab_size))
 
 
 class Attention(nn.Module):
@@ -144,16 +139,6 @@ class GPT(nn.Module):
         rows = torch.arange(len(ids), device=ids.device)
         return F.linear(self.hidden(ids)[rows, last], self.head_weight).float()
 
-    def parameter_count(self) -> int:
-        """Count the weights; a tied head counts once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def flops_per_token(self) -> int:
-        """Return forward and backward flops a token: 6 N + 12 L C T (PaLM, appendix B).
-
-        N is what is multiplied with: all weights but the positions, and but the embedding where the head is another.
-        """
-        c = self.config
-        looked_up = (None if c.tied else self.wte, self.wpe)
-        multiplied = self.parameter_count() - sum(table.weight.numel() for table in looked_up if table is not None)
-        return 6 * multiplied + 12 * c.layers * c.width * c.context
+        """Return forward and backward flops a token."""
+        return flops_per_token(self.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config import ModelConfig
+from trainer.recipe import ModelConfig
 
 __all__ = ["model_card"]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
+from trainer.recipe import ModelConfig
 
 __all__ = ["ModernBlock", "RMSNorm", "initialise_modern", "rms_norm", "rotation"]
 

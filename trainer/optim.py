@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config import OptimConfig, Recipe
 from trainer.errors import Refused
+from trainer.recipe import OptimConfig, Recipe
 
 __all__ = [
     "BatchPlan",

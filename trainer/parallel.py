@@ -136,7 +136,7 @@ class Shards(Alone):
     """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the rest.
 
     Every forward and backward is a collective, so that a process which runs out of memory leaves the others waiting:
-    all end, and trainer/launch.py begins anew in smaller portions.
+    all end, and trainer/launch.py begins again in smaller portions.
     """
 
     kind = "fsdp"

@@ -1,4 +1,4 @@
-"""Where the ideas of a training stand in the code that runs: for whoever learns from it, a line of the log."""
+"""Where the ideas of a training stand in the code that runs: for a person who learns from it, a line of the log."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
-from trainer.config import Recipe, differing_keys
 from trainer.errors import Refused
 from trainer.optim import load_optimizer_tensors, optimizer_tensors
+from trainer.recipe import Recipe, differing_keys
 from trainer.room import asked_of_the_card, cut_as_before
 from trainer.run import Run
 from trainer.saving import CheckpointWriter, Snapshot

@@ -2,7 +2,7 @@
 
 The note is for processes that share a model. Each of their forwards is a collective: one whose memory ran out cannot
 take its step again while the others wait elsewhere. It leaves `out/room.json` and ends, the others lose it and end too,
-and trainer/launch.py begins anew. Where nobody would, as under plain torchrun, the run ends.
+and trainer/launch.py begins again. Where nobody would, as under plain torchrun, the run ends.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def without_room(run: Run, out: Path) -> TrainerError:
     plan, step = smaller(run.plan), run.progress.step
     if plan is None:
         return OutOfMemory(f"one sequence of context {run.recipe.model.context} does not fit into the card's memory")
-    if run.stop_asked.is_set():  # Whoever begins anew has heard of no wish to stop, and there is nothing new to save.
+    if run.stop_asked.is_set():  # Who begins again has not heard of the stop, and there is nothing new to save.
         return full
     message = f"memory ran out after step {step}: micro_batch {run.plan.micro_batch} became {plan.micro_batch}"
-    message += f", in {plan.accumulation} portions; all processes begin anew from the newest checkpoint"
+    message += f", in {plan.accumulation} portions; all processes begin again from the newest checkpoint"
     room = {"v": 1, **asked_of_the_card(run), "fits": plan.micro_batch, "step": step, "message": message}
     # All cards may run out at once: each process has a temporary file of its own, and their notes say the same.
     temporary = out / f"{_NOTE}.{os.getpid()}.tmp"

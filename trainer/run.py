@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from trainer.compile_cache import CompileCache
-from trainer.config import Recipe
 from trainer.data import Samples
 from trainer.device import Device
 from trainer.distributed import Processes
@@ -19,6 +18,7 @@ from trainer.items import Item
 from trainer.model import GPT
 from trainer.optim import BatchPlan
 from trainer.parallel import Alone
+from trainer.recipe import Recipe
 from trainer.saving import CheckpointWriter
 from trainer.scale import LossScale
 from trainer.shards import TokenData

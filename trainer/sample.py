@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trainer.config import SampleConfig
 from trainer.model import GPT
+from trainer.recipe import SampleConfig
 
 __all__ = ["generate", "pick"]
 

@@ -26,7 +26,7 @@ NamedBytes = tuple[str, bytes]
 class Snapshot:
     """What a checkpoint of this moment holds: live tensors by name, which come one after the other and only once.
 
-    A tensor that is in parts is gathered when its turn comes, so whoever goes through them lets go of each at once.
+    A tensor that is in parts is gathered when its turn comes, so a loop over them lets go of each at once.
     """
 
     step: int

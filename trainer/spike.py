@@ -40,7 +40,7 @@ class SpikeGuard:
                 seen.append(value)
 
     def as_record(self) -> dict[str, list[float]]:
-        """Return the window for a checkpoint: whoever resumes must judge alike."""
+        """Return the window for a checkpoint: a resumed run must judge alike."""
         return {name: list(seen) for name, seen in self._seen.items()}
 
     def restore(self, record: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def cut_smaller(run: Run, plan: BatchPlan | None) -> None:
     """
     if plan is None:
         raise OutOfMemory(f"one sequence of context {run.recipe.model.context} does not fit into the card's memory")
-    run.reporter.beat(UNKNOWN_S)  # another shape compiles anew
+    run.reporter.beat(UNKNOWN_S)  # another shape compiles again
     gc.collect()  # it rests during training, and what failed may have left cycles that hold tensors
     if run.device.is_cuda:
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ On several cards: `python -m trainer.launch --processes 8 …`; on several machi
 --nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=… -m trainer.train …`. The command goes on from the newest
 checkpoint in the out folder (of the first machine). Exit codes: 0 done, or stopped by SIGTERM after a save; 2 recipe or
 data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 6 trainer/launch.py is to begin
-anew; 1 anything else.
+again; 1 anything else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import faulthandler
 import gc
+import json
 import os
 import signal
 import sys
@@ -20,22 +21,23 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from trainer.assemble import assemble
-from trainer.config import as_planned, load_recipe
 from trainer.device import choose_device, prepare_allocator
 from trainer.distributed import Processes, joined, leave
 from trainer.due import Due, finish_saving, make_what_is_owed, save
 from trainer.errors import BeginAnew, NonFinite, Refused, Spiked, TrainerError
 from trainer.events import UNKNOWN_S, Reporter
+from trainer.recipe import Recipe, RecipeError, parse_recipe
 from trainer.room import begins_anew, without_room
 from trainer.run import Progress, Run
 from trainer.step import Stepper
 
-__all__ = ["main", "train"]
+__all__ = ["as_planned", "load_recipe", "main", "train"]
 
 LAUNCHER_EVERY_S = 1.0
 """How often a process looks whether torchrun is still there: without it nobody would wait for the end, nor know it."""
@@ -50,7 +52,7 @@ def train(run: Run) -> str:
     run.reporter.beat(UNKNOWN_S)  # the first step compiles
     try:
         make_what_is_owed(run)
-        # The first step compiles, perhaps for minutes: whoever asked for an end before it pays for no such step.
+        # The first step compiles, perhaps for minutes: a person who asked for an end before it pays for no such step.
         reason = "signal" if run.processes.any(run.stop_asked.is_set(), run.device.torch) else loop(run)
     except Spiked:
         save(run)
@@ -121,8 +123,35 @@ def _asked_to_stop() -> threading.Event:
         signal.signal(number, ask)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # Started by torchrun, which tells nobody when it is killed.
         threading.Thread(target=watch, args=(os.getppid(),), name="launcher", daemon=True).start()
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # where every thread stands, for whoever finds it stuck
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # where every thread stands, when it is found stuck
     return asked
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check recipe.json; raise Refused."""
+    try:
+        return parse_recipe(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise Refused(f"the recipe {path} cannot be read: {error.strerror}") from error
+    except RecipeError as error:
+        raise Refused(str(error)) from error
+    except ValueError as error:
+        raise Refused(f"the recipe {path} is not JSON: {error}") from error
+
+
+def as_planned(recipe: Recipe, most: int | None, parallel: str | None) -> Recipe:
+    """Return the recipe with at most `most` sequences at once, and shared in that way where it leaves that open.
+
+    The steps and their tokens stay.
+    """
+    train = recipe.train
+    if most is not None and most < 1:
+        raise Refused(f"--micro-batch {most} is less than one sequence")
+    if most is not None and most < train.micro_batch:
+        train = replace(train, micro_batch=most)
+    if parallel is not None and train.parallel == "auto":
+        train = replace(train, parallel=parallel)
+    return replace(recipe, train=train)
 
 
 def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter, progress: Progress) -> None:

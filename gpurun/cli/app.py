@@ -1,68 +1,94 @@
-"""The command tree: one line a verb, in the order in which a person meets them."""
+"""The command tree: a line a verb. The module of a verb is imported when it is run, or its own help is asked for."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gpurun import __version__
-from gpurun.cli.output import put
-from gpurun.cli.verb import run_app
-from gpurun.cli.verbs import (
-    auth,
-    aws,
-    config,
-    confirm,
-    data,
-    offers,
-    prepare,
-    proof,
-    report,
-    stop,
-    train,
-    version,
-    watch,
-    weights,
-)
+from gpurun.cli.render import OutputLost, lost, put, render_result, without_output
+from gpurun.cli.result import Result
+from gpurun.core.errors import ExitCode, UsageError
 
-_ROOMS = {
-    auth: ("auth",),
-    offers: ("offers",),
-    train: ("plan", "train"),
-    watch: ("ps", "attach", "logs"),
-    stop: ("stop", "resume", "collect", "destroy"),
-    proof: ("receipt", "audit", "reap"),
-    report: ("report",),
-    weights: ("sample", "export"),
-    confirm: ("confirm-shutdown",),
-    aws: ("aws",),
-    prepare: ("recipes", "pack", "doctor"),
-    data: ("data",),
-    config: ("config",),
-    version: ("version",),
+VERBS = {
+    "offers": (
+        "List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue."
+    ),
+    "plan": "Show what a run would take and cost, on every offer, and spend nothing.",
+    "train": "Rent, train, bring it home, destroy, prove it, and leave a receipt.",
+    "ps": "List the unfinished runs; one that may be billing while nobody drives it stands first.",
+    "attach": "Watch a run live; closing the view changes nothing.",
+    "logs": "Print the trainer's log; it works after the instance is gone.",
+    "stop": "Save a checkpoint, bring it home, destroy the instance, write the receipt.",
+    "resume": "Finish what the journal says is unfinished: after a crash, sleep or reboot.",
+    "collect": (
+        "Bring finished checkpoints home now, while training goes on; of a run that is over, say what came home."
+    ),
+    "destroy": "Destroy the instance now, without collecting anything, and prove that it is gone.",
+    "receipt": "Show a run's signed receipt.",
+    "audit": "Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own.",
+    "reap": "Find what carries gpurun's token anywhere, and end what is past its deadline, no matter who made it.",
+    "report": (
+        "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
+    ),
+    "sample": (
+        "Let a run's checkpoint continue or translate a text, on this machine; the recipe's settings are the default."
+    ),
+    "export": "Write a run's checkpoint in a form that other tools read, with a model card of the receipt's figures.",
+    "confirm-shutdown": "Check that your own box no longer answers after a run, and sign that beside the receipt.",
+    "pack": "Show exactly what would be shipped, or write it to a file.",
+    "doctor": "Check this machine, its keys, and with --online what the clouds say of them and of what was left there.",
+    "version": "Show the versions of gpurun and of Python.",
+    "auth": "Keys of the clouds: keep, show where from, remove.",
+    "aws": "What an AWS account needs once.",
+    "recipes": "What can be trained.",
+    "data": "Make shards from text, and check them.",
+    "config": "Defaults, and where each comes from.",
 }
-"""Each room of verbs and their first words."""
+"""Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (a hyphen is an underscore there)."""
 
 
-def build_app(first_word: str = "") -> typer.Typer:
-    """The whole command line, or only the room of a first word: a plan need not wait for the flags of forty verbs."""
+class LazyVerbs(TyperGroup):
+    """The group of VERBS."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Their names serve "Did you mean".
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb, or the group of its own verbs, from its module; None where there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"gpurun.cli.commands.{cmd_name.replace('-', '_')}")
+        group = typer.main.get_group(module.app)
+        return group.commands.get(cmd_name, group)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of verbs into the help, without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def build_app() -> typer.Typer:
+    """The whole command line."""
     app = typer.Typer(
         name="gpurun",
-        help=common.__doc__,
+        cls=LazyVerbs,
+        help=options_of_all.__doc__,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         pretty_exceptions_show_locals=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(common)
-    for room in [room for room, words in _ROOMS.items() if first_word in words] or _ROOMS:
-        room.register(app)
+    app.callback()(options_of_all)
     return app
 
 
@@ -72,12 +98,36 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def common(
+def options_of_all(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which gpurun this is.", is_eager=True, callback=_tell_version)
+        bool, typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
     ] = False,
 ) -> None:
     """Rent a GPU under a hard total-dollar cap, train, bring the checkpoints home, prove that the machine is gone."""
+
+
+def run_app(app: typer.Typer) -> int:
+    """Parse the command line, run it and return the exit code; a wrong one speaks JSON too when it says `--json`."""
+    try:
+        code = typer.main.get_command(app).main(standalone_mode=False)
+    except typer.TyperException as wrong:
+        if type(wrong).__name__ == "NoArgsIsHelpError":
+            return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
+        # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
+        said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
+        error = UsageError("usage", wrong.format_message(), hint=f"See: {said_by} --help")
+        return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
+    except OutputLost as loss:
+        return without_output(loss, Result(), None)
+    except OSError as error:  # Typer prints help by itself.
+        if error.errno != errno.ENOSPC:
+            raise
+        return without_output(lost(error), Result(), None)
+    except SystemExit as left:  # So it ends where the reader of its help has left.
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        return without_output(lost(left.__context__), Result(), None)
+    return code if isinstance(code, int) else 0
 
 
 def main() -> None:
@@ -85,7 +135,7 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes longer than judging offers.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # A terminal that is not UTF-8, or half a character in a file's name.
-    code = run_app(build_app(*sys.argv[1:2]))
+    code = run_app(build_app())
     gc.freeze()  # The interpreter's end would look twice through all that was made: a tenth of a short command's time.
     sys.exit(code)
 

@@ -9,17 +9,17 @@ from typing import Any, Self
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_time
 from gpurun.core.errors import Declined
+from gpurun.core.journal_records import Phase
 from gpurun.core.money import format_rate
-from gpurun.core.progress import Phase
-from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.runs import Sight
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.runs import Sight
 
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
 ATTACHED = "attached"
-"""What `attach` is told instead: whatever ends the view leaves the run, unless a person answers that it is to stop."""
+"""What `attach` sets instead: whatever ends the view leaves the run, unless a person answers that it is to stop."""
 RESUMED = "resumed"
-"""What `resume` is told: before training the view alone ends, and while training nobody may be left to come back."""
+"""What `resume` sets: before training the view alone ends, and while training nobody may be left to come back."""
 _GIVES_UP = ("ask", "stop")
 
 
@@ -51,7 +51,7 @@ class Interrupts:
 
 
 def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Answer a signal; True when the viewer is to leave the run to itself. What is wished for, the supervisor does.
+    """Answer a signal; True when the viewer is to leave the run to itself. What it asks for, the supervisor does.
 
     `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
     """
@@ -62,7 +62,7 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
         if on_interrupt not in _GIVES_UP:
             return True
         session.say("Nothing to lose yet: the instance is being destroyed.")
-        wish(sight.folder, "now", by="signal", reason="interrupted before training")
+        ask_to_stop(sight.folder, "now", by="signal", reason="interrupted before training", signal=_name(number))
         return False
     if phase in (Phase.SHIPPED, Phase.TRAINING):  # Where the start was asked for, the answer may have been lost.
         return _while_training(session, sight, number, on_interrupt)
@@ -86,8 +86,12 @@ def _while_training(session: Session, sight: Sight, number: int, on_interrupt: s
         return True
     if answer.startswith("s"):
         session.say("Stopping: a checkpoint first, then it comes home, then the instance is destroyed.")
-        wish(sight.folder, "save", by="signal", reason="interrupted while training")
+        ask_to_stop(sight.folder, "save", by="signal", reason="interrupted while training", signal=_name(number))
     return False
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 def _ask(session: Session, sight: Sight) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,11 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
 if TYPE_CHECKING:
-    from gpurun.core.plan import Request
+    from gpurun.core.run_plan import Request as Request
+else:  # The help of `plan` needs no more of it, and the real one loads pydantic.
+    Request = object
+
+MOST_SETUP_MINUTES = 24 * 60
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -59,13 +64,14 @@ Continues = Annotated[
     typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=_complete_run),
 ]  # fmt: skip
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="NAME", help="best, last, or a step: 000120.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def request_from(session: Session, **typed: Any) -> Request:
     """What was typed, with the settings' defaults and what --from brings filled in, checked one by one."""
     from gpurun.core.money import parse_usd
-    from gpurun.core.plan import Choices, Request
+    from gpurun.core.run_plan import Choices, Request
     from gpurun.planning.catalog import parse_gpu
 
     settings = session.settings
@@ -94,13 +100,14 @@ def request_from(session: Session, **typed: Any) -> Request:
             accept_cpu=typed["accept_cpu"],
             image=typed["image"],
             setup=_script(typed["setup"]),
+            setup_limit_s=_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
             warm=typed["warm"],
         ),
     )
     if continues is None:
         return request
-    from gpurun.lifecycle.earlier.continuing import as_before
+    from gpurun.planning.continue_from import as_before
 
     return as_before(request, session.home, usual)
 
@@ -120,6 +127,18 @@ def _script(path: str) -> str:
         hint = "Name a shell script: --setup install.sh"
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError("usage.setup", f"--setup {path} cannot be read: {why}.", hint=hint) from None
+
+
+def _limit_s(minutes: float | None) -> int:
+    """The seconds of --setup-limit, 0 where it was not typed."""
+    from gpurun.core.errors import UsageError
+
+    if minutes is None:
+        return 0
+    if not 0 < minutes <= MOST_SETUP_MINUTES:
+        what = f"--setup-limit {minutes:g} is no time for a script: it must be above 0, and at most a day."
+        raise UsageError("usage.setup_limit", what, hint="Write minutes: --setup-limit 30")
+    return ceil(60 * minutes)
 
 
 def _flag(name: str, help_text: str) -> Any:
@@ -150,7 +169,11 @@ REQUEST = Shared(
         "accept_cpu": (_flag("--accept-cpu", "Go on where the machine has no CUDA device."), False),
         "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
         "setup": (_text("--setup", "SCRIPT", "Run this on the machine before anything is shipped."), ""),
-        "warm": (_flag("--warm", "Reuse what earlier runs compiled and sent."), False),
+        "setup_limit": (
+            Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", help="Minutes it may take, else 10.")],
+            None,
+        ),
+        "warm": (_flag("--warm", "Send along what earlier runs compiled."), False),
         "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
         "identity": (_text("--identity", "FILE", "The private key to log in with."), ""),

@@ -6,13 +6,13 @@ import signal
 import sys
 from typing import Protocol
 
-from gpurun.cli.output import OutputLost, put
 from gpurun.cli.reader import News
+from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
-from gpurun.core.plan import Plan
-from gpurun.view.live import LiveWindow
-from gpurun.view.plain import PlainView
-from gpurun.view.screen import Screen
+from gpurun.core.run_plan import Plan
+from gpurun.view.live_state import Screen
+from gpurun.view.live_window import LiveWindow
+from gpurun.view.plain_lines import PlainView
 from gpurun.view.style import probe
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.moving import Moving, read_moving
+from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder
-from gpurun.core.progress import Record
+from gpurun.core.trainer_events import TrainerEvent, parse
+from gpurun.core.transfer_progress import Moving, read_moving
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.home.local_copy import read_on_at
-from gpurun.view.events import parse_event
+from gpurun.lifecycle.artifacts.log_copy import read_on_at
 
 _MOST_BYTES = 1 << 20
 
@@ -23,7 +22,7 @@ class News:
     """What came since the last reading; `heard_wall` is when the machine's last word was written down here."""
 
     records: list[Record]
-    events: list[dict[str, Any]]
+    events: list[TrainerEvent]
     log_lines: list[bytes]
     moving: Moving | None = None
     heard_wall: float | None = None
@@ -46,7 +45,7 @@ class RunReader:
         """What is new, at most a megabyte of each file at a time."""
         records = read_journal(self._folder.journal).records[self._records_seen :]
         self._records_seen += len(records)
-        events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
+        events = [event for line in self._lines(self._folder.events) if (event := parse(line)) is not None]
         log_lines = self._lines(self._folder.log)
         heard_wall = max((path.stat().st_mtime for path in self._offsets if path.exists()), default=None)
         moving = read_moving(self._folder, SystemClock().wall())

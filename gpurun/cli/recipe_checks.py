@@ -1,4 +1,4 @@
-"""What `gpurun recipes check` does: plans each recipe at the catalogue's prices, then rehearses it here, end to end.
+"""The check of one recipe: it is planned at the catalogue's prices, then rehearsed here, end to end.
 
 The rehearsal is the ordinary one of `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It happens in
 a home of its own, so that the user's runs and receipts stay what they are; only the cache of tokenised text is shared.
@@ -11,59 +11,32 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gpurun.cli.interrupts import Interrupts
-from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.clock import Clock
-from gpurun.core.errors import ExitCode, GpurunError, NoOffer, TrainingFailed
+from gpurun.core.errors import NoOffer, TrainingFailed
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder, make_private
-from gpurun.core.plan import Plan, Request
-from gpurun.core.progress import Event
-from gpurun.ledger.lock import holder_of
-from gpurun.ledger.receipt import read_receipt
-from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.plan import make_plan
-from gpurun.lifecycle.runs import Sight, look, open_run
+from gpurun.core.run_plan import Plan, Request
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.run_lock import holder_of
+from gpurun.ledger.runs import Sight, look, open_run
+from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.planning.budget import expected_train_s
-from gpurun.planning.recipe import list_recipes, load_recipe
-from gpurun.view.checks import CheckRow, checks_table
-from gpurun.view.paint import render
+from gpurun.planning.planner import make_plan
+from gpurun.planning.recipe import load_recipe
+from gpurun.view.check_table import CheckRow
 
 _PERIOD_S = 0.2
 _RUN = "rehearsal"
 
 
-def check_recipes(session: Session, names: list[str]) -> Result:
-    """Check the recipes named, or all: a table, and one error for each that fails."""
-    rows: list[CheckRow] = []
-    errors: list[GpurunError] = []
-    for name in names or list_recipes():
-        session.say(f"{name}: planning, then rehearsing on this machine")
-        row = CheckRow(recipe=name)
-        try:
-            with _own_home(session.home) as home:
-                row = _check(session, name, home)
-            _judge(row, name)
-        except GpurunError as error:
-            rows.append(replace(row, verdict=f"failed: {error.what}"))
-            errors.append(error)
-        else:
-            rows.append(replace(row, ok=True))
-        session.say(f"{name}: {rows[-1].verdict}")
-    return Result(
-        data={"recipes": [asdict(row) for row in rows]},
-        text=render(checks_table(rows, session.style), session.style),
-        errors=tuple(errors),
-        exit_code=errors[0].exit_code if errors else ExitCode.DONE,
-    )
-
-
 @contextmanager
-def _own_home(shared: Home) -> Iterator[Home]:
+def own_home(shared: Home) -> Iterator[Home]:
     """A home for one rehearsal, gone afterwards; it keeps tokenised text where the user's own runs do."""
     make_private(shared.prepare().cache)
     root = Path(tempfile.mkdtemp(prefix="check-", dir=shared.root))
@@ -75,7 +48,7 @@ def _own_home(shared: Home) -> Iterator[Home]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _check(session: Session, name: str, home: Home) -> CheckRow:
+def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
     """Plan and rehearse one recipe; a GpurunError where either is impossible or the rehearsal fails."""
     recipe, clock = load_recipe(name), session.clock
     began = clock.monotonic()
@@ -111,7 +84,7 @@ def _planned(name: str, plan: Plan) -> CheckRow:
     )
 
 
-def _judge(row: CheckRow, name: str) -> None:
+def judge(row: CheckRow, name: str) -> None:
     """Refuse a recipe that nobody can rent for, or that learned nothing."""
     if row.planned_micros is None:
         what = f"No offer in the catalogue finishes {row.recipe}."
@@ -135,7 +108,7 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
         start_supervisor(folder, home, clock)
         while True:
             if interrupts.take() is not None:
-                wish(folder, "destroy", by="signal", reason="recipes check was interrupted")
+                ask_to_stop(folder, "destroy", by="signal", reason="recipes check was interrupted")
                 interrupted = True
             driven = holder_of(folder.lock) is not None
             sight = look(home, folder.name)

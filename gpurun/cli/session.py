@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from gpurun.core.paths import Home
 if TYPE_CHECKING:
     from gpurun.core.settings import Setting
     from gpurun.view.style import Style
+    from gpurun.view.styled_text import Line
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class Session:
         from gpurun.view.style import probe
 
         return probe(sys.stdout, color=self.color)
+
+    def draw(self, lines: Iterable[Line]) -> str:
+        """Styled lines as standard output can carry them."""
+        from gpurun.view.styled_text import render
+
+        return render(lines, self.style)
 
     @property
     def interactive(self) -> bool:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gpurun.cli.session import Session
 
 if TYPE_CHECKING:
-    from gpurun.core.progress import RunState
-    from gpurun.lifecycle.runs import Sight
+    from gpurun.core.journal_records import RunState
+    from gpurun.ledger.runs import Sight
 
 _TAIL_BYTES = 4096
 _CLOSED, _CLOSED_RED = b'"event":"run.closed"', b'"exit_code":9'
@@ -35,7 +35,7 @@ def note_unfinished(session: Session) -> None:
     runs = session.home.runs
     if not runs.is_dir() or all(_is_closed(path / "journal.jsonl") for path in runs.iterdir()):
         return
-    from gpurun.lifecycle.runs import unfinished_runs
+    from gpurun.ledger.runs import unfinished_runs
 
     left = unfinished_runs(session.home)
     if left:
@@ -55,7 +55,7 @@ def _exists(state: RunState) -> str:
 
 def _go_on_destroying(session: Session, sight: Sight) -> None:
     """A machine that should be gone and is not proven gone: whatever the user came for, somebody goes on trying."""
-    from gpurun.core.progress import Phase
+    from gpurun.core.journal_records import Phase
     from gpurun.lifecycle.supervisor import start_supervisor
 
     state = sight.state

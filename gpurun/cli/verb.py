@@ -9,31 +9,29 @@ import errno
 import inspect
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from gpurun.cli.output import OutputLost, lost, put
+from gpurun.cli.render import OutputLost, lost, render_result, without_output
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
 from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
 from gpurun.core.paths import Home, default_home, home_at
 
-COMMON: dict[str, Any] = {
-    "json": Annotated[bool, typer.Option("--json", help="JSON on standard output, an envelope at its end.")],
-    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")],
-    "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")],
-    "color": Annotated[str, typer.Option("--color", help="auto, always or never; else as set.", metavar="WHEN")],
-    "no_input": Annotated[bool, typer.Option("--no-input", help="Never ask; a missing answer is an error.")],
-    "home": Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")],
-    "no_progress": Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")],
+COMMON: dict[str, tuple[Any, Any]] = {
+    "json": (Annotated[bool, typer.Option("--json", help="JSON on standard output, an envelope at its end.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")], False),
+    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")], False),
+    "color": (Annotated[str, typer.Option("--color", help="auto, always or never; else as set.", metavar="WHEN")], ""),
+    "no_input": (Annotated[bool, typer.Option("--no-input", help="Never ask; a missing answer is an error.")], False),
+    "home": (Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")], ""),
+    "no_progress": (Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")], False),
 }
-_DEFAULTS: dict[str, Any] = {"color": "", "home": ""}
+"""The flags of every verb, each with its type and default."""
 
 Verb = Callable[..., Result]
 
@@ -46,20 +44,12 @@ class Shared:
     flags: Mapping[str, tuple[Any, Any]]
     make: Callable[..., Any]
 
-    def parameters(self) -> list[inspect.Parameter]:
-        """The flags as parameters, each with its type and default."""
-        kind = inspect.Parameter.KEYWORD_ONLY
-        return [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in self.flags.items()]
-
 
 # What a path is refused for: too long, shut to us, through a file; then what a disk says that fails or is away.
 _SHUT = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
     *(errno.EIO, errno.ESTALE, errno.ENOTCONN),
 )
-
-# Typer vendors Click, whose usage errors have no public name but this.
-_WRONG_USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def verb(
@@ -69,23 +59,19 @@ def verb(
 
     With `shares` the verb takes those flags too, and is given what is made of them.
     """
+    given_by_us = ("session", shares.name if shares else "")
 
     def register(function: Verb) -> Verb:
-        given_by_us = {"session", shares.name if shares else ""}
-        written = [p for p in inspect.signature(function).parameters.values() if p.name not in given_by_us]
-        own = [*(shares.parameters() if shares else []), *(_with_real_type(p, function) for p in written)]
-        shared = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(key, False), annotation=kind)
-            for key, kind in COMMON.items()
-        ]
+        types, written = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+        own = {p.name: (types[p.name], p.default) for p in written.values() if p.name not in given_by_us}
 
         def command(context: typer.Context, **given: Any) -> int:
-            flags = {key: given.pop(key) for key in COMMON}
+            common = {key: given.pop(key) for key in COMMON}
             try:
                 _refuse_blanks(context)
-                session = _session(flags)
+                session = _session(common)
             except GpurunError as error:
-                return _render(name, flags["json"], Result(errors=(error,), exit_code=error.exit_code), None)
+                return render_result(name, common["json"], Result(errors=(error,), exit_code=error.exit_code), None)
 
             def run() -> Result:
                 if shares is not None:
@@ -94,8 +80,14 @@ def verb(
 
             return _finish(name, session, run)
 
-        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        parameters = [context, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *shared]
+        flags = {
+            "context": (typer.Context, inspect.Parameter.empty),
+            **(shares.flags if shares else {}),
+            **own,
+            **COMMON,
+        }
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in flags.items()]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         first = (function.__doc__ or "").strip().splitlines()[0]
@@ -104,11 +96,6 @@ def verb(
         return function
 
     return register
-
-
-def _with_real_type(parameter: inspect.Parameter, function: Verb) -> inspect.Parameter:
-    """The parameter with its annotation evaluated; the other ones may name types that are not imported at run time."""
-    return parameter.replace(annotation=eval(parameter.annotation, function.__globals__))
 
 
 def _refuse_blanks(context: typer.Context) -> None:
@@ -154,13 +141,13 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except KeyboardInterrupt:  # Typer would answer it with a bare exit code, and --json with nothing.
         result = _interrupted()
     except OutputLost as loss:
-        return _without_output(loss, Result(), session)
+        return without_output(loss, Result(), session)
     except BrokenPipeError as error:
-        return _without_output(lost(error), Result(), session)
+        return without_output(lost(error), Result(), session)
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
         told = _not_ours(session, bug)
         result = Result(errors=(told,), exit_code=told.exit_code) if told else _bug(session, bug)
-    return _render(name, session.json, result, session)
+    return render_result(name, session.json, result, session)
 
 
 def _interrupted() -> Result:
@@ -195,68 +182,3 @@ def _bug(session: Session, bug: Exception) -> Result:
     what = f"gpurun itself failed: {type(bug).__name__}: {bug}."
     error = GpurunError("bug", what, hint=f"The trace is in {trace.name}; please report it.")
     return Result(errors=(error,), exit_code=ExitCode.BUG)
-
-
-def _render(name: str, as_json: bool, result: Result, session: Session | None) -> int:
-    """The one place that turns a Result into bytes."""
-    try:
-        if as_json:
-            from gpurun.view.envelope import envelope_json
-
-            errors = [error.as_record() for error in result.errors]
-            put(envelope_json(name, dict(result.data), errors, int(result.exit_code)))
-            return int(result.exit_code)
-        if result.text:
-            put(result.text)
-    except OutputLost as loss:
-        return _without_output(loss, result, session)
-    return _talk(result, session)
-
-
-def _without_output(loss: OutputLost, result: Result, session: Session | None) -> int:
-    """End without standard output: silently where its reader has left, else with a sentence; the run's code stays."""
-    if not loss.why:
-        return _talk(result, session)
-    hint = "Make room there, or send it somewhere else."
-    error = SetupError("output.lost", f"Standard output cannot be written: {loss.why}.", hint=hint)
-    code = result.exit_code or error.exit_code
-    return _talk(replace(result, errors=(*result.errors, error), exit_code=code), session)
-
-
-def _talk(result: Result, session: Session | None) -> int:
-    """The errors and the way on, on standard error; where that is lost too there is nobody to tell."""
-    from gpurun.view.errors import error_text
-    from gpurun.view.style import probe
-
-    style = probe(sys.stderr, color=session.color if session else "auto")
-    said = [error_text(error.what, error.hint, error.code, style) for error in result.errors]
-    said += [result.after] if result.after and not (session and session.quiet) else []
-    with suppress(OSError):
-        for text in said:
-            print(text, file=sys.stderr, flush=True)
-    return int(result.exit_code)
-
-
-def run_app(app: typer.Typer) -> int:
-    """Parse the command line and run it; a wrong command line speaks JSON too when it says `--json`."""
-    try:
-        code = typer.main.get_command(app).main(standalone_mode=False)
-    except _WRONG_USAGE as wrong:
-        if type(wrong).__name__ == "NoArgsIsHelpError":
-            return _render("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
-        message = str(getattr(wrong, "format_message", lambda said=wrong: said)())
-        # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
-        said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
-        error = UsageError("usage", message, hint=f"See: {said_by} --help")
-        return _render("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
-    except OutputLost as loss:
-        return _without_output(loss, Result(), None)
-    except OSError as error:  # Typer prints help by itself.
-        if error.errno != errno.ENOSPC:
-            raise
-        return _without_output(lost(error), Result(), None)
-    except SystemExit as left:  # So it ends where the reader of its help has left.
-        if not isinstance(left.__context__, BrokenPipeError):
-            raise
-        return _without_output(lost(left.__context__), Result(), None)
-    return code if isinstance(code, int) else 0

@@ -10,17 +10,15 @@ from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
-from gpurun.core.plan import Plan
-from gpurun.core.progress import Event, Phase
-from gpurun.ledger.lock import holder_of
-from gpurun.lifecycle.runs import Sight, look
+from gpurun.ledger.journal import holder_of, read_journal
+from gpurun.ledger.plan_from_journal import plan_of
+from gpurun.ledger.runs import Sight, gave_up, look
 from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
 RESTARTS = 2
-# What is noted on the way: a supervisor whose last word this was has not given up, it was killed.
-_NOTED = ("create.duplicate", "create.late", "create.late_gone", "leftover", "leftover_gone")
 
 
 class Viewer:
@@ -30,11 +28,12 @@ class Viewer:
         self._session = session
         self._folder = folder
         self._on_interrupt = on_interrupt
-        self._plan = Plan.from_json(folder.plan.read_bytes())
+        self._plan, _ = plan_of(folder, read_journal(folder.journal).records)
         self._reader = RunReader(folder)
         self._pane = open_pane(session, self._plan, stream=stream)
         self._restarts = 0
         self._warned_while_destroying = False
+        self._is_unseen = False
 
     def follow(self, heard: Interrupts | None = None) -> Result:
         """Show the run until it is closed or left; what was `heard` before is answered first."""
@@ -54,13 +53,17 @@ class Viewer:
         owned = holder_of(self._folder.lock) is not None  # Asked before reading, so that nothing is missed after it.
         news = self._reader.read()
         self._pane.show(news, self._session.clock.wall())
+        if news.records:
+            self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
         if not news.is_empty:
             return None
+        if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
+            return abandoned(look(self._session.home, self._folder.name))
         if not owned:
             sight = look(self._session.home, self._folder.name)
             if not sight.unfinished:
                 return finished(self._session, sight)
-            if _gave_up(sight) or self._restarts >= RESTARTS:
+            if gave_up(sight) or self._restarts >= RESTARTS:
                 return abandoned(sight)
             # It was killed. The journal says where it was, and being driven again is the only way on.
             self._restarts += 1
@@ -91,8 +94,8 @@ def follow(
 ) -> Result:
     """Show a run until it is closed, and return its own exit code; or until the person leaves it.
 
-    With `--json` every record and event is streamed as a line, unless `stream` is false. Whoever began the run passes
-    on what was `heard` since.
+    With `--json` every record and event is streamed as a line, unless `stream` is false. The command that began the run
+    passes on what was `heard` since.
     """
     return Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
 
@@ -114,9 +117,7 @@ def left_while_destroying(sight: Sight) -> Result:
 def abandoned(sight: Sight) -> Result:
     """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
     name = sight.folder.name
-    told = f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
-    if _gave_up(sight):
-        told = str(sight.records[-1].data["message"])
+    told = gave_up(sight) or f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
             "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"
@@ -137,27 +138,32 @@ def _last_words(sight: Sight) -> str:
 
 def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
-    from gpurun.cli.receipts import receipt_text, receipt_view
+    from gpurun.cli.receipts import receipt_text
+    from gpurun.ledger.write_receipt import read_receipt
 
-    view = receipt_view(session.home, sight)
-    state = sight.state
+    receipt, state = read_receipt(session.home, sight.folder), sight.state
+    told = receipt.predicate
+    checkpoints = [file["name"] for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
     data = {
         "run": sight.folder.name,
         "folder": str(sight.folder.path),
-        "verdict": view.verdict,
+        "verdict": told["verdict"]["is"],
         "outcome": state.outcome,
         "teardown": state.teardown,
-        "cost_micros": view.cost_micros,
+        "cost_micros": told["cost"]["upper_bound_micros"],
         "receipt": str(sight.folder.receipt),
-        "checkpoints": [file.name for file in view.checkpoints],
+        "checkpoints": checkpoints,
     }
     failure = state.failure
     errors = (GpurunError(failure["code"], failure["message"], hint=failure["hint"]),) if failure else ()
     if not errors and state.outcome in ("failed", "lost"):
         errors = (_training_failed(sight),)
-    text = "" if session.quiet else receipt_text(view, session)
-    after = f"The checkpoints are in {sight.folder.artifacts}" if view.checkpoints else ""
+    text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
+    after = f"The checkpoints are in {sight.folder.artifacts}" if checkpoints else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
+    if code is ExitCode.BUDGET_STOP and checkpoints:
+        flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
+        after = f"{after}\n{flag} ended it. The rest: gpurun train --from {sight.folder.name} {flag} …"
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
@@ -168,11 +174,3 @@ def _training_failed(sight: Sight) -> GpurunError:
     return TrainingFailed(
         f"train.{observed['reason'] or 'failed'}", f"Training failed: {observed['message']}", hint=hint
     )
-
-
-def _gave_up(sight: Sight) -> bool:
-    """The supervisor ended on purpose, because it could not prove a death or could not look."""
-    if not sight.records or sight.records[-1].event is not Event.INCIDENT:
-        return False
-    code = str(sight.records[-1].data["code"])
-    return sight.state.may_be_billing and code not in _NOTED and not code.endswith("disk_full")

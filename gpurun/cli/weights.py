@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
-from gpurun.core.progress import Event
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.journal_records import Event
 from gpurun.core.secrets import child_environment
-from gpurun.lifecycle.home.at_home import remembered
-from gpurun.lifecycle.runs import Sight
-from gpurun.planning.bundle import bundle_root
-from gpurun.view.safe import safe_line
+from gpurun.core.untrusted import safe_line
+from gpurun.ledger.runs import Sight
+from gpurun.lifecycle.artifacts.inventory import Inventory
 
 # What continuing a text or exporting needs; the optimiser's state may stay where it is.
 _NEEDED = ("weights", "state")
@@ -64,7 +64,7 @@ def _came_home(sight: Sight) -> dict[str, Any]:
     """What is on record as brought home; of a run that goes on, what lies here of its machine's last list."""
     homecoming = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
     recorded = next((r.data for r in reversed(sight.records) if r.event in homecoming), None)
-    listed = remembered(sight.folder) if sight.unfinished and recorded is None else None
+    listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:
         return recorded or {}
     told: dict[str, Any] = listed.model_dump(mode="json")
@@ -111,7 +111,7 @@ def ask_trainer(module: str, *arguments: str) -> str:
     SetupError where torch is missing or the program breaks; UsageError for what it refuses (exit code 2).
     """
     if find_spec("torch") is None:
-        hint = "pip install 'gpurun[local]' (without an NVIDIA GPU, from PyTorch's CPU index; see the README)."
+        hint = "From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
     root = bundle_root()
     done = subprocess.run(

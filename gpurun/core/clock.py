@@ -6,6 +6,7 @@ time is for people, for provider stamps and for absolute deadlines.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -79,6 +80,15 @@ def boot_id() -> str:
         return path.read_text().strip()
     except OSError:
         return f"{uuid.getnode():012x}-{int(time.time() - time.monotonic()) // 60}"
+
+
+def machine_id() -> str:
+    """A name for this machine, the same after a boot, that tells nothing else of it."""
+    try:
+        known = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        known = ""
+    return hashlib.sha256((known or f"{uuid.getnode():012x}").encode()).hexdigest()[:16]
 
 
 def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:

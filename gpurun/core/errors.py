@@ -43,7 +43,7 @@ __all__ = [
 class ExitCode(IntEnum):
     """What a script may rely on. Only 9 needs a test of its own: it outranks all others.
 
-    TERMINATED is returned by nobody: a shell says it of a command that SIGTERM ended before it had a run to answer for.
+    INTERRUPTED and TERMINATED say which signal stopped a run short; a shell says the same of a command without a run.
     """
 
     DONE = 0

@@ -1,7 +1,7 @@
 """The host keys of boxes that the user has already, as they were seen at first use: `known_hosts.json` in the home.
 
 A machine that gpurun rents never stands here: its key was made before it booted. The file is a table of
-`"[host]:port": "ssh-ed25519 AAAA…"`. One that cannot be read is an error, never an empty list: whoever breaks it must
+`"[host]:port": "ssh-ed25519 AAAA…"`. One that cannot be read is an error, never an empty list: one who breaks it must
 not win a new "first use".
 """
 
@@ -11,7 +11,7 @@ import json
 import stat
 
 from gpurun.core.errors import SetupError
-from gpurun.core.exclusive import exclusive
+from gpurun.core.filelock import exclusive
 from gpurun.core.paths import Home, write_atomic
 
 _NAME = "known_hosts.json"

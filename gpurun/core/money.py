@@ -86,9 +86,14 @@ def seconds_within(cap: Micros, rate_per_hour: Micros, billing_unit_s: int = 1) 
     return float(max(0, units) * max(1, billing_unit_s))
 
 
+def ratio_of(part: Micros, whole: Micros) -> float:
+    """How many times `whole` is `part`; 0.0 for a whole of nothing."""
+    return part / whole if whole else 0.0
+
+
 def percent_of(part: Micros, whole: Micros) -> float:
     """How many percent of `whole` is `part`; 0.0 for a whole of nothing."""
-    return 100.0 * part / whole if whole else 0.0
+    return 100.0 * ratio_of(part, whole)
 
 
 def format_usd(amount: Micros) -> str:

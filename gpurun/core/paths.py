@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.filelock import exclusive
 
+_ID = re.compile(r"[0-9a-f]{6}")
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
@@ -59,6 +62,11 @@ class RunFolder:
     def events(self) -> Path:
         """The trainer's events, byte for byte."""
         return self.path / "events.jsonl"
+
+    @property
+    def setup_log(self) -> Path:
+        """What the script of --setup has said on the machine, byte for byte."""
+        return self.path / "setup.log"
 
     @property
     def supervisor_log(self) -> Path:
@@ -152,6 +160,11 @@ class Home:
         return self.cache / "uploads"
 
     @property
+    def turns(self) -> Path:
+        """When the next request to a cloud may be sent that counts them by account; one file each."""
+        return self.cache / "turns"
+
+    @property
     def instances(self) -> Path:
         """The folders of the `local` provider's instances."""
         return self.root / "instances"
@@ -170,6 +183,25 @@ class Home:
     def config(self) -> Path:
         """The user's configuration."""
         return self.root / "config.toml"
+
+    @property
+    def id(self) -> str:
+        """Six hex digits that every token of this home carries: made at the first use, once, and the same in a copy.
+
+        SetupError where they can be neither read nor written.
+        """
+        path = self.root / "id"
+        try:
+            if path.exists() and _ID.fullmatch(known := path.read_text()):
+                return known
+            make_private(self.root)
+            with exclusive(self.root / "id.lock"):
+                if not (path.exists() and _ID.fullmatch(path.read_text())):
+                    write_atomic(path, secrets.token_hex(3).encode())
+            return path.read_text()
+        except (OSError, UnicodeError) as error:
+            hint = "Give yourself read and write access to it, or choose another with --home DIR."
+            raise SetupError("home.unusable", f"The file {path} cannot be used: {error}.", hint=hint) from None
 
     def run(self, name: str) -> RunFolder:
         """The folder of a run, whether it exists or not; a name that could leave the folder is a UsageError."""

@@ -3,24 +3,24 @@
     {"prev": SHA256, "receipt_sha256": SHA256, "run": "fox-41", "seq": 17}
 
 A line holds nothing that its receipt does not hold too; it says which receipts there are, so that none can go missing
-unseen. Whoever appends holds the file's kernel lock.
+unseen. The process that appends holds the file's kernel lock.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Frozen, canonical
-from gpurun.core.paths import fsync_folder
-from gpurun.ledger.durable import append_durably, unwritable
+from gpurun.core.filelock import exclusive
+from gpurun.core.paths import Home, fsync_folder
+from gpurun.core.records import Frozen, canonical
+from gpurun.ledger.fsync import append_durably, unwritable
 
 GENESIS = "0" * 64
 
@@ -61,7 +61,7 @@ def read_chain(path: Path) -> Chain:
     """Read a chain; one that is not there has no links."""
     *lines, rest = (path.read_bytes() if path.exists() else b"").split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:
-        # Zeros that a power cut left, as in a journal: that link was never written, and its run takes the place anew.
+        # Zeros that a power cut left, as in a journal: that link was never written, and its run takes the place again.
         rest = lines.pop() + b"\n"
     links = []
     for line in lines:
@@ -83,13 +83,9 @@ def append_link(path: Path, chain: Chain, link: Link) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Wait for the chain's lock and hold it; a holder's death frees it. A refusal of the system names its own file."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
+        with exclusive(path):
             fsync_folder(path.parent)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
     except OSError as error:
         if error.filename and Path(error.filename) != path:  # A file of the run, of which a receipt was to be made.
             raise SetupError(
@@ -98,3 +94,10 @@ def locked(path: Path) -> Iterator[None]:
                 hint="Make it readable for you again; `gpurun resume` then goes on from the last record.",
             ) from error
         raise unwritable(path, error) from error
+
+
+def has_receipt(home: Home, name: str) -> bool:
+    """Whether a run of this name has its place in the chain, with or without its folder."""
+    with suppress(OSError):  # A chain that cannot be read is told of when it is written to.
+        return read_chain(home.ledger).of(name) is not None
+    return False

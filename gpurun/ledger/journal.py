@@ -18,11 +18,12 @@ from pydantic import ValidationError
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, VerificationFailed
-from gpurun.core.model import canonical
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import fsync_folder, make_private
-from gpurun.core.progress import Event, Record
-from gpurun.ledger.durable import append_durably, require_durable, unwritable
-from gpurun.ledger.lock import RunLock, holder_of
+from gpurun.core.records import canonical
+from gpurun.ledger.event_schemas import lacks
+from gpurun.ledger.fsync import append_durably, require_durable, unwritable
+from gpurun.ledger.run_lock import RunLock, holder_of
 
 __all__ = [
     "GENESIS",
@@ -32,6 +33,7 @@ __all__ = [
     "RunLock",
     "damaged",
     "holder_of",
+    "newer",
     "read_journal",
     "require_durable",
     "seal_of",
@@ -48,6 +50,12 @@ def damaged(path: Path, where: str) -> JournalDamaged:
     """The error of a run whose journal cannot be followed."""
     hint = f"Nothing more is spent on it. End what it may have left: gpurun destroy {path.parent.name}."
     return JournalDamaged("journal.damaged", f"{path} is damaged at {where}.", hint=hint)
+
+
+def newer(run: str, event: str) -> VerificationFailed:
+    """The error of a run for which nothing is rented, since a newer gpurun has it and wrote an event of its own."""
+    hint = f"Go on with the newer gpurun, or end the run: gpurun destroy {run}."
+    return VerificationFailed("journal.newer", f"A newer gpurun wrote {event} in the journal of {run}.", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -94,9 +102,10 @@ def read_journal(path: Path) -> Reading:
 
 
 def _parse(line: bytes) -> Record | str:
-    """A line's record, or why it has none."""
+    """A line's record, or why it has none that can be understood."""
     try:
-        return Record.model_validate(json.loads(line))
+        record = Record.model_validate(json.loads(line))
+        return lacks(record) or record
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
@@ -113,7 +122,7 @@ def _break_of(record: Record, number: int, head: str) -> str | None:
 
 
 def seal_of(record: Mapping[str, Any]) -> str:
-    """The digest that a run's closing line carries of itself, since no line after it vouches for it."""
+    """The digest that a run's closing line carries of itself, since no line after it confirms it."""
     data = {key: value for key, value in record["data"].items() if key != "seal"}
     return hashlib.sha256(canonical({**record, "data": data})).hexdigest()
 

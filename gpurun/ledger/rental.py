@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.money import Micros, cost_of, times, total
-from gpurun.core.progress import Event, Record
-from gpurun.ledger.untrusted import plain_data
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.receipt_record import Proof
+from gpurun.core.untrusted import plain_data
+
+WATCHED_S = 120.0
+"""A machine was watched to its end if it showed itself alive so long before the first reading that says it is gone."""
+STAMPS_S = 2.0
+"""What a provider's own times, in whole seconds, may leave out at both ends."""
+GONE = ("create.duplicate_gone", "create.late_gone")
+MEASURED, REPORTED, UNSEEN, BY_TIMER = "measured", "provider-reported", "unseen", "its own timer"
+_ALIVE = {
+    Event.CREATE_OBSERVED,
+    Event.READY_OBSERVED,
+    Event.SHIP_OBSERVED,
+    Event.TRAIN_STARTED,
+    Event.RATE_OBSERVED,
+    Event.TRAIN_OBSERVED,
+    Event.COLLECT_OBSERVED,
+}
+_UNHEARD = ("lost",)
 
 
 def last_of(records: Sequence[Record], event: Event) -> Record | None:
@@ -21,7 +40,7 @@ def last_of(records: Sequence[Record], event: Event) -> Record | None:
 def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
     """Seconds between two records by the widest reading of the clocks, rounded up to a millisecond.
 
-    Wall time may be set back, and monotonic time begins anew at a boot: from each record to the next the larger counts.
+    Wall time may be set back, and monotonic time begins again at a boot: from record to record the larger counts.
     """
     between = [record for record in records if start.seq <= record.seq <= end.seq]
     passed_us = sum(after.us_since(before) for before, after in pairwise(between))
@@ -29,10 +48,29 @@ def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """A machine beside the run's own: paid for from its token's intent to its proven end, or so far."""
+
+    id: str
+    seconds: float
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A price that rose while the machine ran, and for how long it was paid."""
+
+    micros_per_hour: Micros
+    more_micros_per_hour: Micros
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Rental:
-    """The records of one attempt, beginning with its `create.intended`."""
+    """The records of one attempt, beginning with its `create.intended`, and the extra machines of its token."""
 
     records: tuple[Record, ...]
+    extras: tuple[Extra, ...] = ()
 
     @property
     def intent(self) -> Record:
@@ -57,11 +95,15 @@ class Rental:
         """Everything that the provider said of the machine, in order."""
         return [record.data["instance"] for record in self.records if record.data.get("instance") is not None]
 
+    def told(self, key: str) -> Any:
+        """What the provider last said of one property of the machine; None where it never did."""
+        return next((one[key] for one in reversed(self._answers()) if one.get(key)), None)
+
     @property
     def machines(self) -> int:
-        """How many machines this asking made; a duplicate that was found is paid for like the one that was kept."""
-        duplicates = [r for r in self.records if r.event is Event.INCIDENT and r.data["code"] == "create.duplicate"]
-        return 1 + len(duplicates)
+        """How many machines are paid for over the whole rental: old journals tell only that there was a duplicate."""
+        incidents = [record.data for record in self.records if record.event is Event.INCIDENT]
+        return 1 + len([one for one in incidents if one["code"] == "create.duplicate" and not one.get("id")])
 
     @property
     def end(self) -> str:
@@ -74,14 +116,72 @@ class Rental:
     @property
     def ended(self) -> bool:
         """Whether it can cost nothing more."""
-        return self.end != "not_proven"
+        return self.end != "not_proven" and all(extra.ended for extra in self.extras)
 
     @property
     def seconds(self) -> float:
-        """What may be billed: from before the asking to the proof; nothing for what was certainly not made."""
-        if self.end == "refused":
-            return 0.0
-        return elapsed_s(self.records, self.intent, self.last(Event.DEATH_PROVEN) or self.records[-1])
+        """What may be billed of the machine itself; nothing for what was certainly not made."""
+        return 0.0 if self.end == "refused" else self._span[0]
+
+    @property
+    def end_is(self) -> str | None:
+        """What the end of the billed time rests on; None where nothing ended, or an old gpurun did not tell."""
+        return None if self.end in ("refused", "not_proven") else self._span[1]
+
+    @property
+    def last_paid(self) -> Record:
+        """The record until which it was paid at most: the first of the readings that prove its end."""
+        proven = self.last(Event.DEATH_PROVEN)
+        if proven is None:
+            return self.records[-1]
+        reads = [one for one in self.records if one.event is Event.DEATH_READ and one.seq < proven.seq]
+        first = reads[-proven.data["reads"]]
+        return first if "found_gone" in first.data else proven  # An older gpurun reckoned up to the proof.
+
+    @cached_property
+    def _span(self) -> tuple[float, str | None]:
+        """From before the asking to the end: the seconds, and what that end rests on.
+
+        The first reading that shows it gone bounds it always. Where it was not seen alive shortly before, its own timer
+        and the provider's own times may bound it closer; neither counts against what was seen of it.
+        """
+        gone = self.last_paid
+        gone_s = elapsed_s(self.records, self.intent, gone)
+        if gone.event is not Event.DEATH_READ:
+            return gone_s, None
+        signs = [one for one in self.records if one.seq < gone.seq and _shows_life(one)]
+        alive_s = elapsed_s(self.records, self.intent, signs[-1]) if signs else 0.0
+        if gone.data["alive_s_ago"] is not None:
+            alive_s = max(alive_s, gone_s - gone.data["alive_s_ago"])
+        ends: list[tuple[float, str | None]] = [(gone_s, MEASURED if gone_s - alive_s <= WATCHED_S else UNSEEN)]
+        born_s = elapsed_s(self.records, self.intent, signs[0]) if signs else 0.0
+        created = [one["created_wall"] for one in self._answers() if one.get("created_wall") is not None]
+        if created and gone.data["ended_wall"] is not None:
+            told_s = round(gone.data["ended_wall"] - min(created) + STAMPS_S, 3)
+            ends += [(told_s, REPORTED)] if told_s >= alive_s - born_s else []
+        intents = [one for one in self.records if one.event is Event.DESTROY_INTENDED]
+        # A provider that did not answer an earlier request may not have answered its timer either.
+        if len(intents) == 1 and intents[0].data.get("timer") and gone.data["found_gone"]:
+            lease = self.intent.data["deadline_wall"] - self.intent.wall
+            timer_s = round(lease + self.intent.data["lease"]["kill_allowance_s"], 3)
+            ends += [(timer_s, BY_TIMER)] if timer_s >= alive_s else []
+        return min(ends, key=lambda end: end[0])
+
+    @property
+    def rises(self) -> list[Rise]:
+        """The prices that the provider told while it ran, each from when the one before was read last."""
+        found: list[Rise] = []
+        before = self.rate
+        for record in self.records:
+            if record.event is Event.INCIDENT and record.data["code"] == "price.rose":
+                told_s = elapsed_s(self.records, self.intent, record)
+                since_s = max(0.0, told_s - max(0.0, record.wall - record.data["since_wall"]))
+                rate = record.data["rate_micros_per_hour"]
+                if rate > before:
+                    seconds = round(max(0.0, self.seconds - since_s), 3)
+                    found.append(Rise(Micros(rate), left_of(Micros(rate), Micros(before)), seconds))
+                before = max(before, rate)
+        return found
 
     @property
     def rate_is_reported(self) -> bool:
@@ -103,22 +203,43 @@ class Rental:
     def micros(self) -> Micros:
         """What it cost at most, or has cost so far."""
         unit_s = int(self.intent.data["billing_unit_s"])
-        beside = cost_of(self._quoted("beside_micros_per_hour"), self.seconds, unit_s)
-        once = self._quoted("egress_micros") if self.seconds else Micros(0)
-        return times(total(cost_of(Micros(self.rate), self.seconds, unit_s), beside, once), self.machines)
+        once = self._egress if self.seconds else Micros(0)
+        rises = total(*(cost_of(rise.more_micros_per_hour, rise.seconds, unit_s) for rise in self.rises))
+        own = times(total(self._lasting(self.seconds), rises, once), self.machines)
+        return total(own, *(self.micros_of(extra) for extra in self.extras))
+
+    @property
+    def _egress(self) -> Micros:
+        """For what left the machine: by the bytes that were counted, or as planned where nobody counted them."""
+        counted = self.last(Event.COLLECT_OBSERVED)
+        planned = self._quoted("egress_micros")
+        return Micros(int(counted.data.get("egress_micros", planned))) if counted else planned
+
+    def micros_of(self, extra: Extra) -> Micros:
+        """What an extra machine of this asking cost, or has cost so far."""
+        return self._lasting(extra.seconds)
+
+    def _lasting(self, seconds: float) -> Micros:
+        """What is paid for so long, or the least that its provider bills, at the rate and beside it."""
+        unit_s, beside = int(self.intent.data["billing_unit_s"]), self._quoted("beside_micros_per_hour")
+        paid_s = max(seconds, float(self.intent.data.get("least_billed_s", 0))) if seconds else 0.0
+        return total(cost_of(Micros(self.rate), paid_s, unit_s), cost_of(beside, paid_s, unit_s))
 
     def _quoted(self, key: str) -> Micros:
         """A cost beside the rate, as the plan had it; journals of the first version have none."""
         return Micros(int(self.intent.data.get(key, 0)))
 
-    def proof(self) -> dict[str, Any]:
+    def proof(self) -> Proof:
         """The reads behind the end of this machine."""
         proven = self.last(Event.DEATH_PROVEN)
-        keys = ("id", "reads", "spread_s", "evidence_sha256")
+        claimed = proven.data if proven else {}
         return {
             "token": self.token,
             "teardown": self.end,
-            **{key: plain_data(proven.data[key]) if proven else None for key in keys},
+            "id": plain_data(claimed.get("id")),
+            "reads": plain_data(claimed.get("reads")),
+            "spread_s": plain_data(claimed.get("spread_s")),
+            "evidence_sha256": plain_data(claimed.get("evidence_sha256")),
             "readings": [
                 {"at": utc(read.wall), **{key: read.data[key] for key in ("state", "listed", "answer_sha256")}}
                 for read in self.records
@@ -133,12 +254,38 @@ def all_bounded(rentals: Sequence[Rental]) -> bool:
 
 
 def is_more(rentals: Sequence[Rental]) -> bool:
-    """Whether more was paid than the records tell: for a machine that came late, or for what lay beside one, billed."""
+    """Whether more was paid than the records tell: for what lay beside a machine, billed, or for one that came late.
+
+    A late machine counts here where nothing tells which it was, and in journals of older gpurun.
+    """
     incidents = [record.data for one in rentals for record in one.records if record.event is Event.INCIDENT]
-    return any(one["code"] == "create.late" or (one["code"] == "leftover" and one.get("billed")) for one in incidents)
+    counted = {extra.id for one in rentals for extra in one.extras}
+    late = any(one["code"] == "create.late" and one.get("id") not in counted for one in incidents)
+    return late or any(one["code"] == "leftover" and one.get("billed") for one in incidents)
 
 
 def rentals_of(records: Sequence[Record]) -> list[Rental]:
-    """The journal cut into rentals, oldest first."""
+    """The journal cut into rentals, oldest first, each with the extra machines of its token."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
-    return [Rental(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]
+    cut = [tuple(records[start:end]) for start, end in pairwise([*starts, len(records)])]
+    return [Rental(one, tuple(_extras_of(one, records))) for one in cut]
+
+
+def _extras_of(rental: Sequence[Record], records: Sequence[Record]) -> Iterator[Extra]:
+    """The extra machines of a rental's token, whenever they showed themselves: they count from its intent."""
+    token = rental[0].data["token"]
+    proofs = [one for one in rental if one.event is Event.DEATH_PROVEN]
+    told = [one for one in records if one.event is Event.INCIDENT and one.data.get("token") == token]
+    codes = ("create.duplicate", "create.late") if "home" in records[0].data else ("create.duplicate",)
+    for found in {one.data["id"]: one for one in told if one.data["code"] in codes and one.data.get("id")}.values():
+        gone = [one for one in told if one.data["code"] in GONE and one.data["id"] == found.data["id"]]
+        ends = [one for one in (*gone, *proofs) if one.seq > found.seq]
+        end = min(ends, key=lambda one: one.seq) if ends else records[-1]
+        yield Extra(str(found.data["id"]), elapsed_s(records, rental[0], end), bool(ends))
+
+
+def _shows_life(record: Record) -> bool:
+    """Whether the machine, or its provider, was heard to say that it lives."""
+    rose = record.event is Event.INCIDENT and record.data["code"] == "price.rose"
+    is_word = record.data.get("outcome") not in _UNHEARD and not record.data.get("remembered")
+    return rose or (record.event in _ALIVE and is_word)

@@ -13,7 +13,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from gpurun.core.paths import fsync_folder, make_private, write_atomic
+from gpurun.core.receipt_record import Signature
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PRIVATE_NAME, PUBLIC_NAME = "ed25519.pem", "ed25519.pub"
-
-
-class Signature(StrEnum):
-    """What checking an envelope found."""
-
-    OK = "ok"
-    UNSIGNED = "unsigned"
-    UNKNOWN_KEY = "unknown key"
-    BAD = "bad"
 
 
 @dataclass(frozen=True)

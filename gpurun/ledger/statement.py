@@ -12,17 +12,36 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, left_of, total
 from gpurun.core.paths import RunFolder
-from gpurun.core.progress import Event, Record
-from gpurun.ledger.evidence import UNKNOWN, Evidence, read_evidence
-from gpurun.ledger.phases import phases_s, planned
-from gpurun.ledger.rental import Rental, all_bounded, elapsed_s, last_of, rentals_of
-from gpurun.ledger.untrusted import plain_data, plain_line
+from gpurun.core.receipt_record import (
+    UNKNOWN,
+    Asked,
+    CheckpointTold,
+    Cost,
+    Digests,
+    FileAtHome,
+    Incident,
+    Machine,
+    Predicate,
+    RentalPaid,
+    Runtime,
+    Shipping,
+    Statement,
+    TeardownTold,
+    Timeline,
+    Training,
+    Verdict,
+)
+from gpurun.core.untrusted import plain_data, plain_line
+from gpurun.ledger.log_facts import Evidence, read_evidence
+from gpurun.ledger.paid_phases import phases_s, planned
+from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, last_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
-MEASURED, REPORTED, FROM_INSTANCE, PLANNED = "measured", "provider-reported", "instance-reported", "planned"
+MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-reported"
 
 GPU_SENTENCE = "ran on a GPU, as its log shows"
 SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
@@ -31,6 +50,7 @@ NOTHING_SENTENCE = "no training was completed, GPU run still pending"
 
 # What may follow the end of a rental and changes nothing about it.
 _AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
+_CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
 _CHECKPOINT_KINDS = ("weights", "optimizer", "state")
 
 
@@ -45,13 +65,13 @@ def basis_of(records: Sequence[Record]) -> list[Record]:
 
 def build_statement(
     folder: RunFolder, records: Sequence[Record], *, head: str, seq: int, prev: str, keyid: str | None
-) -> dict[str, Any]:
+) -> Statement:
     """The in-toto Statement of a run. `records` are its `basis_of`, `head` the sha256 of the last one's line."""
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []
-    predicate = {
+    predicate: Predicate = {
         "v": 1,
         "run": opened["run"],
         "seq": seq,
@@ -86,17 +106,21 @@ def build_statement(
     }
 
 
-def _asked(opened: dict[str, Any]) -> dict[str, Any]:
+def _asked(opened: dict[str, Any]) -> Asked:
     """What was to be done, and from which checkpoint of which run it went on, if it did."""
-    asked = {key: opened[key] for key in ("mode", "recipe", "form", "provider")}
-    return asked | ({"continues": opened["continues"]} if opened.get("continues") else {})
+    mode, recipe, form, provider = (opened[key] for key in ("mode", "recipe", "form", "provider"))
+    asked: Asked = {"mode": mode, "recipe": recipe, "form": form, "provider": provider}
+    if opened.get("continues"):
+        asked["continues"] = opened["continues"]
+    return asked
 
 
-def _file(file: dict[str, Any]) -> dict[str, Any]:
-    return {key: plain_data(file.get(key)) for key in ("name", "bytes", "sha256", "kind", "step")}
+def _file(file: dict[str, Any]) -> FileAtHome:
+    name, size, sha256, kind, step = (plain_data(file.get(key)) for key in ("name", "bytes", "sha256", "kind", "step"))
+    return {"name": name, "bytes": size, "sha256": sha256, "kind": kind, "step": step}
 
 
-def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Evidence) -> dict[str, Any]:
+def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Evidence) -> Digests:
     shipped = last_of(records, Event.SHIP_OBSERVED)
     return {
         "request": opened["request_sha256"],
@@ -110,7 +134,7 @@ def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Eviden
     }
 
 
-def _shipping(records: Sequence[Record]) -> dict[str, Any]:
+def _shipping(records: Sequence[Record]) -> Shipping:
     """Which bytes went which way, as sent: over SSH, to the bucket before renting, from the bucket to the machine."""
     staged, shipped = last_of(records, Event.STAGE_OBSERVED), last_of(records, Event.SHIP_OBSERVED)
     there, ways = (staged.data if staged else {}), (shipped.data if shipped else {})
@@ -123,46 +147,64 @@ def _shipping(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _instance(records: Sequence[Record], rentals: Sequence[Rental]) -> dict[str, Any] | None:
-    """The last machine: what the provider calls it, and what it says of itself."""
+def _instance(records: Sequence[Record], rentals: Sequence[Rental]) -> Machine | None:
+    """The last machine: what came by the provider's word, and what it says of itself.
+
+    What the provider did not tell is named in `as_ordered`.
+    """
     made = [rental for rental in rentals if rental.instance is not None]
     if not made:
         return None
     rental, seen = made[-1], made[-1].instance or {}
     ready = rental.last(Event.READY_OBSERVED)
-    offer = rental.intent.data["offer"]
-    return {
+    offer, opened = rental.intent.data["offer"], records[0].data
+    came = {ours: rental.told(theirs) for ours, theirs in _CAME.items()}
+    ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
+    if "endpoint" not in opened:  # An older gpurun named the type that was ordered.
+        came["type"] = None
+    untold = sorted(name for name in _CAME if not came[name] and ordered[name])
+    kind, region, gpu, gpu_count = (plain_data(came[name]) or ordered[name] for name in _CAME)
+    machine: Machine = {
         "is": REPORTED,
         "provider": rental.intent.data["provider"],
         "id": plain_data(seen.get("id")),
         "token": rental.token,
-        "type": offer["type_id"],
-        "region": plain_data(seen.get("region")) or offer["region"],
-        "gpu": plain_data(seen.get("gpu")) or offer["gpu"],
-        "gpu_count": plain_data(seen.get("gpu_count")) or offer["gpu_count"],
+        "type": kind,
+        "region": region,
+        "gpu": gpu,
+        "gpu_count": gpu_count,
         "created_wall": plain_data(seen.get("created_wall")),
         "facts": {"is": FROM_INSTANCE, "hello": plain_data(ready.data["facts"])} if ready else None,
     }
+    if untold and "endpoint" in opened:
+        machine["as_ordered"] = untold
+    if opened.get("endpoint"):
+        machine["endpoint"] = plain_data(opened["endpoint"])
+    return machine
 
 
-def _timeline(records: Sequence[Record]) -> dict[str, str]:
+def _timeline(records: Sequence[Record]) -> Timeline:
     """When things were seen here; the first asking, and the last of everything else."""
     asked = next((one for one in records if one.event is Event.CREATE_INTENDED), None)
-    seen = {
-        "exists": Event.CREATE_OBSERVED,
-        "ready": Event.READY_OBSERVED,
-        "shipped": Event.SHIP_OBSERVED,
-        "train_start": Event.TRAIN_STARTED,
-        "train_end": Event.TRAIN_OBSERVED,
-        "collected": Event.COLLECT_OBSERVED,
-        "gone": Event.DEATH_PROVEN,
+
+    def seen(event: Event) -> str:
+        record = last_of(records, event)
+        return utc(record.wall) if record else UNKNOWN
+
+    return {
+        "is": MEASURED,
+        "asked": utc(asked.wall) if asked else UNKNOWN,
+        "exists": seen(Event.CREATE_OBSERVED),
+        "ready": seen(Event.READY_OBSERVED),
+        "shipped": seen(Event.SHIP_OBSERVED),
+        "train_start": seen(Event.TRAIN_STARTED),
+        "train_end": seen(Event.TRAIN_OBSERVED),
+        "collected": seen(Event.COLLECT_OBSERVED),
+        "gone": seen(Event.DEATH_PROVEN),
     }
-    times = {name: last_of(records, event) for name, event in seen.items()}
-    stamps = {name: utc(record.wall) if record else UNKNOWN for name, record in {"asked": asked, **times}.items()}
-    return {"is": MEASURED, **stamps}
 
 
-def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence) -> dict[str, Any]:
+def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence) -> Runtime:
     """Seconds, by the widest reading of this laptop's clocks, where they went, and what the plan had for it.
 
     How the training phase divides is the machine's word.
@@ -175,7 +217,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence) -
         "billable_s": billable_s if ended else None,
         "phases_s": spent,
         "training": {"is": FROM_INSTANCE, "seconds": evidence.split.within(spent.get("training", 0.0))},
-        "planned": {"is": PLANNED, **planned(rented[-1].intent.data, _plan_of(folder))} if rented else None,
+        "planned": planned(rented[-1].intent.data, _plan_of(folder)) if rented else None,
     }
 
 
@@ -188,36 +230,65 @@ def _plan_of(folder: RunFolder) -> dict[str, Any]:
     return plan if isinstance(plan, dict) else {}
 
 
-def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> dict[str, Any]:
+def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:
     """What the run cost at most; unknown where the journal does not bound it."""
     cap, ended = opened["cap_micros"], all_bounded(rentals)
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
-    return {
+    says = _says(upper, rentals)
+    is_kept = None if cap is None or upper is None else left_of(cap, upper) >= 0
+    cost: Cost = {
         "upper_bound_micros": upper,
         "is": MEASURED if ended else UNKNOWN,
         "billed_micros": None,
         "billed_is": UNKNOWN,
         "worst_micros": opened["worst_micros"],
         "cap_micros": cap,
-        "cap_kept": None if cap is None or upper is None else left_of(cap, upper) >= 0,
-        "rentals": [
-            {
-                "attempt": rental.intent.data["attempt"],
-                "token": rental.token,
-                "machines": rental.machines,
-                "billable_s": rental.seconds if rental.ended else None,
-                "billing_unit_s": rental.intent.data["billing_unit_s"],
-                "rate_micros_per_hour": rental.rate,
-                "rate_is": REPORTED if rental.rate_is_reported else "quoted",
-                "micros": rental.micros if rental.ended else None,
-                "end": rental.end,
-            }
-            for rental in rentals
-        ],
+        "cap_kept": None if says and not is_kept else is_kept,  # No bound that nobody saw shows that it was broken.
+        "rentals": [_rental(rental) for rental in rentals],
     }
+    if says:
+        cost["says"] = says
+    return cost
 
 
-def _training(records: Sequence[Record], evidence: Evidence) -> dict[str, Any]:
+def _rental(rental: Rental) -> RentalPaid:
+    """One line of the costs; what only some rentals have is there only in those."""
+    told: RentalPaid = {
+        "attempt": rental.intent.data["attempt"],
+        "token": rental.token,
+        "machines": rental.machines,
+        "billable_s": rental.seconds if rental.ended else None,
+        "billing_unit_s": rental.intent.data["billing_unit_s"],
+        "rate_micros_per_hour": rental.rate,
+        "rate_is": REPORTED if rental.rate_is_reported else "quoted",
+        "micros": rental.micros if rental.ended else None,
+        "end": rental.end,
+    }
+    if rental.end_is:
+        told["end_is"] = rental.end_is
+    if rental.extras:
+        told["extras"] = [
+            {"id": plain_data(one.id), "billable_s": one.seconds, "micros": rental.micros_of(one), "ended": one.ended}
+            for one in rental.extras
+        ]
+    if rental.rises:
+        told["price_rose"] = [
+            {"rate_micros_per_hour": one.micros_per_hour, "billable_s": one.seconds} for one in rental.rises
+        ]
+    return told
+
+
+def _says(upper: Micros | None, rentals: Sequence[Rental]) -> str:
+    """What the bound is where a machine's beginning or end was not seen; "" where all were."""
+    ends = {rental.end_is for rental in rentals}
+    if upper is None or not ends & {UNSEEN, BY_TIMER}:
+        extra = upper is not None and any(rental.extras for rental in rentals)
+        return "at most, with a second machine from its request on" if extra else ""
+    by = ", by its own timer" if BY_TIMER in ends and UNSEEN not in ends else ""
+    return f"at most{by}; when it ended was not seen"
+
+
+def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
@@ -235,7 +306,7 @@ def _training(records: Sequence[Record], evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _checkpoint(collected: Record | None, files: list[dict[str, Any]]) -> dict[str, Any]:
+def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> CheckpointTold:
     if collected is None:
         return {"latest": None, "best": None, "files": [], "missing": []}
     data = collected.data
@@ -247,7 +318,7 @@ def _checkpoint(collected: Record | None, files: list[dict[str, Any]]) -> dict[s
     }
 
 
-def _teardown(rentals: Sequence[Rental]) -> dict[str, Any]:
+def _teardown(rentals: Sequence[Rental]) -> TeardownTold:
     """How every machine that may have existed came to its end, with the reads that prove it."""
     rented = [rental for rental in rentals if rental.end != "refused"]
     ends = [rental.end for rental in rented]
@@ -255,7 +326,7 @@ def _teardown(rentals: Sequence[Rental]) -> dict[str, Any]:
     return {"is": how, "evidence": [rental.proof() for rental in rented]}
 
 
-def _verdict(records: Sequence[Record], evidence: Evidence) -> dict[str, str]:
+def _verdict(records: Sequence[Record], evidence: Evidence) -> Verdict:
     if evidence.device == "cuda":
         return {"is": "gpu", "says": GPU_SENTENCE}
     seen = last_of(records, Event.TRAIN_OBSERVED)
@@ -264,11 +335,12 @@ def _verdict(records: Sequence[Record], evidence: Evidence) -> dict[str, str]:
     return {"is": "smoke", "says": says if evidence.device == "cpu" else NOTHING_SENTENCE}
 
 
-def _incidents(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What should not have happened, with when; a repaired journal is one of them."""
-    found = []
+def _incidents(records: Sequence[Record]) -> list[Incident]:
+    """What should not have happened, with when; a step that failed and a repaired journal are among them."""
+    found: list[Incident] = []
+    kinds = {Event.INCIDENT} | ({Event.STEP_FAILED} if "endpoint" in records[0].data else set())
     for record in records:
-        if record.event is Event.INCIDENT:
+        if record.event in kinds:
             code, message = str(record.data["code"]), str(record.data["message"])
             found.append({"at": utc(record.wall), "code": plain_line(code), "message": plain_line(message)})
         elif record.event is Event.JOURNAL_REPAIRED:

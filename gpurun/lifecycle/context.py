@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.core.model import Instance, InstanceState
+from gpurun.core.journal_records import Event, Moment, RunState
+from gpurun.core.money import Micros, left_of, ratio_of, seconds_within, total
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import Plan
-from gpurun.core.progress import Event, RunState
-from gpurun.lifecycle.control import STRENGTH, read_wish
-from gpurun.machine.far import FarSide
-from gpurun.providers.base import LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
+from gpurun.core.records import Instance, InstanceState
+from gpurun.core.run_plan import Plan
+from gpurun.core.stop_request import STRENGTH, read_stop_request
+from gpurun.ledger.run_state import WORKING, Step, next_step
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.planning.transfer import CHECKPOINT_BYTES, COLLECT_START_S, KEPT_CHECKPOINTS
+from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
+from gpurun.remote.client import FarSide
 
+# It is before the deadline, and nobody here has asked for its end.
+ENDED = (
+    "it was ended by somebody else (in its console, by another gpurun under this account's keys, or by the provider)"
+)
 RETRY_S = 2.0
 UNSEEN_S = 120.0
+BETWEEN_S = 1.0
 # What the far side refuses only for now: an earlier call that was cut off still holds on, or has done it all meanwhile,
 # or the line broke again.
 PASSING = frozenset({"busy", "cut_stream", "no_layout"})
@@ -34,6 +45,29 @@ class StopWanted(GpurunError):
         super().__init__("stop.wanted", "A stop was asked for.", hint="Nothing to do.")
 
 
+class StepClock:
+    """The clock of a step that may be left: it waits in short parts, and does `between` after each of them."""
+
+    def __init__(self, clock: Clock, between: Callable[[], None]) -> None:
+        self._clock, self._between = clock, between
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return self._clock.wall()
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; what `between` raises ends it."""
+        end_mono = self._clock.monotonic() + seconds
+        self._between()
+        while (left_s := end_mono - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(left_s, BETWEEN_S))
+            self._between()
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything a step may touch.
@@ -41,7 +75,9 @@ class Context:
     `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped. `open`
     gives the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`
     checkpoints come home while training goes on. `ends_mono` is when the lease ends by the provider's clock, where that
-    was asked (`ends_by_their_clock`).
+    was asked (`ends_by_their_clock`). `begin` starts a call that may take long; `hang_up` ends every connection to the
+    machine; `left` is set once the driver waits no more for the step that has this context; `latest` is the run's state
+    as it is on record by now, which a step that takes long may have an old one of.
     """
 
     home: Home
@@ -54,6 +90,10 @@ class Context:
     open: Callable[[str], Provider] | None = None
     brings_early: bool = False
     ends_mono: float = float("inf")
+    begin: Begin = Inline
+    hang_up: Callable[[], None] = lambda: None
+    left: threading.Event = field(default_factory=threading.Event)
+    latest: Callable[[RunState], RunState] = lambda state: state
 
     def on_offer(self, place: int) -> Context:
         """The same context on the approved offer at that place: its plan, its lease, its provider."""
@@ -72,17 +112,33 @@ class Context:
         return self.open is not None and place < len(self.plan.approved)
 
     def seconds_left(self, state: RunState) -> float:
-        """Until the instance must be asked to end, so that it is gone by its deadline.
+        """Until the instance must be asked to end, so that it is gone by its deadline and within its cap.
 
         By the wall clock or by the monotonic one, whichever says less.
         """
-        if state.deadline_wall is None or state.create_wall is None:
+        state = self.latest(state)
+        return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
+
+    @property
+    def collect_s(self) -> float:
+        """What is kept of the lease for bringing home: as planned, or longer where this run's checkpoints came slower.
+
+        Never more than half of the training, which would otherwise end before it began.
+        """
+        lease, seen = self.plan.lease, Inventory(self.folder).memory.bytes_per_s
+        if not seen:
+            return lease.collect_s
+        needed_s = COLLECT_START_S + KEPT_CHECKPOINTS * CHECKPOINT_BYTES * self.plan.parameters / seen
+        return max(lease.collect_s, min(needed_s, lease.train_s / 2))
+
+    def _lease_left_s(self, state: RunState) -> float:
+        if state.deadline_wall is None or state.asked_at is None:
             return float("inf")
         ask_wall = state.deadline_wall - self.plan.lease.destroy_s
         by_wall = ask_wall - self.clock.wall()
-        if state.create_boot_id != boot_id():
+        if state.asked_at.boot_id != boot_id():
             return min(by_wall, self.ends_mono - self.clock.monotonic())
-        return min(by_wall, ask_wall - state.create_wall - (self.clock.monotonic() - state.create_mono))
+        return min(by_wall, ask_wall - state.asked_at.wall - (self.clock.monotonic() - state.asked_at.mono))
 
     def ends_by_their_clock(self, state: RunState) -> float:
         """When `seconds_left` is over by the provider's clock, asked once after a restart of this machine; else never.
@@ -90,7 +146,8 @@ class Context:
         Ours may be hours off since then. It is told on the monotonic clock, as ours may be set right at any moment.
         """
         provider, told_wall = self.provider, state.instance.deadline_wall if state.instance else None
-        if told_wall is None or state.create_boot_id == boot_id() or not isinstance(provider, TellsTime):
+        is_of_this_boot = state.asked_at is not None and state.asked_at.boot_id == boot_id()
+        if told_wall is None or is_of_this_boot or not isinstance(provider, TellsTime):
             return float("inf")
         with suppress(Exception):  # Whatever it was, it must not keep a supervisor from ending a machine by our clock.
             provider.ask_time()
@@ -101,40 +158,64 @@ class Context:
 
     def paid_s(self, state: RunState) -> float:
         """For how long the instance has been paid for, by whichever clock says more."""
-        if state.deadline_wall is None or state.create_wall is None:
+        if state.deadline_wall is None or state.asked_at is None:
             return 0.0
-        return state.deadline_wall - self.plan.lease.destroy_s - state.create_wall - self.seconds_left(state)
+        return state.deadline_wall - self.plan.lease.destroy_s - state.asked_at.wall - self.seconds_left(state)
+
+    def hidden_s(self, state: RunState) -> float:
+        """How long the provider may still hide the instance; nothing once that was seen to run."""
+        return 0.0 if state.facts else self.unsettled_s(state)
 
     def unsettled_s(self, state: RunState) -> float:
-        """How long the provider may still hide what was asked for; nothing once the instance was seen to run."""
-        if state.facts:
-            return 0.0
+        """How long the provider may still hide something that was asked for with the instance."""
         settle_s = self.provider.traits.settle_s
-        if state.heard_boot_id != boot_id():
+        if state.heard_at is None or state.heard_at.boot_id != boot_id():
             return settle_s
-        return max(0.0, settle_s - (self.clock.monotonic() - state.heard_mono))
+        return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
     def looks_late(self, state: RunState) -> bool:
         """Whether nobody has looked for so long, by either clock, that what was asked for may have lived meanwhile."""
-        since_s = self.clock.wall() - state.heard_wall
-        if state.heard_boot_id == boot_id():
-            since_s = max(since_s, self.clock.monotonic() - state.heard_mono)
+        now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
+        since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
         return since_s > max(UNSEEN_S, self.provider.traits.settle_s)
 
     def wants_stop(self, state: RunState) -> bool:
         """Whether the user wants more than what the journal already has."""
-        wish = read_wish(self.folder)
-        return wish is not None and STRENGTH[wish.how] > STRENGTH[state.stop]
+        request = read_stop_request(self.folder)
+        return request is not None and STRENGTH[request.how] > STRENGTH[state.stop]
+
+    def is_to_end(self, state: RunState) -> bool:
+        """Whether what is billed is to end now: the lease is over, the user wants it gone, or nothing else is left."""
+        request = read_stop_request(self.folder)
+        if request is not None and STRENGTH[request.how] > STRENGTH[state.stop]:
+            state = state.model_copy(update={"stop": request.how})
+        is_working = state.instance is not None and state.phase in WORKING
+        is_known_late = bool(state.late or state.leftover) and not is_working
+        lease_over = self.seconds_left(state) <= 0
+        return is_known_late or state.stop == "destroy" or next_step(state, lease_over=lease_over) is Step.DESTROY
 
     def heed(self, state: RunState) -> None:
-        """Raise StopWanted if the user wants a stop that the journal does not have yet."""
-        if self.wants_stop(state):
+        """Raise StopWanted if the user wants a stop that the journal does not have yet, or the driver has gone on."""
+        if self.left.is_set() or self.wants_stop(state):
             raise StopWanted
 
-    def is_down(self, instance: Instance) -> bool | None:
-        """Whether the provider says that the instance, as it was known, does not run; None where it says nothing.
+    def guard_folder(self, instance: Instance) -> str:
+        """Where the machine's own timer keeps its time; "" where there is none."""
+        return self.provider.guard_folder(instance) if isinstance(self.provider, Guarded) else ""
 
-        Two answers that differ mean no.
+    def timer_of(self, state: RunState) -> str:
+        """The same of the run's machine; "" where its agent was never reached, too.
+
+        The place may be named by the deadline as the provider has it, which is not by our clock.
+        """
+        if not state.facts or state.instance is None or state.instance.address is None:
+            return ""
+        return self.guard_folder(state.instance)
+
+    def is_down(self, instance: Instance) -> str | None:
+        """Why the instance, as it was known, does not run, in the provider's words; "" where it does.
+
+        None where the provider says nothing. Two answers that differ mean that it runs.
 
         It is asked when the instance did not answer: perhaps only because this laptop has another address now.
         """
@@ -143,9 +224,13 @@ class Context:
                 self.provider.let_in(instance)
         try:
             told = self.provider.read(instance.id)
+            if told.state is InstanceState.STOPPED:
+                return f"{self.provider.name} says that it is {told.said or 'stopped'}"
             if told.state is not InstanceState.GONE:
-                return told.state is InstanceState.STOPPED or _has_moved(told, instance)
-            return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))
+                return "it was restarted at another address" if _has_moved(told, instance) else ""
+            if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):
+                return ""
+            return f"{ENDED}, {self.provider.name} says{f': {told.said}' if told.said else ''}"
         except (Unknown, Rejected, SetupError):
             return None
 
@@ -166,3 +251,41 @@ def instance_of(state: RunState) -> Instance:
 def by_our_clock(instance: Instance, state: RunState) -> Instance:
     """The run's instance with the deadline that the journal has: it tells its own by the provider's clock."""
     return instance.model_copy(update={"deadline_wall": state.deadline_wall})
+
+
+def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock) -> float:
+    """The seconds after which the machine must be asked to end, of those that the lease alone would leave.
+
+    Everything is told in seconds of the run's own machine at the price that was agreed to, so that no sum of money is
+    made: a second machine of the same price that lived for a minute takes a minute off, and while it lives each second
+    counts twice. A price that rose makes each second longer in the same way.
+
+    What the cap has beside the worst case is used first. What follows the asking (`destroy_s`, the kill allowance) is
+    paid at the price of now as well.
+    """
+    own = state.asked.get(state.token)
+    price = total(own.micros_per_hour, own.beside_micros_per_hour) if own is not None else None
+    if own is None or not price or plan.cap_micros is None or not (state.extras or state.dearer):
+        return lease_left_s
+    now = Moment(wall=clock.wall(), mono=clock.monotonic(), boot_id=boot_id())
+    tail_s = plan.lease.destroy_s + plan.lease.kill_allowance_s
+    burn, taken_s = 1.0, 0.0
+    for rise in state.dearer:
+        before, burn = burn, ratio_of(total(rise.micros_per_hour, own.beside_micros_per_hour), price)
+        taken_s += (burn - before) * (max(0.0, now.wall - rise.since_wall) + tail_s)
+    for extra in state.extras.values():
+        asked = state.asked.get(extra.token)
+        if asked is None:  # A journal of the first version does not tell what it was asked for.
+            continue
+        # One that lives is being ended: it has as long for that as any; if it takes longer, more is taken off.
+        lived_s = asked.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
+        share = ratio_of(total(asked.micros_per_hour, asked.beside_micros_per_hour), price)
+        taken_s += share * (lived_s + asked.billing_unit_s)
+    spare_s = seconds_within(left_of(plan.cap_micros, own.worst_micros), price)
+    return min(lease_left_s, (lease_left_s + spare_s - taken_s) / burn)
+
+
+def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: Micros) -> bool:
+    """Whether the cap pays for another machine at its worst case, and for each that may exist unseen."""
+    unseen = [one for one in state.asked.values() if one.answer == "unseen" or one.token == state.token]
+    return cap_micros is None or not unseen or total(worst_micros, *(one.worst_micros for one in unseen)) <= cap_micros

@@ -13,36 +13,65 @@ import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NoReturn
+from functools import partial
+from threading import Event as Flag
+from typing import NoReturn, TypeVar
 
 from gpurun import __version__
+from gpurun.core.background_call import Inline
+from gpurun.core.clock import Clock, machine_id
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
-from gpurun.core.progress import Event, Phase, RunState
-from gpurun.ledger.journal import Journal, damaged
-from gpurun.lifecycle import collect, destroy, provision, run, salvage, settle, ship, stage
-from gpurun.lifecycle.context import Context, Note, StopWanted
-from gpurun.lifecycle.control import read_wish
-from gpurun.lifecycle.runs import lost_records
-from gpurun.lifecycle.state import Step, exit_code_of, next_step, place_of, replay
-from gpurun.lifecycle.unrecorded import PAUSE_S, end_unrecorded, ended_unrecorded, is_to_end
+from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.retry import Retry
+from gpurun.core.stop_request import read_stop_request
+from gpurun.ledger.journal import Journal, damaged, newer
+from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, place_of, replay
+from gpurun.ledger.runs import lost_records
+from gpurun.lifecycle.context import Context, Note, StepClock, StopWanted
+from gpurun.lifecycle.instance.monitor import Monitor
+from gpurun.lifecycle.job_spec import ends_unwatched
+from gpurun.lifecycle.steps import (
+    await_ready,
+    close_run,
+    collect_bucket,
+    collect_files,
+    create_machine,
+    destroy_machine,
+    stage_shards,
+    upload_files,
+)
+from gpurun.lifecycle.steps import watch_training as run
+from gpurun.providers.base import endpoint_of
+
+T = TypeVar("T")
+
+
+def salvage(state: RunState, context: Context) -> Iterator[Note]:
+    """Take away what the machine left, then fetch what it pushed: a volume would be billed as long as that takes."""
+    yield from close_run.clear_all(state, context)
+    yield from collect_bucket.salvage(state, context)
+
 
 STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
-    Step.STAGE: stage.stage,
-    Step.CREATE: provision.create,
-    Step.AWAIT_READY: provision.await_ready,
-    Step.SHIP: ship.ship,
+    Step.STAGE: stage_shards.stage,
+    Step.CREATE: create_machine.create,
+    Step.AWAIT_READY: await_ready.await_ready,
+    Step.SHIP: upload_files.ship,
     Step.START: run.start,
     Step.WATCH: run.watch,
-    Step.COLLECT: collect.collect,
-    Step.DESTROY: destroy.destroy,
-    Step.SALVAGE: salvage.salvage,
-    Step.SETTLE: settle.settle,
+    Step.COLLECT: collect_files.collect,
+    Step.DESTROY: destroy_machine.destroy,
+    Step.SALVAGE: salvage,
+    Step.SETTLE: close_run.settle,
 }
 
-AGAIN_S = 30.0
+AGAIN_S, PAUSE_S = 30.0, 3.0
+TICK_S = 0.2
+LEAVE_S = 4.0
+"""So long a step may take to end by itself once its machine is to be destroyed; then a call that hangs is left."""
+_LEFT_FOR_AN_END = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT)
 # What no later life of a supervisor would find out again.
 _KNOWN_ONCE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
-_WORKING = (Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
 
 
 class Unrecorded(SetupError):
@@ -55,6 +84,8 @@ class Driver:
     def __init__(self, context: Context, journal: Journal) -> None:
         self._context = context
         self._journal = journal
+        self._monitor = Monitor(context.plan.run)
+        self._replayed = -1, RunState(run=context.plan.run, phase=Phase.OPENED)
 
     def drive(self) -> ExitCode:
         """Do steps until the run is closed; a run that cannot be proven gone ends in MayBeBilling, unclosed."""
@@ -90,7 +121,7 @@ class Driver:
                 code = self._turn()
             except GpurunError:
                 raise
-            except Exception as bug:  # noqa: BLE001 - told by whoever outlives it; raised where nothing is billed.
+            except Exception as bug:  # noqa: BLE001 - told by what outlives it; raised where nothing is billed.
                 self._outlive(bug)
                 continue
             if code is not None:
@@ -102,6 +133,8 @@ class Driver:
         step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
         if step is None:
             return ExitCode(state.exit_code or 0)
+        if step in (Step.STAGE, Step.CREATE) and state.newer and not state.token:
+            raise newer(state.run, state.newer)
         if step is Step.CLOSE:
             self._journal.append(Event.RUN_CLOSED, {"exit_code": int(exit_code_of(state))})
         else:
@@ -114,21 +147,25 @@ class Driver:
         if not state.may_be_billing:
             raise bug
         error = self._told(bug, "between two steps")
-        if is_to_end(state, self._at(state)):
+        if self._at(state).is_to_end(state):
             raise error from bug
         self._note_once(error)
         self._context.clock.sleep(AGAIN_S)
 
     def _heard(self) -> RunState:
-        """The state, once the user's wish and the end of the lease have been recorded."""
+        """The state, once the user's request and the end of the lease have been recorded."""
         state = self._state()
-        wish = read_wish(self._context.folder)
-        if wish is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
-            self._record(Event.STOP_REQUESTED, {"how": wish.how, "by": wish.by, "reason": wish.reason})
+        request = read_stop_request(self._context.folder)
+        if request is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
+            asked = {"how": request.how, "by": request.by, "reason": request.reason}
+            self._record(Event.STOP_REQUESTED, asked | ({"signal": request.signal} if request.signal else {}))
             state = self._state()
-        if state.phase in _WORKING and state.stop != "destroy" and self._at(state).seconds_left(state) <= 0:
+        if state.phase in WORKING and state.stop != "destroy" and self._at(state).seconds_left(state) <= 0:
             # On record, so that neither a clock set back nor a crash lets the run go on or calls it done.
             self._record(Event.STOP_REQUESTED, {"how": "destroy", "by": "lease", "reason": "the lease is over"})
+            if state.phase is Phase.TRAINING and self._at(state).plan.offer.rate_micros_per_hour:
+                told = f"nobody here saw how the training ended: {ends_unwatched(state)}"
+                self._record(Event.INCIDENT, {"code": "machine.unwatched", "message": told})
         return self._state()
 
     def _at(self, state: RunState) -> Context:
@@ -136,13 +173,26 @@ class Driver:
         return self._context.on_offer(place_of(state, self._context.plan))
 
     def _state(self) -> RunState:
-        return replay(self._context.plan.run, self._journal.records)
+        """The run as it is on record."""
+        records = self._journal.records
+        if self._replayed[0] != len(records):
+            self._replayed = len(records), replay(self._context.plan.run, records)
+        return self._replayed[1]
+
+    def _attend(self) -> None:
+        """Look at what the provider has of the run, if that is due."""
+        state = self._state()
+        if state.phase in WORKING and self._monitor.is_due(self._context.clock.monotonic()):
+            for event, data in self._monitor.turn(state, self._at(state)):
+                self._record(event, data)
 
     def _do(self, step: Step, state: RunState) -> None:
         """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
         try:
-            for event, data in STEPS[step](state, self._at(state)):
-                self._record(event, data)
+            context = self._for(step, state)
+            notes = STEPS[step](state, context)
+            while (note := self._next(step, state, context, notes)) is not None:
+                self._record(*note)
         except StopWanted:
             return
         except Unrecorded:
@@ -157,6 +207,39 @@ class Driver:
         except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
             self._failed(step, state, self._told(bug, f"in {step}"))
 
+    def _for(self, step: Step, state: RunState) -> Context:
+        """The context of one step; in its waits it finds out that a stop is wanted, or that it was left."""
+        context = replace(self._at(state), left=Flag(), latest=lambda _: self._state())
+
+        def between() -> None:
+            if step is not Step.CREATE:  # What it has asked for must be known, stop or no stop.
+                context.heed(state)
+            if context.begin is Inline:  # Else it is attended to beside the step.
+                self._attend()
+
+        if state.phase not in WORKING:
+            return context
+        if context.begin is Inline:
+            self._attend()
+        return replace(context, clock=StepClock(context.clock, between))
+
+    def _next(self, step: Step, state: RunState, context: Context, notes: Iterator[Note]) -> Note | None:
+        """The step's next note, None at its end. StopWanted where a call of it hangs and its machine is to end now."""
+        task = context.begin(partial(next, notes, None))
+        clock, since_mono = self._context.clock, None
+        while not task.wait(TICK_S):
+            self._attend()
+            if step not in _LEFT_FOR_AN_END or not self._at(state).is_to_end(state):
+                since_mono = None
+            elif since_mono is None:
+                since_mono = clock.monotonic()
+            elif clock.monotonic() - since_mono > LEAVE_S:
+                context.left.set()
+                context.hang_up()
+                raise StopWanted
+        note: Note | None = task.result()
+        return note
+
     def _told(self, bug: Exception, where: str) -> GpurunError:
         """The error for people, and the trace in the log, if that takes it: what is only told ends nothing."""
         logging.error("gpurun itself failed %s.", where, exc_info=bug)
@@ -165,28 +248,24 @@ class Driver:
         return GpurunError("bug", what, hint=hint)
 
     def _record(self, event: Event, data: Mapping[str, object]) -> None:
-        """Append. While an instance works and this disk is full, wait for room.
+        """Append. While this disk is full it is tried again, and the machine trains under its lease.
 
         An instance that is to end once this is on record, or whose lease is over meanwhile, is ended first; after that
         only what would be forgotten is waited with. So is a machine that is known from this record alone.
         """
-        is_gone = is_told = False
-        while True:
-            try:
-                self._journal.append(event, data)
-                return
-            except SetupError as error:
-                state, after = self._state(), self._after(event, data)
-                is_new = event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
-                is_working = state.may_be_billing and state.phase in _WORKING
-                may_wait = is_new or (is_working and error.code == "disk.full")
-                is_gone = is_gone or (may_wait and self._is_ended(after if is_new else state, after))
-                if not may_wait or (is_gone and not is_new and event not in _KNOWN_ONCE):
-                    raise Unrecorded(error.code, error.what, hint=error.hint) from error
-                if not is_told:
-                    logging.error("%s %s", error.what, error.hint)
-                is_told = True
-                self._context.clock.sleep(PAUSE_S)
+        is_gone = False
+
+        def failed(error: SetupError) -> None:
+            nonlocal is_gone
+            state, after = self._state(), self._after(event, data)
+            is_new = event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
+            is_working = state.may_be_billing and state.phase in WORKING
+            may_wait = is_new or (is_working and error.code == "disk.full")
+            is_gone = is_gone or (may_wait and self._is_ended(after if is_new else state, after))
+            if not may_wait or (is_gone and not is_new and event not in _KNOWN_ONCE):
+                raise Unrecorded(error.code, error.what, hint=error.hint) from error
+
+        until_recorded(lambda: self._journal.append(event, data), self._context.clock, failed)
 
     def _after(self, event: Event, data: Mapping[str, object]) -> RunState:
         """The state once this is on record."""
@@ -196,7 +275,7 @@ class Driver:
     def _is_ended(self, state: RunState, after: RunState) -> bool:
         """End an instance of which nothing more is wanted after the next record; whether it was seen gone."""
         context = self._at(state)
-        return is_to_end(after, context) and end_unrecorded(state, context) is None
+        return context.is_to_end(after) and end_unrecorded(state, context) is None
 
     def _note_once(self, error: GpurunError) -> None:
         """Record an incident, unless it stands there already."""
@@ -238,6 +317,9 @@ class Driver:
         plan, folder = self._context.plan, self._context.folder
         return {
             "run": plan.run,
+            "home": self._context.home.id,
+            "machine": machine_id(),
+            "endpoint": endpoint_of(self._context.provider),
             "mode": plan.mode,
             "recipe": plan.recipe,
             "form": plan.form,
@@ -256,3 +338,41 @@ class Driver:
             if plan.continues
             else None,
         }
+
+
+def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[SetupError], None]) -> T:
+    """Return what the attempt answers once this disk takes it; `failed` raises where waiting for that saves nothing."""
+    told: set[str] = set()
+
+    def tell(error: SetupError) -> None:
+        failed(error)
+        if error.code not in told:
+            told.add(error.code)
+            logging.error("%s: %s %s", error.code, error.what, error.hint)
+
+    return Retry(clock, PAUSE_S).until_done(attempt, SetupError, failed=tell)
+
+
+def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
+    """Do the destroy step with nobody to write it down; None when all was seen gone, else why not.
+
+    So with what an earlier step found late, or beside a machine.
+    """
+    is_late = bool(state.late or state.leftover)
+    try:
+        for _ in close_run.clear_all(state, context) if is_late else destroy_machine.destroy(state, context):
+            pass
+    except GpurunError as error:
+        return error
+    return None
+
+
+def ended_unrecorded(state: RunState, context: Context, error: GpurunError) -> MayBeBilling:
+    """End the machine of a run that cannot be driven on, and make the error that says what came of it."""
+    run, by_hand = state.run, context.provider.traits.console_url
+    still_there = end_unrecorded(state, context)
+    if still_there is None:
+        what = f"{error.what} The machine was asked to end and is gone, but the proof of it is not on record."
+        return MayBeBilling(error.code, what, hint=f"{error.hint} Its receipt then comes with: gpurun resume {run}.")
+    hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
+    return MayBeBilling(error.code, f"{error.what} {still_there.what}", hint=hint)

@@ -1,4 +1,4 @@
-"""The process that owns a run: it holds the run's lock and drives its lifecycle, whoever is watching.
+"""The process that owns a run: it holds the run's lock and drives its lifecycle, whether anybody watches or not.
 
     python -m gpurun.lifecycle.supervisor HOME RUN
 
@@ -13,26 +13,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
+from gpurun.core.background_call import Background, Inline
 from gpurun.core.clock import Clock, SystemClock, ticks
-from gpurun.core.errors import ExitCode, GpurunError, RunHeld, VerificationFailed
-from gpurun.core.model import Instance
+from gpurun.core.errors import ExitCode, GpurunError, RunHeld, SetupError, VerificationFailed
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import RunState
-from gpurun.ledger.journal import read_journal
-from gpurun.ledger.lock import RunLock, holder_of
+from gpurun.core.records import Instance
+from gpurun.core.retry import Retry
+from gpurun.ledger.fsync import require_durable
+from gpurun.ledger.journal import Journal, read_journal
+from gpurun.ledger.plan_from_journal import plan_of
+from gpurun.ledger.run_lock import RunLock, holder_of
+from gpurun.ledger.run_state import place_of, replay
+from gpurun.ledger.runs import look
+from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import Context
-from gpurun.lifecycle.driver import Driver
-from gpurun.lifecycle.reach import Reach
-from gpurun.lifecycle.runs import look, read_plan
-from gpurun.lifecycle.state import place_of, replay
-from gpurun.lifecycle.unrecorded import end_unrecorded, locked, open_journal
-from gpurun.machine.far import FarSide
-from gpurun.planning.bundle import bundle_root
+from gpurun.lifecycle.driver import Driver, end_unrecorded, ended_unrecorded, until_recorded
 from gpurun.providers.registry import open_provider
+from gpurun.remote.client import FarSide
 
 START_LIMIT_S = 20.0
 AGAIN_S = 30.0
@@ -47,7 +51,11 @@ def supervise(
     reach: Callable[[Instance], FarSide] | None = None,
     trainer: Path | None = None,
 ) -> ExitCode:
-    """Own a run until it is closed; RunHeld when another process does, MayBeBilling when death is not proven."""
+    """Own a run until it is closed; RunHeld when another process does, MayBeBilling when death is not proven.
+
+    A run whose folder takes no record costs nothing more: its error is raised where nothing can be billed, and
+    MayBeBilling after an end that could not be recorded.
+    """
     folder = home.run(run)
     seen = cache(partial(_seen, home, folder, clock, reach, trainer))
 
@@ -55,9 +63,21 @@ def supervise(
         state, context = seen()
         return state, context.on_offer(place_of(state, context.plan))
 
-    with locked(RunLock(folder.lock), see):
-        journal = open_journal(see)
-        return Driver(seen()[1], journal).drive()
+    def failed(error: SetupError) -> None:
+        state, context = see()
+        if not state.may_be_billing:
+            raise error
+        if context.is_to_end(state):
+            raise ended_unrecorded(state, context, error) from error
+
+    def opened() -> Journal:
+        require_durable(folder.path)
+        return Journal.open(folder.journal, clock)
+
+    with ExitStack() as held:
+        # Where this disk takes nothing, they are waited for while something can still be saved.
+        until_recorded(lambda: held.enter_context(RunLock(folder.lock)), clock, failed)
+        return Driver(seen()[1], until_recorded(opened, clock, failed)).drive()
 
 
 def end_at_once(home: Home, run: str, clock: Clock) -> None:
@@ -76,10 +96,11 @@ def _seen(
     trainer: Path | None = None,
 ) -> tuple[RunState, Context]:
     """The run as its journal has it, and what is needed to drive it; nothing is written."""
-    plan = read_plan(folder)
-    state = replay(plan.run, read_journal(folder.journal).records)
+    records = read_journal(folder.journal).records
+    (plan, _), state = plan_of(folder, records), replay(folder.name, records)
     # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
     opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices))
+    way = Reach(folder, plan, clock)
     return state, Context(
         home=home,
         folder=folder,
@@ -87,10 +108,12 @@ def _seen(
         clock=clock,
         # The one of now: the key of an offer that was passed over may be gone.
         provider=opened(plan.approved[place_of(state, plan)].offer.provider),
-        reach=reach or Reach(folder, plan, clock),
+        reach=reach or way,
         trainer=trainer or bundle_root() / "trainer",
         open=opened,
         brings_early=reach is None,
+        begin=Background if isinstance(clock, SystemClock) else Inline,
+        hang_up=way.hang_up,
     )
 
 
@@ -119,9 +142,9 @@ def _log_of(folder: RunFolder) -> BinaryIO:
 def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], clock: Clock) -> ExitCode:
     """Supervise, and again after a pause, as long as something may be billed; the last error is raised.
 
-    Between two tries nobody holds the run: whoever waits for it hears that it is not proven gone, and may take over.
+    Between two tries nobody holds the run: a command that waits for it hears that it is not proven gone, and may go on.
     """
-    pause_s = AGAIN_S
+    retry = Retry(clock, AGAIN_S, longest_s=LONGEST_PAUSE_S)
     while True:
         try:
             return supervised()
@@ -131,11 +154,10 @@ def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], 
             if not is_billing():
                 raise
             if isinstance(error, GpurunError):
-                logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, pause_s)
+                logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, retry.pause_s)
             else:
-                logging.error("gpurun itself failed. Once more in %.0f s.", pause_s, exc_info=error)
-        clock.sleep(pause_s)
-        pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
+                logging.error("gpurun itself failed. Once more in %.0f s.", retry.pause_s, exc_info=error)
+            retry.wait(error)
 
 
 def _is_billing(home: Home, run: str) -> bool:

@@ -1,10 +1,10 @@
 """What a rental may take and cost at the worst, and which offers finish under the cap.
 
     worst = ceil_to_billing_unit(lease + kill allowance) x rate + disk + egress   <=  cap
-    lease = boot + ship + train + collect + destroy
+    lease = boot + set-up + ship + train + collect + destroy
 
-The training limit is what gives: one and a half times the slow end of the estimate (or --hours), cut down to what the
-cap pays for. An offer finishes when that limit still holds the time that training is expected to take.
+The training limit is what gives: three times the slow end of the estimate, half an hour at least (or --hours), cut down
+to what the cap pays for. An offer finishes when that limit still holds the time that training is expected to take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from math import ceil, floor, inf
 
 from gpurun.core.errors import NoOffer, UsageError
-from gpurun.core.model import Offer
 from gpurun.core.money import (
     SECONDS_PER_HOUR,
     Micros,
@@ -26,24 +25,22 @@ from gpurun.core.money import (
     times,
     total,
 )
-from gpurun.core.plan import Candidate, Estimate, Lease, Reach
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Candidate, Estimate, Lease, Reach
 from gpurun.planning.catalog import asked_as, terms_of
-from gpurun.planning.estimate import NO_PRIORS, estimate
-from gpurun.planning.load import COLLECT_START_S, KEPT_CHECKPOINTS, Load, load_home
-from gpurun.planning.memory import GIB, usable_bytes
-from gpurun.planning.priors import Priors, machine_of, same_recipe
-from gpurun.planning.reach import reach_of, reach_words
+from gpurun.planning.estimate import NO_PRIORS, estimate, steps_of_work
+from gpurun.planning.history import Prior, Priors, loss_at, machine_of, same_recipe
+from gpurun.planning.memory import GIB, lacks_memory, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.reductions import lacks_memory
+from gpurun.planning.transfer import COLLECT_START_S, KEPT_CHECKPOINTS, Load, load_home
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
 EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/BENCHMARKS.md); the death's proof alone takes 30.
-MARGIN = 1.5
+MARGIN = 3
 MOST_HOURS = 24 * 365
 MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # No lease is longer, and no date is beyond what a calendar has.
-LEAST_TRAIN_S = 300
-LEAST_FREE_TRAIN_S = 1800  # Where waiting costs nothing, a slow guess stops nothing.
+LEAST_TRAIN_S = 1800
 
 
 def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
@@ -77,8 +74,8 @@ def lease_for(
 ) -> Lease | None:
     """The longest lease that the cap pays for, or None when it leaves no time for training.
 
-    Its training limit is `hours` if given, else one and a half times the slow end of the estimate, a year at most; less
-    under a cap.
+    Its training limit is `hours` if given, else three times the slow end of the estimate, from half an hour to a year;
+    less under a cap. A lease that fits the job arms no timer a day away for a run of minutes, whatever the cap pays.
     """
     if hours is not None and not 0 < hours <= MOST_HOURS:
         what = f"--hours {hours:g} is no time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
@@ -86,11 +83,11 @@ def lease_for(
     if hours is not None:
         wanted = ceil(hours * SECONDS_PER_HOUR)
     elif guess.train_s is not None:
-        least_s = LEAST_TRAIN_S if offer.rate_micros_per_hour else LEAST_FREE_TRAIN_S
-        wanted = max(least_s, ceil(min(MOST_TRAIN_S, guess.train_s[1] * MARGIN)))
+        wanted = max(LEAST_TRAIN_S, ceil(min(MOST_TRAIN_S, guess.train_s[1] * MARGIN)))
     else:
         return None
-    lease = _lease(offer, load, wanted)
+    hours_s = wanted if hours is not None else None
+    lease = _lease(offer, load, wanted, hours_s)
     if cap is None or worst_case(offer, lease, load) <= cap:
         return lease
     others_s = lease.total_s + lease.kill_allowance_s - wanted
@@ -99,7 +96,7 @@ def lease_for(
     # Each part of a price is rounded up on its own, which can be a micro-dollar more than the sum rounded up.
     while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
         train_s -= offer.billing_unit_s
-    return _lease(offer, load, train_s) if train_s > 0 else None
+    return _lease(offer, load, train_s, hours_s) if train_s > 0 else None
 
 
 def candidates(
@@ -234,15 +231,21 @@ def _needed(offer: Offer, guess: Estimate, load: Load) -> Micros:
     return worst_case(offer, _lease(offer, load, ceil(expected_train_s(guess))), load)
 
 
-def _lease(offer: Offer, load: Load, train_s: int) -> Lease:
+def _lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -> Lease:
     return Lease(
-        boot_s=offer.boot_s, ship_s=load.ship_s, train_s=train_s, collect_s=load.collect_s, destroy_s=DESTROY_S
+        boot_s=offer.boot_s,
+        setup_s=load.setup_s,
+        ship_s=load.ship_s,
+        train_s=train_s,
+        collect_s=load.collect_s,
+        destroy_s=DESTROY_S,
+        hours_s=hours_s,
     )
 
 
 def _expected(offer: Offer, train_s: float, load: Load) -> Micros:
     """What a rental costs that goes well: it boots sooner than it may, and ends as `expected_end_s` says."""
-    before_s = ceil(EXPECTED_BOOT_SHARE * offer.boot_s) + load.ship_s
+    before_s = ceil(EXPECTED_BOOT_SHARE * (offer.boot_s + load.setup_s)) + load.ship_s
     return _cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)
 
 
@@ -271,5 +274,40 @@ def _beside_hourly(offer: Offer, load: Load) -> Micros:
     return total(times(terms.disk_per_gb_hour, disk_gb_on(offer.provider, load.disk_gb)), terms.other_per_hour)
 
 
+def egress_of(offer: Offer, left_bytes: int) -> Micros:
+    """What bytes cost that left a machine: with a twentieth for what carries them, in whole tens of megabytes."""
+    tens = -(-left_bytes * 105 // 1_000_000_000)
+    return Micros(-(-terms_of(offer.provider, offer.region).egress_per_gb * tens // 100))
+
+
 def _egress(offer: Offer, load: Load) -> Micros:
     return times(terms_of(offer.provider, offer.region).egress_per_gb, ceil(load.leaving_bytes / 1e9))
+
+
+def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known: Prior | None) -> Reach | None:
+    """The last step that a lease holds at the likely speed; None where no speed is known or there is no lease.
+
+    `known` is an own run of the very same recipe. What a start takes is taken off first, so that as many steps, asked
+    for alone, do finish in that lease.
+    """
+    if lease is None or guess.train_s is None or guess.tokens_per_s is None or guess.likely_s is None:
+        return None
+    first, left, steps = recipe.first_step, recipe.steps_left, recipe.tables.train.steps
+    step = steps
+    if lease.train_s < guess.likely_s:
+        tokens = steps_of_work(recipe) * recipe.tables.train.batch_tokens
+        # The slow end starts slowly too: what it has beside its steps is the longest start.
+        start_s = max(0.0, guess.train_s[1] - tokens / guess.tokens_per_s[0])
+        share = (lease.train_s - start_s) / max(1e-9, guess.likely_s - start_s)
+        step = first + max(0, min(left - 1, int(left * share)))
+    loss = loss_at(known, step) if known is not None and step else None
+    of = known.run if known and loss is not None else ""
+    return Reach(step=step, steps=steps, train_s=lease.train_s, val_loss=loss, val_loss_of=of)
+
+
+def reach_words(reach: Reach) -> str:
+    """`step 3,950 of 18,865 (21 %)`, and what the validation loss was there."""
+    words = f"step {reach.step:,} of {reach.steps:,} ({reach.step / reach.steps:.0%})"
+    if reach.val_loss is None:
+        return words
+    return f"{words}, where your run {reach.val_loss_of} had a validation loss of {reach.val_loss:.2f}"

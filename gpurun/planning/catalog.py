@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import UsageError, did_you_mean
-from gpurun.core.model import GpuNeed, Offer
+from gpurun.core.errors import NoOffer, UsageError, did_you_mean
 from gpurun.core.money import Micros, usd
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Request
 
 _GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4})(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
@@ -61,6 +62,7 @@ class Terms:
     image_torch: str = ""
     newer_image: str = ""
     with_guard: str = ""
+    least_billed_s: int = 0
 
     def boot_limit_s(self, gpu_count: int) -> int:
         """What is planned from create to a shell, for a machine with so many GPUs."""
@@ -131,6 +133,7 @@ def terms_of(provider: str, region: str = "") -> Terms:
         image_torch=facts.get("image_torch", ""),
         newer_image=facts.get("newer_image", ""),
         with_guard=facts.get("with_guard", ""),
+        least_billed_s=facts.get("least_billed_s", 0),
     )
 
 
@@ -244,3 +247,55 @@ def _known_name(asked: str, where: str) -> str:
     others = f"It has {', '.join(sorted(known.values()))}."
     hint = did_you_mean(asked.upper(), known.values(), otherwise=others, cutoff=0.3)
     raise UsageError("gpu.unknown", f"{where}: there is no GPU {asked!r} in the catalogue.", hint=hint)
+
+
+def catalogue_words() -> str:
+    """Which catalogue it is: `packaged catalogue 2026-11-20`."""
+    return f"packaged {all_offers()[0].price_source.split(' (')[0]}"
+
+
+def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
+    """The catalogue's offers for a need that the request leaves; NoOffer when there are none."""
+    clouds = _clouds(request)
+    offers = [offer for offer in offers_for(need) if not clouds or offer.provider in clouds]
+    if not offers:
+        sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, clouds))
+        what = f"{' and '.join(clouds)} has no {need}" if clouds else f"No provider in the catalogue has {need}"
+        raise NoOffer("offer.none", f"{what}.", hint=f"Sold as {sold}." if sold else "Try another --gpu or provider.")
+    here = _left(offers, request)
+    if not here:
+        regions = ", ".join(sorted({offer.region for offer in offers}))
+        hint = f"The catalogue has: {regions}."
+        raise NoOffer("offer.no_region", f"{need} is not offered in {request.choices.region!r}.", hint=hint)
+    return here
+
+
+def others(request: Request, need: GpuNeed, *, on_cpu: bool, asked: Collection[str] | None = None) -> list[Offer]:
+    """What else the catalogue has: other GPUs, and of the need itself what clouds have that were not `asked`.
+
+    A machine without a GPU is among them only with `on_cpu`.
+    """
+    own = {offer for offer in offers_for(need) if asked is None or offer.provider in asked}
+    return _left([one for one in all_offers() if one not in own and (one.gpu_count or on_cpu)], request)
+
+
+def _clouds(request: Request) -> list[str]:
+    return [name for name in request.providers if name != "local"]
+
+
+def _left(offers: list[Offer], request: Request) -> list[Offer]:
+    """Those at a cloud and in a region of the request, with who ends them under the user's choices."""
+    clouds, region = _clouds(request), request.choices.region
+    here = [one for one in offers if not clouds or one.provider in clouds]
+    here = [one for one in here if region is None or one.region in (region, "any")]
+    # Types that differ in nothing but their name are one offer to choose from, the first.
+    found: dict[tuple[object, ...], Offer] = {}
+    for one in here:
+        found.setdefault((one.provider, one.label, one.place, one.rate_micros_per_hour), one)
+    return [_guarded(one, request) for one in found.values()]
+
+
+def _guarded(offer: Offer, request: Request) -> Offer:
+    """The offer, ended by the key on it where the user wants one there and the cloud takes it."""
+    words = terms_of(offer.provider).with_guard if request.choices.guard else ""
+    return offer.model_copy(update={"dies_by_itself": words}) if words else offer

@@ -11,20 +11,20 @@ of an encoder-decoder has three attentions, hence 36 L C T; its sentences are co
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gpurun.core.model import Offer
-from gpurun.core.plan import Estimate
+from gpurun.core.installed_files import recipe as schema
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Estimate
 from gpurun.planning.catalog import Card, card_of
-from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of
-from gpurun.planning.priors import Nearest, Priors, nearest
-from gpurun.planning.rate import LAUNCH_S, Pieces
-from gpurun.planning.recipe import ResolvedRecipe, padded_vocab, parameters_of
-from gpurun.planning.reductions import what_would_fit
-from gpurun.planning.tables import ModelTable
+from gpurun.planning.history import Nearest, Priors, nearest
+from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of, what_would_fit
+from gpurun.planning.recipe import ResolvedRecipe, flops_per_token
 
 NO_PRIORS = Priors()
-ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}
 
 CORE_FLOPS = (5e9, 60e9)
 CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever the model.
@@ -34,6 +34,73 @@ COMPILE_S = (30.0, 120.0)
 # Of the speed that torch.compile gives, which the cards' shares rest on: nanoGPT's README has 135 ms for 250 at 124M.
 EAGER_SHARE = (0.45, 0.75)
 PCIE_SCALING = (0.85, 0.97)  # With NVLink nothing more is lost: that MFU was read off whole machines, of eight cards.
+HELLASWAG_ITEM_TOKENS = 4 * 128
+"""Four endings, each after the context in a row padded to the longest of a few items: a guess by hand."""
+LAUNCH_S = (0.0002, 0.0015)
+"""Launching one layer's kernels, forward and backward, eager."""
+FORWARD_SHARE = 1 / 3
+"""Of a training pass."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a run consists of beside its steps: how often it evaluates and saves, and on how many tokens."""
+
+    steps: int
+    batch_tokens: int
+    eval_every: int
+    eval_tokens: int
+    checkpoint_every: int
+    sampled_tokens: int = 0
+    """What goes through the model for a checkpoint's samples: a whole context for each token of each prompt."""
+    sampled_layers: int = 0
+    """The layers launched for it, beside their work: all prompts go on at once, but one token after the other."""
+
+    @classmethod
+    def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
+        """Of the tables of a recipe.json; None where they do not say."""
+        train, evaluation = resolved.get("train", {}), resolved.get("eval", {})
+        told = (train, "steps"), (train, "batch_tokens"), (evaluation, "every"), (evaluation, "tokens")
+        found = [table.get(key) for table, key in (*told, (train, "checkpoint_every"))]
+        if not all(type(one) is int and one > 0 for one in found):
+            return None
+        sample, model = resolved.get("sample", {}), resolved.get("model", {})
+        prompts, tokens = len(sample.get("prompts", ())), sample.get("tokens", 0)
+        steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
+        items = evaluation.get("hellaswag_items", 0)
+        eval_tokens += HELLASWAG_ITEM_TOKENS * items if type(items) is int and items > 0 else 0
+        sampled_tokens = prompts * tokens * model.get("context", 0)
+        sampled_layers = tokens * model.get("layers", 0) if prompts else 0
+        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_tokens, sampled_layers)
+
+    @property
+    def sampled_steps(self) -> float:
+        """A checkpoint's samples in steps: so few rows at once go through at half the pace of a step."""
+        return self.sampled_tokens / 2.0 / self.batch_tokens
+
+    def saves_from(self, step: int) -> int:
+        """How many checkpoints are due at this step and later: one every so often, and one at the end."""
+        return self._multiples(self.checkpoint_every, step) + 1
+
+    def evaluations_from(self, step: int) -> int:
+        """How many evaluations are due at this step and later: every checkpoint has one, too."""
+        every, saved = self.eval_every, self.checkpoint_every
+        both = self._multiples(math.lcm(every, saved), step)
+        return self._multiples(every, step) + self._multiples(saved, step) - both + 1
+
+    def beside_from(self, step: int) -> float:
+        """All evaluations and samples from this step on, in steps."""
+        evaluated = self.evaluations_from(step) * self.eval_tokens * FORWARD_SHARE / self.batch_tokens
+        return evaluated + self.saves_from(step) * self.sampled_steps
+
+    def launching_s(self, step: int) -> tuple[float, float]:
+        """Seconds to launch all samples from this step on, (least, most); they are never compiled."""
+        layers = self.saves_from(step) * self.sampled_layers
+        return layers * LAUNCH_S[0] * FORWARD_SHARE, layers * LAUNCH_S[1] * FORWARD_SHARE
+
+    def _multiples(self, every: int, step: int) -> int:
+        """How many steps from this one on, but for the last, are a multiple."""
+        return max(0, (self.steps - 1) // every - (max(1, step) - 1) // every)
 
 
 @dataclass(frozen=True)
@@ -107,7 +174,7 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
         expected_s = sum(speed.beside_s) / 2 + steps * step_flops / speed.expected_flops
-    notes = [f"6N+{12 * ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
+    notes = [f"6N+{12 * schema.ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
     notes += ["launch-bound, so the range is wide"] if launch_bound else []
     return Estimate(
         fits=True,
@@ -141,16 +208,6 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
         basis=words,
         expected_s=prior.start_s + steps * train.batch_tokens / own.tokens_per_s + sum(sampling_s) / 2,
     )
-
-
-def flops_per_token(model: ModelTable, vocab_size: int = 0) -> float:
-    """Training FLOPs (forward and backward) for one token."""
-    multiplied = parameters_of(model, vocab_size)
-    if model.preset == "faithful":  # Its positions are looked up.
-        multiplied -= model.context * model.width
-    if not model.tied:  # The input embedding is looked up, not multiplied.
-        multiplied -= padded_vocab(model, vocab_size) * model.width
-    return 6.0 * multiplied + 12.0 * ATTENTIONS[model.preset] * model.layers * model.width * model.context
 
 
 def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:

@@ -1,52 +1,45 @@
-"""Recipes: found, read, checked, and resolved into the one dict that the trainer reads.
+"""Recipes: found, read, and resolved by rehearsal and `--set` into the one dict that the trainer reads.
 
-A recipe is data, so everything that can be wrong with it is found here, before anything is spent, in a sentence that
-names the file, the key and the nearest right word.
+What a recipe may hold is the trainer's (trainer/recipe.py). It is asked here, before anything is spent, and answers in
+a sentence that names the file, the key and the nearest right word.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from gpurun.core.errors import UsageError, did_you_mean
-from gpurun.core.model import Frozen, digest_of
-from gpurun.core.plan import Earlier
-from gpurun.planning.bundle import bundle_root, page
+from gpurun.core.installed_files import bundle_root, page
+from gpurun.core.installed_files import recipe as schema
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Earlier
 from gpurun.planning.catalog import parse_gpu
-from gpurun.planning.overrides import parse_override
-from gpurun.planning.sums import what_does_not_add_up
-from gpurun.planning.tables import REHEARSED, TABLES, ModelTable, RecipeTables, RehearsalTable
-
-__all__ = [
-    "Form",
-    "Recipe",
-    "ResolvedRecipe",
-    "bundle_root",
-    "check_tables",
-    "list_recipes",
-    "load_recipe",
-    "new_recipe",
-    "padded_vocab",
-    "parameters_of",
-    "resolve",
-]
 
 Form = Literal["full", "rehearsal"]
+ModelConfig = schema.ModelConfig
+RecipeTables = schema.Recipe
+differing_keys = schema.differing_keys
+flops_per_token = schema.flops_per_token
+padded_vocab = schema.padded_vocab
+parameters_of = schema.parameters_of
 
-_VOCAB_MULTIPLE = 64
+_BARE_WORD = re.compile(r"[A-Za-z0-9_./:~+-]+")
 
 
-class Recipe(Frozen):
-    """A recipe as its file has it, checked."""
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, checked; `written` is what its file says by itself, without the defaults."""
 
     name: str
     path: str
     tables: RecipeTables
+    written: Mapping[str, Any]
 
     @property
     def about(self) -> str:
@@ -54,7 +47,8 @@ class Recipe(Frozen):
         return self.tables.about
 
 
-class ResolvedRecipe(Frozen):
+@dataclass(frozen=True)
+class ResolvedRecipe:
     """A recipe after defaults, rehearsal and `--set`, for a number of processes that its batch can be shared among.
 
     `earlier` is the checkpoint that it goes on from; what is trained is the same, and less of it is left.
@@ -79,12 +73,22 @@ class ResolvedRecipe(Frozen):
     @property
     def record(self) -> dict[str, Any]:
         """What recipe.json holds: every key of every table but the rehearsal's, which has been applied."""
-        return self.tables.model_dump(mode="json", exclude={"rehearsal"})
+        record = self.tables.as_record()
+        del record["rehearsal"]
+        return record
 
     @property
     def sha256(self) -> str:
         """The digest of `record`."""
         return digest_of(self.record)
+
+
+def read_model(table: Any) -> ModelConfig:
+    """The table `model` of a resolved recipe; a ValueError where it is none."""
+    model: ModelConfig = (
+        table if isinstance(table, ModelConfig) else schema.read_table(ModelConfig, table, "model", is_whole=False)
+    )
+    return model
 
 
 def list_recipes() -> tuple[str, ...]:
@@ -106,7 +110,8 @@ def load_recipe(name: str) -> Recipe:
             hint = did_you_mean(name, known, otherwise=others)
             raise UsageError("recipe.unknown", f"There is no recipe {name!r}.", hint=hint)
         path = bundle_root() / "recipes" / f"{name}.toml"
-    return Recipe(name=path.stem, path=str(path), tables=check_tables(_read(path), where=path.name))
+    written = _read(path)
+    return Recipe(path.stem, str(path), check_tables(written, where=path.name), written)
 
 
 def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None) -> ResolvedRecipe:
@@ -114,13 +119,13 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
 
     `processes` None means what the recipe says: its rehearsal's number, or one for each GPU. Raises UsageError.
     """
-    tables = recipe.tables.model_dump()
+    tables = deepcopy(recipe.tables.as_record())
     parsed = [parse_override(text) for text in overrides]
     for path, value in parsed:
         if path[0] == "rehearsal":
             _put(tables, path, value)
     if form == "rehearsal":
-        for name in REHEARSED:
+        for name in schema.REHEARSED:
             tables[name].update(tables["rehearsal"][name])
         tables["hardware"]["on_cpu"] = "as_written"  # What a machine without CUDA should do has just been done.
     for path, value in parsed:
@@ -137,27 +142,60 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
     return ResolvedRecipe(name=recipe.name, form=form, processes=processes, tables=checked)
 
 
-def parameters_of(model: ModelTable, vocab_size: int = 0) -> int:
-    """The number of parameters, embeddings included; `vocab_size` is the tokeniser's, for a model that says 0."""
-    vocab, width = padded_vocab(model, vocab_size), model.width
-    if model.preset == "modern":  # Matrices alone, and no positions.
-        return 2 * vocab * width + 12 * model.layers * width * width
-    norm = 2 * width if model.bias else width
-    if model.preset == "encoder-decoder":  # A layer on either side, the decoder's with a second attention.
-        layer = 5 * norm + 28 * width * width + (22 * width if model.bias else 0)
-        return vocab * width + model.layers * layer + 2 * norm
-    layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)
-    embeddings = (vocab + model.context) * width
-    return embeddings + model.layers * layer + norm + (0 if model.tied else vocab * width)
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """Read `table.key=value` into its path and its value.
+
+    A key alone will do where only one table has it; `rehearsal.` in front means the rehearsal's. The value is TOML; a
+    bare word is a string. Raises UsageError for what cannot be read and for a key that no table has.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise UsageError(
+            "set.malformed",
+            f"--set {text!r} is not of the form key=value.",
+            hint="Write for instance --set train.steps=500",
+        )
+    return _path_of(name.strip()), _value_of(value.strip(), text)
 
 
-def padded_vocab(model: ModelTable, vocab_size: int) -> int:
-    """The rows of the embedding: the model's own number, else the tokeniser's padded up to a multiple of 64."""
-    if model.vocab_size:
-        return model.vocab_size
-    if vocab_size < 1:
-        raise ValueError("a model without a vocabulary size needs the tokeniser's")
-    return -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+def _value_of(value: str, text: str) -> Any:
+    """A TOML value, or the word itself."""
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except ValueError:  # No TOML, or a number of more digits than Python reads.
+        parsed = {}
+    if parsed.keys() == {"value"}:
+        return parsed["value"]
+    if _BARE_WORD.fullmatch(value):
+        return value
+    raise UsageError(
+        "set.malformed",
+        f"The value in --set {text!r} is not TOML.",
+        hint="""Put a text in quotes, twice over for the shell: --set 'data.source="my texts"'""",
+    )
+
+
+def _path_of(name: str) -> tuple[str, ...]:
+    """The path of a key: (table, key), or ("rehearsal", …)."""
+    paths = _paths()
+    if name in paths:
+        return paths[name]
+    bare = [path for path in paths.values() if path[-1] == name and path[0] != "rehearsal"]
+    if len(bare) == 1:
+        return bare[0]
+    if bare:
+        both = " or ".join(".".join(path) for path in bare)
+        raise UsageError("set.ambiguous", f"--set {name}: more than one table has it.", hint=f"Say which: {both}.")
+    names = [*paths, *(path[-1] for path in paths.values())]
+    hint = did_you_mean(name, names, otherwise="gpurun recipes show NAME lists the keys.")
+    raise UsageError("set.unknown_key", f"No recipe has a key {name!r}.", hint=hint)
+
+
+def _paths() -> dict[str, tuple[str, ...]]:
+    """Every key that may be set, by its dotted name."""
+    plain = [(table, key.name) for table, kind in schema.TABLES.items() for key in fields(kind)]
+    rehearsed = [("rehearsal", *path) for path in plain if path[0] in schema.REHEARSED]
+    return {".".join(path): path for path in [*plain, *rehearsed, ("rehearsal", "processes")]}
 
 
 def new_recipe(name: str) -> str:
@@ -167,25 +205,27 @@ def new_recipe(name: str) -> str:
 
 def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
     """Validate the tables of a recipe; `where` says in the UsageError which one it was."""
-    _check_names(tables, where)
     try:
-        recipe = RecipeTables.model_validate(tables)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise UsageError(
-                "recipe.missing_key",
-                f"{where} has no {key}.",
-                hint="`gpurun recipes new NAME` writes a whole recipe, `gpurun recipes show` prints one.",
-            ) from None
-        raise UsageError(
-            "recipe.bad_value",
-            f"{where}: {key} is {first['input']!r}. {first['msg']}.",
-            hint=f"{page('FORMATS.md')} lists every key with its type and its bounds.",
-        ) from None
-    _check_sums(recipe, where)
+        recipe = schema.parse_recipe(tables, is_whole=False)
+    except schema.RecipeError as error:
+        raise _refusal(error, where) from None
+    parse_gpu(recipe.hardware.gpu, name="hardware.gpu")
     return recipe
+
+
+def _refusal(error: schema.RecipeError, where: str) -> UsageError:
+    """What is wrong with a recipe, with the file's name and what to do about it."""
+    what, hint = f"{where}: {error}.", "Change one of them, in the file or by --set."
+    if error.kind == "unknown_key":
+        what = f"{where} has the unknown key {error.key}."
+        names = ", ".join(key.rpartition(".")[2] for key in error.known)
+        hint = did_you_mean(error.key, error.known, otherwise=f"Known here: {names}.")
+    elif error.kind == "missing_key":
+        what = f"{where} has no {error.key}."
+        hint = "`gpurun recipes new NAME` writes a whole recipe, `gpurun recipes show` prints one."
+    elif error.kind == "bad_value":
+        hint = f"{page('FORMATS.md')} lists every key with its type and its bounds."
+    return UsageError(f"recipe.{error.kind}", what, hint=hint)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -202,36 +242,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(
             "recipe.malformed", f"{path} is not valid TOML: {error}.", hint="Mend the line that it names."
         ) from None
-
-
-def _check_names(tables: dict[str, Any], where: str) -> None:
-    """Refuse the first unknown table or key, and name the nearest one."""
-    _check_known(tables, RecipeTables.model_fields, where, "")
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            continue  # A value where a table belongs, or `about`: the schema says what is wrong with it.
-        fields = RehearsalTable.model_fields if name == "rehearsal" else TABLES[name].model_fields
-        _check_known(table, fields, where, f"{name}.")
-        if name == "rehearsal":
-            for inner in REHEARSED:
-                if isinstance(table.get(inner), dict):
-                    _check_known(table[inner], TABLES[inner].model_fields, where, f"rehearsal.{inner}.")
-
-
-def _check_known(keys: Iterable[str], known: Iterable[str], where: str, prefix: str) -> None:
-    known = list(known)
-    for key in keys:
-        if key not in known:
-            names = [f"{prefix}{name}" for name in known]
-            hint = did_you_mean(f"{prefix}{key}", names, otherwise=f"Known here: {', '.join(known)}.")
-            raise UsageError("recipe.unknown_key", f"{where} has the unknown key {prefix}{key}.", hint=hint)
-
-
-def _check_sums(recipe: RecipeTables, where: str) -> None:
-    """Refuse what the trainer would refuse: numbers that do not fit together, both of them named."""
-    for what in what_does_not_add_up(recipe):
-        _refuse(where, what)
-    parse_gpu(recipe.hardware.gpu, name="hardware.gpu")
 
 
 def _check_batch(recipe: RecipeTables, processes: int, where: str) -> None:

@@ -1,13 +1,13 @@
 """JSON over HTTPS for the clouds without an SDK: one request, one answer, and every doubt told as `Unknown`.
 
 A key is sent only over verified TLS (or to this machine, for tests), never to where a redirect points, and is in no
-exception. What an answer means is the provider's to judge, server errors too; only "too many requests" is waited out.
+exception. What an answer means is the provider's to judge, server errors too; "too many requests" is waited
+out, and a read at which the server failed is tried again.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import socket
 import ssl
 import threading
@@ -19,6 +19,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -36,10 +37,16 @@ from gpurun import __version__
 from gpurun.core.clock import Clock
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
-from gpurun.providers.base import Unknown
+from gpurun.core.filelock import exclusive
+from gpurun.core.paths import make_private
+from gpurun.core.retry import Retry
+from gpurun.providers.base import Throttled, Unknown
 
 BODY_LIMIT_BYTES = 8_000_000
 _LONGEST_PAUSE_S = 30.0
+_READ_PAUSE_S = 0.5
+_READ_PATIENCE_S = 10.0
+_MOST_TURNS = 60
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,49 @@ class Answer:
             return None
 
 
+class Gap:
+    """The least time between two requests, kept by all processes of this machine that name the same file."""
+
+    def __init__(self, seconds: float, clock: Clock, path: Path | None = None) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._path = path
+        self._free_mono = float("-inf")
+
+    def wait(self) -> None:
+        """Take the next turn, and wait for it."""
+        self._clock.sleep(self._turn_mono() - self._clock.monotonic())
+
+    def begin(self) -> None:
+        """Have the gap begin now at the soonest: what had its turn took until now."""
+        self._turn_mono(is_taken=True)
+
+    def _turn_mono(self, *, is_taken: bool = False) -> float:
+        """When the next turn is, which nobody else has; a file that cannot be used is done without."""
+        if self._path is not None:
+            with suppress(OSError):
+                make_private(self._path.parent)
+                with exclusive(self._path):
+                    turn_mono = self._next(self._told(self._path.read_text()), is_taken)
+                    self._path.write_text(repr(self._free_mono))
+                    return turn_mono
+        return self._next(float("-inf"), is_taken)
+
+    def _next(self, told_mono: float, is_taken: bool) -> float:
+        free_mono, now_mono = max(told_mono, self._free_mono), self._clock.monotonic()
+        turn_mono = max(free_mono, now_mono)
+        self._free_mono = max(free_mono, now_mono + self._seconds) if is_taken else turn_mono + self._seconds
+        return turn_mono
+
+    def _told(self, text: str) -> float:
+        """When the next turn is free; one of an earlier boot, whose clock had another beginning, is over."""
+        try:
+            told = float(text)
+        except ValueError:
+            return float("-inf")
+        return told if told - self._clock.monotonic() <= _MOST_TURNS * self._seconds else float("-inf")
+
+
 class Http:
     """One server, one key: requests that keep a least gap, have a limit on time and size, and are never redirected."""
 
@@ -66,7 +116,7 @@ class Http:
     """How far this machine's clock is ahead of the server's, by the last Date header; None before there was one."""
 
     def __init__(
-        self, base_url: str, *, headers: Mapping[str, str], clock: Clock, name: str, least_gap_s: float = 0.0
+        self, base_url: str, *, headers: Mapping[str, str], clock: Clock, name: str, gap: Gap | None = None
     ) -> None:
         self._base = base_url.rstrip("/")
         self._opener = _opener(_checked_url(base_url, name))
@@ -74,8 +124,7 @@ class Http:
         self._headers = {"User-Agent": f"gpurun/{__version__}", "Accept": "application/json", **headers}
         self._clock = clock
         self._name = name
-        self._least_gap_s = least_gap_s
-        self._sent_mono = float("-inf")
+        self._gap = gap
 
     def request(
         self,
@@ -89,24 +138,24 @@ class Http:
     ) -> Answer:
         """Send one request and return whatever was answered; `timeout_s` is for the whole exchange.
 
-        A 429 is repeated as the server asks while that is within `patience_s`. Raises Unknown when there is no whole
-        answer: what was asked for may have been done.
+        A 429 is repeated as the server asks while that is within `patience_s`; a GET that the server failed at (5xx)
+        twice, within ten seconds. Raises Unknown when there is no whole answer: what was asked for may have been done.
         """
         url = f"{self._base}{path}" + (f"?{urlencode(query)}" if query else "")
-        started = self._clock.monotonic()
-        for attempt in range(1_000):
+        slow = Retry(self._clock, 1.0, longest_s=_LONGEST_PAUSE_S, limit_s=patience_s, jitter=0.25)
+        failed = Retry(self._clock, _READ_PAUSE_S, longest_s=2 * _READ_PAUSE_S, limit_s=_READ_PATIENCE_S, tries=2)
+        while True:
             answer = self._send(method, url, body, timeout_s)
-            if answer.status != 429:
+            if answer.status == 429:
+                throttled = Throttled(f"{self._name} takes no more requests for now (429)")
+                slow.wait(throttled, at_least_s=_asked_pause_s(answer, self._clock.wall()))
+            elif method != "GET" or answer.status < 500 or not failed.pauses():
                 return answer
-            pause_s = _pause_s(answer, attempt, self._clock.wall())
-            if self._clock.monotonic() - started + pause_s > patience_s:
-                break
-            self._clock.sleep(pause_s)
-        raise Unknown(f"{self._name} takes no more requests for now (429)")
 
     def _send(self, method: str, url: str, body: Any, timeout_s: float) -> Answer:
         """One exchange, whole or Unknown."""
-        self._keep_gap()
+        if self._gap is not None:
+            self._gap.wait()
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
         place = f"{self._name} {method} {urlsplit(url).path}"
@@ -127,10 +176,6 @@ class Http:
         self._compare_clocks(answer, (sent_wall + self._clock.wall()) / 2)
         return answer
 
-    def _keep_gap(self) -> None:
-        self._clock.sleep(self._least_gap_s - (self._clock.monotonic() - self._sent_mono))
-        self._sent_mono = self._clock.monotonic()
-
     def _compare_clocks(self, answer: Answer, wall: float) -> None:
         """Remember the skew; a Date header names whole seconds, so half a second more is meant."""
         told = _wall_of(answer.headers.get("date", ""))
@@ -141,7 +186,7 @@ class Http:
 class _Limit:
     """The time that one exchange may take in all; once it is over its socket is shut, whatever that is doing.
 
-    A socket's own time-out begins anew with every byte, so a server that drips would hold the caller for ever.
+    A socket's own time-out begins again with every byte, so a server that drips would hold the caller for ever.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -273,17 +318,13 @@ def _read(response: HTTPResponse) -> Answer:
     return Answer(response.status, headers, data.decode("utf-8", errors="replace"))
 
 
-def _pause_s(answer: Answer, attempt: int, wall: float) -> float:
-    """How long to wait after a 429: what the server asks for, at least a growing pause, and some chance on top."""
+def _asked_pause_s(answer: Answer, wall: float) -> float:
+    """How long the server asks to wait after a 429."""
     told = answer.headers.get("retry-after", "").strip()
     until = _wall_of(told)
     if told.isascii() and told.isdigit():
-        asked = float(told[:9])
-    elif until is not None:
-        asked = until - (_wall_of(answer.headers.get("date", "")) or wall)
-    else:
-        asked = 0.0
-    return max(asked, min(_LONGEST_PAUSE_S, 2.0 ** min(attempt, 10))) * random.uniform(1.0, 1.25)
+        return float(told[:9])
+    return until - (_wall_of(answer.headers.get("date", "")) or wall) if until is not None else 0.0
 
 
 def _wall_of(date: str) -> float | None:

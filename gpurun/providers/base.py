@@ -6,13 +6,12 @@ suite in tests/contract.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from gpurun.core.clock import Clock
-from gpurun.core.model import Account, Charge, GpuNeed, Instance, Leftover, Offer, Order, Teardown
-from gpurun.core.secrets import Secret
+from gpurun.core.records import Account, Charge, GpuNeed, Instance, Leftover, Offer, Order, Teardown
 
 
 class NoCapacity(Exception):
@@ -34,12 +33,19 @@ class Unknown(Exception):
     """The answer was lost or unclear: what was asked for may exist. Never ask again before looking.
 
     A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
-    there are no others.
+    there are no others. A create that its provider takes twice without making two has in `again` how to send the same
+    request once more; that gives the instance, or is Unknown.
     """
 
-    def __init__(self, message: str = "", found: tuple[Instance, ...] = ()) -> None:
+    def __init__(
+        self, message: str = "", found: tuple[Instance, ...] = (), again: Callable[[], Instance] | None = None
+    ) -> None:
         super().__init__(message)
-        self.found = found
+        self.found, self.again = found, again
+
+
+class Throttled(Unknown):
+    """No answer but "too many requests", for as long as it was waited for."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class Provider(Protocol):
         ...
 
     def find(self, token: str | None) -> list[Instance]:
-        """Everything that bears the token (None: all that is gpurun's), in all regions and any state, oldest first."""
+        """Everything that carries the token (None: all of gpurun's), in all regions and any state, oldest first."""
         ...
 
     def read(self, instance_id: str) -> Instance:
@@ -103,25 +109,20 @@ class Provider(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Hand:
-    """A dead-man timer that must be handed to a running machine: a script, and the secret that it reads from a file.
+@runtime_checkable
+class Guarded(Protocol):
+    """A provider whose machines end themselves by a timer that obeys a file (docs/FORMATS.md, "The guard's clock").
 
-    `script` is a shell program that ends the machine at its deadline. It is put beside its secret with mode 0600, over
-    a connection whose host key was verified, and both are removed when the run ends.
+    It goes with the create, and begins where the machine boots; until it was read back nobody calls it armed.
     """
 
-    script: bytes
-    secret: Secret
-    words: str
+    @property
+    def guard_shares_key(self) -> bool:
+        """Whether the timer asks the provider with our own key: where that is refused, so is the timer."""
+        ...
 
-
-@runtime_checkable
-class HandsOver(Protocol):
-    """A provider whose dead-man timer is armed only once the machine can be reached."""
-
-    def hand(self, instance: Instance) -> Hand | None:
-        """The timer for a machine that runs; None when the user did not ask for it."""
+    def guard_folder(self, instance: Instance) -> str:
+        """Where the timer on a machine, as the provider told of it, keeps its time; "" where it has no timer."""
         ...
 
 
@@ -168,7 +169,7 @@ class SpotNotice(Protocol):
 
 @runtime_checkable
 class TellsTime(Protocol):
-    """A provider whose answers bear its own time."""
+    """A provider whose answers carry its own time."""
 
     @property
     def clock_ahead_s(self) -> float | None:
@@ -187,6 +188,30 @@ class HasRegions(Protocol):
     def regions(self) -> tuple[str, ...]:
         """The names that this account may ask for, with capacity or without. May raise `Unknown`."""
         ...
+
+
+@runtime_checkable
+class FindsInRegions(Protocol):
+    """A provider that lists one region at a time."""
+
+    def find_in(self, regions: Sequence[str]) -> list[Instance]:
+        """Everything of gpurun's in these regions, as `find(None)` has it for all of them."""
+        ...
+
+
+@runtime_checkable
+class HasEndpoint(Protocol):
+    """A provider whose requests can be sent to another address than its own, as a variable of the environment may."""
+
+    @property
+    def endpoint(self) -> str:
+        """The address that is asked in place of the provider's own; "" where that one is. It raises nothing."""
+        ...
+
+
+def endpoint_of(provider: Provider) -> str:
+    """Where a provider's requests go, if not to its own address; "" there, and where nothing is sent anywhere."""
+    return provider.endpoint if isinstance(provider, HasEndpoint) else ""
 
 
 def their_wall(provider: Provider, clock: Clock) -> float:
@@ -209,7 +234,7 @@ class LeavesThings(Protocol):
     """A provider where a rental leaves more than its machine."""
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Side resources that bear the token (None: all that are gpurun's), in all regions, but for the machines."""
+        """Side resources that carry the token (None: all that are gpurun's), in all regions, but for the machines."""
         ...
 
     def remove(self, leftover: Leftover) -> None:

@@ -1,4 +1,4 @@
-"""This machine as the instance: a folder, and every process that bears the instance's mark.
+"""This machine as the instance: a folder, and every process that carries the instance's mark.
 
 Nothing here takes a short cut that a cloud would not take: it is created by a request that may be lost, found by its
 token, reached only through its agent, and proven gone by reading it back. It costs nothing.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -19,15 +18,15 @@ from typing import Any
 
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.crashpoint import crashpoint
-from gpurun.core.model import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
+from gpurun.core.machine_token import parse
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, make_private
+from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.core.secrets import child_environment
 from gpurun.providers.base import Rejected, Traits, Unknown
 from gpurun.providers.local_guard import INSTANCE_FILE
 from gpurun.providers.processes import MARK, kill_all, processes_of
 
-_TOKEN = re.compile(r"gr-[a-z0-9-]{1,60}")
 _BOOT_LIMIT_S = 15.0
 
 
@@ -35,6 +34,7 @@ class LocalProvider:
     """The `local` provider: instances are folders under the home, with a guard process each."""
 
     name = "local"
+    guard_shares_key = False
     traits = Traits(
         settle_s=1.0,
         poll_s=0.1,
@@ -130,7 +130,7 @@ class LocalProvider:
         )
 
     def destroy(self, instance_id: str) -> None:
-        """Kill every process that bears the mark, then remove the folder; harmless when there is neither."""
+        """Kill every process that carries the mark, then remove the folder; harmless when there is neither."""
         folder = self._of(instance_id)
         crashpoint("before local.destroy")
         (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting sees its end.
@@ -140,6 +140,10 @@ class LocalProvider:
         shutil.rmtree(folder, ignore_errors=True)
         (self._folder / f"{instance_id}.log").unlink(missing_ok=True)
         crashpoint("after local.destroy")
+
+    def guard_folder(self, instance: Instance) -> str:
+        """The instance's folder, in which its guard process looks."""
+        return str(self._of(instance.id))
 
     def _stillborn(self, token: str) -> Rejected | Unknown:
         """The guard ended at once: take away what it made, and say "certainly nothing" only after reading that back."""
@@ -152,7 +156,7 @@ class LocalProvider:
 
     def _of(self, token: str) -> Path:
         """The folder of an instance; a token of another shape is never turned into a path."""
-        if not _TOKEN.fullmatch(token):
+        if parse(token) is None:
             raise Rejected(f"{token!r} is not the token of a local instance")
         return self._folder / token
 
@@ -160,7 +164,7 @@ class LocalProvider:
         """Every token that has a folder; a process without a folder is found by its own token only."""
         if not self._folder.is_dir():
             return set()
-        return {name for name in os.listdir(self._folder) if _TOKEN.fullmatch(name)}
+        return {name for name in os.listdir(self._folder) if parse(name)}
 
 
 def _facts_in(folder: Path) -> dict[str, Any]:

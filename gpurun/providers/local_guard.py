@@ -4,19 +4,19 @@
 
 It is what power-on and the dead-man timer are on a cloud: starting this process *is* the create call, so an instance
 either exists with its timer armed or does not exist. It needs nobody: if the laptop's supervisor never returns, it
-kills everything that bears the instance's mark, and then itself.
+kills everything that carries the instance's mark, and then itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
 from pathlib import Path
 
 from gpurun.core.clock import Clock, SystemClock
+from gpurun.core.filelock import taken
 from gpurun.core.paths import write_atomic
 from gpurun.providers.processes import kill_all
 
@@ -29,9 +29,7 @@ def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock)
     """Make the instance, then wait until it is destroyed or its deadline passes."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not taken(lock):
         return  # The same create, asked twice: the first guard stands.
     (folder / "machine").mkdir(exist_ok=True, mode=0o700)
     facts = {
@@ -46,15 +44,24 @@ def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock)
 
 
 def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None:
-    """End the instance at the deadline by whichever clock says so first; a wall clock set back buys no time."""
+    """End the instance at the deadline by whichever clock says so first; a wall clock set back buys no time.
+
+    An earlier time in `deadline` is taken, and told in `spent` as every guard tells it.
+    """
     deadline_mono = clock.monotonic() + (deadline_wall - clock.wall())
     while (folder / INSTANCE_FILE).exists():
+        with contextlib.suppress(OSError, ValueError):
+            deadline_wall = min(deadline_wall, int((folder / "deadline").read_text()))
+            deadline_mono = min(deadline_mono, clock.monotonic() + (deadline_wall - clock.wall()))
+        with contextlib.suppress(OSError):
+            (folder / "spent.new").write_text(f"0 0 {token} {int(deadline_wall)}\n")
+            (folder / "spent.new").replace(folder / "spent")
         if clock.wall() >= deadline_wall or clock.monotonic() >= deadline_mono:
             with contextlib.suppress(OSError):  # The folder may be going away; the killing must go on.
                 (folder / EXPIRED_FILE).touch()
             break
         clock.sleep(PERIOD_S)
-    # A folder that is gone means the same: whoever removed it may have died before it killed anybody.
+    # A folder that is gone means the same: the process that removed it may have died before it killed any.
     while kill_all(token):
         clock.sleep(0.05)
 

@@ -15,7 +15,7 @@ MARK = "GPURUN_INSTANCE"
 
 
 def processes_of(token: str) -> list[int]:
-    """The ids of all living processes that bear the token, this one left out."""
+    """The ids of all living processes that carry the token, this one left out."""
     mark = f"{MARK}={token}".encode()
     proc = Path("/proc")
     if (proc / "self" / "environ").exists():

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 from gpurun.core.credentials import aws_source, find_credential, require_credential
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices
+from gpurun.core.run_plan import Choices
 
 if TYPE_CHECKING:
     from gpurun.core.clock import Clock
     from gpurun.providers.base import Provider
-
-RUNPOD_URL = "https://api.runpod.io"
-LAMBDA_URL = "https://cloud.lambda.ai/api/v1"
 
 
 def _local(home: Home, clock: Clock, choices: Choices) -> Provider:
@@ -32,20 +29,21 @@ def _ssh(home: Home, clock: Clock, choices: Choices) -> Provider:
 
 
 def _runpod(home: Home, clock: Clock, choices: Choices) -> Provider:
-    from gpurun.providers.runpod import RunPodProvider
+    from gpurun.providers.runpod.provider import URL, RunPodProvider
 
     key = require_credential("runpod", home).secret
-    base_url = os.environ.get("RUNPOD_API_BASE_URL") or RUNPOD_URL
+    base_url = os.environ.get(OVERRIDES["runpod"]) or URL
     return RunPodProvider(key, clock, base_url=base_url, spot=choices.spot, region=choices.region)
 
 
 def _lambda(home: Home, clock: Clock, choices: Choices) -> Provider:
-    from gpurun.providers.lambdalabs import LambdaProvider
+    from gpurun.providers.lambdalabs.provider import URL, LambdaProvider
 
     key = require_credential("lambda", home).secret
-    base_url = os.environ.get("LAMBDA_API_BASE_URL") or LAMBDA_URL
+    base_url = os.environ.get(OVERRIDES["lambda"]) or URL
     guard = (find_credential("lambda-guard", home) or require_credential("lambda", home)) if choices.guard else None
-    return LambdaProvider(key, clock, base_url=base_url, guard_key=guard.secret if guard else None)
+    guard_key = guard.secret if guard else None
+    return LambdaProvider(key, clock, base_url=base_url, guard_key=guard_key, turns=home.turns)
 
 
 def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:

@@ -8,7 +8,6 @@ the box is the agent's work, and shutting the box down is the user's.
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +17,17 @@ from pydantic import ValidationError
 from gpurun.core.clock import Clock
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import UsageError
-from gpurun.core.exclusive import exclusive
-from gpurun.core.model import Account, Address, Frozen, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
+from gpurun.core.filelock import exclusive
+from gpurun.core.machine_token import parse
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, fsync_folder, make_private, write_atomic
+from gpurun.core.records import Account, Address, Frozen, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.providers.base import Rejected, Traits, Unknown
 from gpurun.providers.ssh_login import Login, parse_host
 
 __all__ = ["Login", "SshBox", "SshProvider", "parse_host"]
 
 DIES_BY_ITSELF = "NO · yours to shut down"
-
-_TOKEN = re.compile(r"gr-[a-z0-9-]{1,60}")
 
 
 @dataclass(frozen=True)
@@ -194,11 +192,11 @@ class SshProvider:
 
     def _of(self, token: str) -> Path:
         """The record of a token; a token of another shape is never turned into a path."""
-        if not _TOKEN.fullmatch(token):
+        if parse(token) is None:
             raise Rejected(f"{token!r} is not the token of a box in use")
         return self._folder / f"{token}.json"
 
     def _tokens(self) -> list[str]:
         if not self._folder.is_dir():
             return []
-        return sorted(path.stem for path in self._folder.glob("gr-*.json") if _TOKEN.fullmatch(path.stem))
+        return sorted(path.stem for path in self._folder.glob("*.json") if parse(path.stem))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from gpurun.core.clock import utc
 
 if TYPE_CHECKING:
-    from gpurun.core.progress import Record
+    from gpurun.core.journal_records import Record
+    from gpurun.core.trainer_events import TrainerEvent
 
 ENVELOPE_KEYS = ("v", "command", "ok", "data", "errors", "exit_code")
 ERROR_KEYS = ("code", "message", "hint")
@@ -35,9 +36,9 @@ def record_json(record: Record) -> str:
     return _dump({**head, "data": record.data})
 
 
-def event_json(event: Mapping[str, Any]) -> str:
+def event_json(event: TrainerEvent) -> str:
     """A trainer's event as a line of `train --json`, its own words under `data`."""
-    return _dump({"v": 1, "stream": "trainer", "event": str(event.get("kind", "unknown")), "data": dict(event)})
+    return _dump({"v": 1, "stream": "trainer", "event": event.kind, "data": event.said})
 
 
 def log_json(words: bytes) -> str:

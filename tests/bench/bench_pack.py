@@ -62,9 +62,9 @@ def write_shards(folder: Path, size_bytes: int) -> None:
 
 def ship_once(source: Path, machine: Path, codec: str) -> None:
     """Our way, in this process; prints seconds and peak memory of both sides as JSON."""
-    from gpurun.machine.far import FarSide
-    from gpurun.machine.local import LocalMachine
-    from gpurun.machine.pack import Pack, survey
+    from gpurun.remote.archive import Pack, survey
+    from gpurun.remote.client import FarSide
+    from gpurun.remote.local_machine import LocalMachine
 
     far = FarSide(LocalMachine(machine, "gr-bench"), python=sys.executable)
     far.install_agent()

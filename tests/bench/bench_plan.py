@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from gpurun.core.money import parse_usd
+from gpurun.core.trainer_events import events_of
 from gpurun.planning.budget import candidates
 from gpurun.planning.catalog import all_offers
-from gpurun.planning.load import load_of
-from gpurun.planning.rate import Meter
-from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.planning.tables import ModelTable
-from gpurun.planning.tensors import tensor_bytes
+from gpurun.planning.memory import tensor_bytes
+from gpurun.planning.recipe import ModelConfig, load_recipe, resolve
+from gpurun.planning.throughput import Meter
+from gpurun.planning.transfer import load_of
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
 SIZES = {  # layers, width, context, vocabulary
@@ -122,7 +122,7 @@ def memory() -> None:
         errors = []
         for model, batch, asked in points:
             traced = traced_peak_bytes(model, batch, **asked)
-            errors.append(tensor_bytes(ModelTable(**model), batch, way=way_of(**asked)) / traced - 1)
+            errors.append(tensor_bytes(ModelConfig(**model), batch, way=way_of(**asked)) / traced - 1)
             print(f"{name}: {model} x {batch} {asked}: {traced:,} {errors[-1]:+.2%}", file=sys.stderr, flush=True)
         reached = "yes" if max(map(abs, errors)) <= 0.05 else "NO"
         found = f"{min(errors):+.2%} to {max(errors):+.2%}, median {statistics.median(errors):+.2%}"
@@ -207,9 +207,9 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
 
 def _ratio(resolved: dict[str, Any], file: Path) -> float:
     meter = Meter(resolved)
-    events = [json.loads(line) for line in file.read_text().splitlines()]
+    events = list(events_of(file))
     told = next(found for event in events if (found := meter.take(event)) is not None)
-    return float((told.elapsed_s + told.left_s) / events[-1]["elapsed_s"])
+    return float((told.elapsed_s + told.left_s) / (events[-1].elapsed_s or 0.0))
 
 
 def main() -> int:

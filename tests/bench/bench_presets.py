@@ -30,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.bench.recipes import measured_recipe
-from trainer.config import Recipe
+from trainer.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 BAR = 0.6

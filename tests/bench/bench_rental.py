@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.progress import Event, Record
+from gpurun.core.journal_records import Event, Record
 from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import CLOUDS, SMALL, User
 

@@ -46,10 +46,10 @@ from tests.bench.contest import (
 )
 from tests.bench.reference_loop import PlainGPT, Shape, plain_adamw
 from tests.memory import own_peak_bytes
-from trainer.config import ModelConfig, OptimConfig
 from trainer.due import finish_saving, save
 from trainer.model import GPT
 from trainer.optim import make_optimizer
+from trainer.recipe import ModelConfig, OptimConfig
 
 ROOT = Path(__file__).parents[2]
 MEMORY_STEPS = 3

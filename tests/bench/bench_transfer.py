@@ -1,6 +1,6 @@
 """Ship and collect over a real sshd against the plain tools, on the same files: run by `make bench-transfer`.
 
-    python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,small,home,cuts,memory]
+    python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,home,cuts,memory]
 
 A proxy on loopback makes the way 100 ms long. Each round does ours and theirs one after the other; the best of each
 counts (of twice as many without distance), and what is printed are ratios, rows for docs/BENCHMARKS.md. Ours reads,
@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpurun.machine.ssh_keys import make_keys
+from gpurun.remote.key_pairs import make_keys
 from tests.bench.bench_pack import cpu, write_shards
 from tests.emulators.sshd import Sshd
 
@@ -40,14 +40,13 @@ CUT_EVERY_S = 5.0
 @dataclass(frozen=True)
 class Sizes:
     shards_mb: int
-    small_files: int
     home_mb: int
     cuts_mb: int
     memory_mb: int
 
 
-SMALL = Sizes(shards_mb=100, small_files=1000, home_mb=100, cuts_mb=200, memory_mb=1000)
-FULL = Sizes(shards_mb=1000, small_files=10_000, home_mb=1500, cuts_mb=1000, memory_mb=10_000)
+SMALL = Sizes(shards_mb=100, home_mb=100, cuts_mb=200, memory_mb=1000)
+FULL = Sizes(shards_mb=1000, home_mb=1500, cuts_mb=1000, memory_mb=10_000)
 
 
 class Bench:
@@ -162,21 +161,6 @@ def shards(bench: Bench, sizes: Sizes) -> None:
     shutil.rmtree(source)
 
 
-def small(bench: Bench, sizes: Sizes) -> None:
-    source, dice = bench.work / "small", random.Random(3)
-    words = [dice.randbytes(4).hex() for _ in range(5000)]
-    for number in range(sizes.small_files):
-        folder = source / f"{number % 100:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:05d}.txt").write_text(" ".join(dice.choices(words, k=450)))
-    with bench.way(ROUND_TRIP_S) as port:
-        ours_s, rsync_s = bench.best(
-            lambda: float(bench.ours("ship", source, port)["seconds"]), lambda: bench.rsync(source, port)
-        )
-    tell(f"{sizes.small_files:,} files of 4 kB, 100 ms", ours_s, "rsync -az", rsync_s, 1.8)
-    shutil.rmtree(source)
-
-
 def home(bench: Bench, sizes: Sizes) -> None:
     source = checkpoint(bench, sizes.home_mb)
     for round_trip_s, bar in ((0.0, 0.9), (ROUND_TRIP_S, 4.0)):
@@ -232,10 +216,7 @@ def checkpoint(bench: Bench, megabytes: int) -> Path:
     return path
 
 
-# ext4 without a journal looks at every file that was removed in the last five minutes before it makes a new one: ten
-# thousand files then take 3 s of the kernel, ours or theirs. Both ends are in memory where that can be had.
-IN_MEMORY = {"small": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}
-ROWS = {row.__name__: row for row in (shards, small, home, cuts, memory)}
+ROWS = {row.__name__: row for row in (shards, home, cuts, memory)}
 
 
 def main() -> None:
@@ -247,7 +228,7 @@ def main() -> None:
     print(f"{cpu()}, {os.cpu_count()} cores; best of {options.rounds}")
     print("| what | ours | theirs | ratio | bar | held | |\n| --- | --- | --- | --- | --- | --- | --- |")
     for name in options.rows.split(","):
-        with tempfile.TemporaryDirectory(prefix="gpurun-bench-", dir=IN_MEMORY.get(name)) as work:
+        with tempfile.TemporaryDirectory(prefix="gpurun-bench-") as work:
             bench = Bench(Path(work), options.rounds)
             ROWS[name](bench, FULL if options.full else SMALL)
             bench.sshd.close()

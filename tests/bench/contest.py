@@ -68,7 +68,7 @@ class Row:
 
 
 class Loop(Protocol):
-    """Whoever trains: on given batches for the gate, then in timed blocks."""
+    """A contestant that trains: on given batches for the gate, then in timed blocks."""
 
     def losses(self, batches: list[Batch]) -> list[float]: ...
     def block(self, steps: int, clock: Clock) -> list[float]: ...

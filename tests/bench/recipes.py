@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config import (
+from trainer.recipe import (
     DataConfig,
     EvalConfig,
     HardwareConfig,

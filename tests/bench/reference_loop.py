@@ -1,4 +1,4 @@
-"""A GPT-2 and its training loop as nanoGPT describes them, written anew: what the trainer is held against.
+"""A GPT-2 and its training loop as nanoGPT describes them, written again: what the trainer is held against.
 
 Random windows of a memory-mapped file, the whole (tokens, vocabulary) logits into torch's cross-entropy, AdamW. Tensors
 are named as in the trainer's model, so that weights can be copied. GELU is the tanh form, as GPT-2's own.
@@ -142,7 +142,7 @@ class PlainLoop:
         return plain_adamw(self.model, self.rate, fused=True if self.on_card else None)
 
     def random_batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (batch, context); the map is opened anew, or its pages would count as this process's."""
+        """Inputs and targets (batch, context); the map is opened again, or its pages would count as this process's."""
         row, context = np.memmap(self.file, dtype=np.uint16, mode="r", offset=HEADER_BYTES), self.shape.context
         starts = torch.randint(len(row) - context, (self.shape.batch,)).tolist()
         ids = torch.stack([torch.from_numpy(row[start : start + context].astype(np.int64)) for start in starts])

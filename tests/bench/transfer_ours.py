@@ -14,11 +14,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.model import Address
-from gpurun.machine.base import MachineLost
-from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack, survey
-from gpurun.machine.remote import RemoteMachine
+from gpurun.core.records import Address
+from gpurun.remote.archive import Pack, survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.ssh import RemoteMachine
 from tests.memory import own_peak_bytes
 
 NAME = "checkpoints/000001.model.safetensors"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.progress import Event
+from gpurun.core.journal_records import Event
 from gpurun.core.secrets import child_environment
 from gpurun.ledger.journal import read_journal
 from tests.emulators.guests import FakeGpu, Faults, Guest, Meter
@@ -160,7 +160,7 @@ def runpod(
         cloud = Cloud("runpod", environment, emulator.world.meter, alive, ("--accept-cpu",), emulator)
         emulator.world.boot = cloud.remembers(container(folder, faults or Faults(), gpus, path))
         yield cloud
-        assert emulator.violations == []
+        assert emulator.violations == [], emulator.violations[:5]
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def lambda_cloud(folder: Path) -> Iterator[Cloud]:
         cloud = Cloud("lambda", environment, emulator.world.meter, lambda: emulator.world.alive, asks, emulator)
         emulator.world.boot = cloud.remembers(real_guest(folder))
         yield cloud
-        assert emulator.violations == []
+        assert emulator.violations == [], emulator.violations[:5]
 
 
 @contextmanager

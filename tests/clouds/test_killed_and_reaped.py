@@ -17,9 +17,9 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices
-from gpurun.lifecycle import reap
-from gpurun.lifecycle.reap import sweep, sweep_leftovers
+from gpurun.core.run_plan import Choices
+from gpurun.lifecycle import reaper
+from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.providers.registry import open_provider
 from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody
 from tests.emulators import guests
@@ -75,7 +75,7 @@ def reap_later(user: User, elsewhere: Path) -> None:
     # By the emulated cloud's own clock it is not later: what is skipped here would be an hour for both.
     with (
         patch.dict(os.environ, user.cloud.environment),
-        patch.object(reap, "their_wall", lambda _, clock: clock.wall()),
+        patch.object(reaper, "their_wall", lambda _, clock: clock.wall()),
     ):
         for _ in range(2):
             providers = [open_provider(user.cloud.name, home, clock, Choices())]

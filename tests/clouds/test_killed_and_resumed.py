@@ -20,7 +20,7 @@ import pytest
 from zstandard import ZstdCompressor
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.progress import Event
+from gpurun.core.journal_records import Event
 from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
 from tests.emulators import guests
@@ -117,7 +117,7 @@ def test_killed_in_upload_training_and_collect_and_resumed_all_is_at_home_and_no
     kill_supervisors(user.home)
     assert Event.SHIP_OBSERVED not in user.events(), "killed while it uploaded"
     shown = json.loads((user.home / "runs" / "fox-41" / "moving.json").read_bytes())
-    assert (shown["what"], shown["total_bytes"] > 2 * TEXT_BYTES) == ("ship", True), "what a viewer was shown"
+    assert (shown["what"], shown["total"] > 2 * TEXT_BYTES) == ("ship", True), "what a viewer was shown"
 
     resumed_until(lambda: Event.TRAIN_STARTED in user.events(), user)
     assert Event.TRAIN_OBSERVED not in user.events(), "killed while it trained"

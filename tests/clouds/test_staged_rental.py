@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.progress import Event
+from gpurun.core.journal_records import Event
 from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody, supervisors
 from tests.emulators import guests

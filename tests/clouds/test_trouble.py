@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import stat
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,9 +19,10 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.progress import Event, Record
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.money import usd
 from gpurun.ledger.journal import read_journal
-from gpurun.machine.ssh_keys import make_keys
+from gpurun.remote.key_pairs import make_keys
 from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, runpod, somebody
 from tests.emulators import aws, guests, lambda_cloud
 from tests.emulators.guests import Faults, Guest, Meter
@@ -134,7 +136,17 @@ def test_a_lost_answer_a_late_sshd_cut_lines_and_a_frozen_machine_lose_nothing(t
             assert paid(user)
 
 
-def test_a_key_on_the_machine_is_armed_before_the_upload_and_lies_in_a_private_file_alone(tmp_path: Path) -> None:
+FORMS = [lambda_cloud.KEY.encode(), b64encode(lambda_cloud.KEY.encode())]
+"""The guard's key as it is, and as the launch carries it."""
+
+
+def kept_by(home: Path) -> list[str]:
+    """The files of a home in which the guard's key is."""
+    files = [path for path in home.rglob("*") if path.is_file()]
+    return [str(path) for path in files if any(form in path.read_bytes() for form in FORMS)]
+
+
+def test_a_key_on_the_machine_is_no_argument_there_and_in_none_of_our_files(tmp_path: Path) -> None:
     (tmp_path / "install.sh").write_text("ls agent >set-up 2>&1\ntrue\n")
     with CLOUDS["lambda"](tmp_path / "cloud") as cloud:
         cloud.emulator.fail("launch", lambda_cloud.Fault.DROP_RESPONSE)
@@ -143,21 +155,48 @@ def test_a_key_on_the_machine_is_armed_before_the_upload_and_lies_in_a_private_f
             wait_for(user, Event.TRAIN_STARTED)
             (guest,) = cloud.guests
             (folder,) = (guest.root / "home/ubuntu/.gpurun").iterdir()
-            key, secret = folder / "guard/guard.key", lambda_cloud.KEY.encode()
-            assert key.read_bytes().strip() == secret
-            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+            assert FORMS[1] in cloud.emulator.bodies("launch")[0]["user_data"].encode()
             seen = [words for pid in guest.pids for words in words_of(pid)]
-            assert any(b"guard.sh" in words for words in seen)
-            assert not any(secret in words for words in seen)
+            assert seen
+            assert not any(form in words for words in seen for form in FORMS)
+            assert stat.S_IMODE((guest.root / "var/lib/cloud/bootcmd").stat().st_mode) & 0o077 == 0
             assert "python.json" not in (folder / "set-up").read_text(), "it ran before the machine was judged"
             done = rental.result()
             assert done.returncode == 0, done.stderr + user.said()
             order = [event for event in user.events() if event in (Event.READY_OBSERVED, Event.SHIP_INTENDED)]
             assert order == [Event.READY_OBSERVED, Event.SHIP_INTENDED]
-            assert told(user, Event.READY_OBSERVED)[0]["armed"]
+            deadline = float(cloud.emulator.bodies("launch")[0]["tags"][2]["value"])
+            assert told(user, Event.READY_OBSERVED)[0]["armed"] == deadline
             assert len(cloud.emulator.world.instances) == 1
             assert came_home_whole(user)
             assert paid(user)
+            assert kept_by(user.home) == []
+            assert not any(form in (done.stdout + done.stderr).encode() for form in FORMS)
+
+
+def test_a_client_killed_right_after_the_launch_leaves_a_machine_that_ends_itself_within_the_cap(
+    tmp_path: Path,
+) -> None:
+    """It is never reached by anybody: what is brought forward by hand is the deadline that it was born with."""
+    with CLOUDS["lambda"](tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        started = user.trains("--detach")
+        assert started.returncode == 8, started.stderr
+        assert any(cloud.emulator.count("launch") for _ in ticks(SystemClock(), 0.02, 120)), user.said()
+        kill_supervisors(user.home)
+        assert not told(user, Event.READY_OBSERVED)
+        assert "not armed yet" in user.types("ps").stdout
+        assert any(cloud.guests for _ in ticks(SystemClock(), 0.1, 60))
+        timer = cloud.guests[0].root / "var/lib/gpurun"
+        assert any((timer / "spent").exists() for _ in ticks(SystemClock(), 0.1, 60))
+        (intent,) = told(user, Event.CREATE_INTENDED)
+        deadline = int((timer / "spent").read_text().split()[3])
+        assert abs(deadline - intent["deadline_wall"]) < 5
+        assert intent["worst_micros"] <= usd(5), "which pays for all of the lease, that deadline and the kill"
+        (timer / "deadline").write_text("1")
+        assert any(not cloud.alive() for _ in ticks(SystemClock(), 0.1, 60)), user.said()
+        assert cloud.meter.running == []
+        assert cloud.meter.total_micros() <= intent["worst_micros"]
+        assert kept_by(user.home) == []
 
 
 def test_an_answer_that_was_lost_and_a_supervisor_that_was_killed_are_one_machine_and_exit_0(tmp_path: Path) -> None:

@@ -15,10 +15,14 @@ from gpurun.core.money import usd
 from tests.clouds.rented import CLOUDS, User, somebody
 from tests.emulators import guests
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
+pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 
 
-ALL = [pytest.param(name, marks=pytest.mark.xdist_group(f"rental on {name}")) for name in sorted(CLOUDS)]
+EVERY_DAY = "runpod"  # The other clouds' whole rentals are for `make full`.
+ALL = [
+    pytest.param(name, marks=[pytest.mark.xdist_group(f"rental on {name}")] + [pytest.mark.slow] * (name != EVERY_DAY))
+    for name in sorted(CLOUDS)
+]
 Done = CompletedProcess[str]
 
 
@@ -68,6 +72,7 @@ def test_no_key_of_the_cloud_is_in_any_byte_that_was_written(user: User, done: D
     assert not [secret for secret in secrets for content in written if secret in content]
 
 
+@pytest.mark.slow
 def test_stop_in_mid_training_saves_collects_and_destroys(user: User, done: Done) -> None:
     started = user.trains("--set", "train.steps=100000", "--detach", name="owl-7")
     assert started.returncode == 8, started.stderr

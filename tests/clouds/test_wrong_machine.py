@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.progress import Event, Record
+from gpurun.core.journal_records import Event, Record
 from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import Cloud, User, runpod, somebody
 from tests.emulators import guests

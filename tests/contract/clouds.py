@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from gpurun.core.model import Teardown
+from gpurun.core.records import Teardown
 from gpurun.core.secrets import Secret
 from gpurun.providers.aws import AwsProvider
 from gpurun.providers.base import Provider, Traits

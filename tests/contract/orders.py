@@ -7,7 +7,7 @@ import secrets
 from pydantic import SecretStr
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.model import GpuNeed, Instance, InstanceState, Order, RunKeys
+from gpurun.core.records import GpuNeed, Instance, InstanceState, Order, RunKeys
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.providers.base import Provider
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.providers.base import HasAccounts, Provider, TellsTime
-from gpurun.providers.refusals import no_such_region
+from gpurun.providers.errors import no_such_region
 from tests.contract.clouds import CLOUDS, Customers
 from tests.contract.orders import NEED
 from tests.emulators.runpod import FULL_KEY, READ_KEY

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.model import InstanceState
 from gpurun.core.paths import Home
+from gpurun.core.records import InstanceState
 from gpurun.providers import local, local_guard
 from gpurun.providers.base import Provider, Rejected, Unknown
 from gpurun.providers.processes import MARK, kill_all, processes_of

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import ticks
-from gpurun.core.model import InstanceState
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
+from gpurun.core.records import InstanceState
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.providers.base import LeavesThings, Provider
 from gpurun.providers.processes import kill_all

@@ -23,7 +23,7 @@ _MOST_BLOCKS = 512
 
 
 class Door:
-    """A listening socket, on a free port if none is given, with a thread that hands over whoever comes."""
+    """A listening socket, on a free port if none is given, with a thread that hands over every connection."""
 
     def __init__(self, take: Callable[[socket.socket], None], at: tuple[str, int] = (LOOPBACK, 0)) -> None:
         self._listener = socket.create_server(at)

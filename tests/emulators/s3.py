@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: what was asked of which object, how many bytes went in, whether it bore a presigned URL."""
+    """One request: what was asked of which object, how many bytes went in, whether it had a presigned URL."""
 
     method: str
     key: str

@@ -16,17 +16,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import view_samples as samples
 
 from gpurun.core.money import usd
-from gpurun.core.plan import Mode
-from gpurun.view.audits import audit_screen
-from gpurun.view.candidates import candidates_table
-from gpurun.view.errors import error_lines
-from gpurun.view.listings import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table
-from gpurun.view.paint import Line, cells, render
-from gpurun.view.panels import live_screen
-from gpurun.view.plain import PlainView
-from gpurun.view.plan import plan_screen
-from gpurun.view.receipt import receipt_markdown, receipt_screen
+from gpurun.core.run_plan import Mode
+from gpurun.view.audit_table import audit_screen
+from gpurun.view.candidate_table import candidates_table
+from gpurun.view.error_text import error_lines
+from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table
+from gpurun.view.live_layout import live_screen
+from gpurun.view.plain_lines import PlainView
+from gpurun.view.plan_screen import plan_screen
+from gpurun.view.receipt_screen import receipt_markdown, receipt_screen
 from gpurun.view.style import Style
+from gpurun.view.styled_text import Line, cells, render
 
 DRAWN = Path(__file__).parent / "drawn"
 NOW = samples.NOW
@@ -49,7 +49,7 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "pack": lambda s: pack_listing(samples.PACKED, s, packed_bytes=141_000_000),
     "config": lambda s: config_table(samples.SETTINGS, s),
     "doctor": lambda s: doctor_lines(samples.FINDINGS, s),
-    "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW),
+    "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW, then="gpurun report fox-41 --html out.html"),
     "live-rented": lambda s: _live(samples.rented_screen(), s),
     "live-ended": lambda s: _live(samples.local_screen(), s),
     "error": lambda s: error_lines(
@@ -103,6 +103,6 @@ def test_a_whole_run_off_a_terminal() -> None:
     events = samples.trainer_events(begun + 475, 4768, 4760)
     while clock <= NOW + 600:
         due = [r for r in records if clock - 600 < r.wall <= clock]
-        lines += view.update(due, [e for e in events if clock - 600 < e["wall"] <= clock], clock)
+        lines += view.update(due, [e for e in events if clock - 600 < (e.wall or 0) <= clock], clock)
         clock += 600
     check("plain.txt", "\n".join(lines))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpurun.core.model import Offer
+from gpurun.core.clock import utc
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, usd
-from gpurun.core.plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
-from gpurun.core.progress import Event, Record
-from gpurun.view.audits import AuditRow, AuditSummary
-from gpurun.view.listings import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
-from gpurun.view.receipt import FileProof, PhaseTime, ReceiptView
-from gpurun.view.screen import Screen
+from gpurun.core.receipt_record import Receipt, Signature
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.view.audit_table import AuditRow, AuditSummary
+from gpurun.view.list_tables import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
+from gpurun.view.live_state import Screen
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 SHA = "9f2c" + "0" * 56 + "1ab4"
@@ -30,7 +32,7 @@ def offer(provider: str = "runpod", **changed: Any) -> Offer:
         "billing_unit_s": 1,
         "boot_s": 120,
         "price_source": "live",
-        "dies_by_itself": "yes · pod key",
+        "dies_by_itself": "yes · pod key, armed at boot",
     }
     return Offer(**{**fields, **changed})
 
@@ -167,11 +169,16 @@ def ending(begun: float) -> list[Record]:
     return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 9)]
 
 
+def told(*events: dict[str, Any]) -> list[TrainerEvent]:
+    """Events as they are read from lines that say this."""
+    return [event for one in events if (event := event_of(one)) is not None]
+
+
 def loss_at(step: int) -> float:
     return 3.0 + 7.9 * math.exp(-step / 300) + 0.6 * math.exp(-step / 3000) + 0.04 * math.sin(step * 1.7)
 
 
-def trainer_events(begun: float, steps: int = 4768, until: int = 2410, *, cuda: bool = True) -> list[dict[str, Any]]:
+def trainer_events(begun: float, steps: int = 4768, until: int = 2410, *, cuda: bool = True) -> list[TrainerEvent]:
     """A trainer's events from its start to a step."""
     events: list[dict[str, Any]] = [
         {
@@ -193,7 +200,7 @@ def trainer_events(begun: float, steps: int = 4768, until: int = 2410, *, cuda: 
         if step % 250 == 0:
             events.append({"kind": "eval", "wall": wall, "step": step, "val_loss": loss_at(step) + 0.05})
             events.append({"kind": "checkpoint", "wall": wall, "step": step, "bytes": 1_400_000_000, "files": []})
-    return events
+    return told(*events)
 
 
 def log_lines(until: int = 2410) -> list[str]:
@@ -247,10 +254,10 @@ AUDITED = (
 )  # fmt: skip
 AUDIT = AuditSummary(receipts=3, unbroken=True, seq=(15, 17), head=SHA)
 ORPHANS = (
-    OrphanRow("elk-33", "lambda", "0920582c7ff041399e34", "RUNNING", "nobody", "gpurun reap --destroy", usd("2.49"),
-              NOW - 16_000, NOW - 600, alarming=True),
-    OrphanRow("fox-41", "runpod", "k3x9", "RUNNING", "supervisor 4711", "left alone", usd("2.49"),
-              NOW - 6163, NOW + 9300),
+    OrphanRow("elk-33", "lambda", "0920582c7ff041399e34", "RUNNING", "home 3fa9c1", "overdue: gpurun reap ends it",
+              usd("2.49"), NOW - 16_000, NOW - 600, alarming=True),
+    OrphanRow("fox-41", "runpod", "k3x9", "RUNNING", "a supervisor here", "left: a supervisor here drives it",
+              usd("2.49"), NOW - 6163, NOW + 9300),
 )  # fmt: skip
 PACKED = (
     PackedFile("bundle/recipe.json", 1_204, SHA),
@@ -269,53 +276,86 @@ FINDINGS = (
     Finding("warn", "aws may run but not list in eu-west-1: reap cannot see that region", "add ec2:DescribeInstances"),
     Finding("bad", "lambda has no key", "gpurun auth set lambda"),
 )
-RECEIPT = ReceiptView(
-    run="fox-41",
-    recipe="gpt2-124m",
-    verdict="gpu",
-    sentence="GPU run complete: the log shows device cuda.",
-    seq=17,
-    digest=SHA,
-    previous="7be1" + "0" * 56 + "90cd",
-    signature="signed",
-    recipe_sha256=SHA,
-    trainer_sha256=SHA,
-    data_sha256=SHA,
-    gpurun_version="0.1.0",
-    instance="runpod k3x9 · 1×H100 80G · EU-RO-1 · token gr-fox-41-7f3a91",
-    machine=("Linux x86_64", "NVIDIA H100 80GB HBM3", "torch 2.9.1, CUDA 12.8"),
-    timeline=(
-        ("asked", NOW - 11_160),
-        ("exists", NOW - 11_157),
-        ("ready", NOW - 11_052),
-        ("gone", NOW - 10),
-        ("billed", None),
-    ),
-    training_s=11_252.0,
-    billable_s=11_940.0,
-    phases=(
-        PhaseTime("boot", 105.0, 300.0),
-        PhaseTime("upload", 340.0, 420.0),
-        PhaseTime("unpack", 22.0),
-        PhaseTime("training", 11_300.0, 13_320.0),
-        PhaseTime("collect", 130.0, 120.0),
-        PhaseTime("destroy", 43.0, 120.0),
-        PhaseTime("other", 0.0),
-    ),
-    expected_train_s=(9_000.0, 12_600.0),
-    in_training=(PhaseTime("import", 21.0), PhaseTime("compile", 94.0), PhaseTime("steps", 10_950.0)),
-    cost_micros=usd("8.38"),
-    cost_label="measured: billable time at $2.49/h, rounded up",
-    cap_micros=usd(12),
-    result="done at step 4 768 · val loss 3.284",
-    teardown="destroyed",
-    proof="3 reads GONE over 41 s, absent from the list",
-    proof_sha256="aa10" + "0" * 56 + "77fe",
-    checkpoints=(
-        FileProof("checkpoints/004768.model.safetensors", SHA),
-        FileProof("checkpoints/004500.model.safetensors", "51c0" + "0" * 56 + "e88d"),
-    ),
-    log_lines=("device: cuda", "parameters: 124,475,904", "step 4768 | loss 3.2841 | lr 0.00e+00 | elapsed 11252.0 s"),
-    sample="def river(town):\n    # named for the town it floods each spring; chairs go upstairs\n\n    return town",
-    next_command="gpurun report fox-41 --html out.html",
-)
+STAMPS = {"asked": 11_160, "exists": 11_157, "ready": 11_052, "shipped": 10_690, "train_start": 10_688}
+PREDICATE: dict[str, Any] = {
+    "v": 1,
+    "run": "fox-41",
+    "seq": 17,
+    "prev": "7be1" + "0" * 56 + "90cd",
+    "journal": {"head": SHA, "records": 20},
+    "signing": {"keyid": SHA},
+    "asked": {"mode": "paid", "recipe": "gpt2-124m", "form": "full", "provider": "runpod"},
+    "digests": {
+        **dict.fromkeys(("request", "plan", "recipe", "data", "trainer", "shipped"), SHA),
+        **{name: {"bytes": 9, "sha256": SHA} for name in ("log", "events")},
+    },
+    "shipping": {"is": "measured", "by_ssh_bytes": 1_900_000, "bucket": "s3://shards", "to_bucket_bytes": 0,
+                 "from_bucket_bytes": 5_000_000_000},
+    "gpurun": {"version": "0.1.0"},
+    "platform": "Linux x86_64",
+    "instance": {
+        "is": "provider-reported", "provider": "runpod", "id": "k3x9", "token": "gr-fox-41-7f3a91", "type": "H100 80G",
+        "region": "EU-RO-1", "gpu": "H100 80G", "gpu_count": 1, "created_wall": NOW - 11_157,
+        "facts": {"is": "instance-reported", "hello": {"platform": "Linux x86_64", "torch": {"version": "2.9.1"}}},
+    },
+    "timeline": {
+        "is": "measured",
+        **{name: utc(NOW - ago) for name, ago in STAMPS.items()},
+        "train_end": "unknown",
+        "collected": "unknown",
+        "gone": utc(NOW - 10),
+    },
+    "runtime": {
+        "is": "measured",
+        "billable_s": 11_940.0,
+        "phases_s": {"boot": 105.0, "upload": 340.0, "unpack": 22.0, "training": 11_300.0, "collect": 130.0,
+                     "destroy": 43.0, "other": 0.0},
+        "training": {"is": "instance-reported", "seconds": {"import": 21.0, "compile": 94.0, "steps": 10_950.0}},
+        "planned": {
+            "is": "planned",
+            "limits_s": {"boot": 300, "upload": 420, "training": 13_320, "collect": 120, "destroy": 120},
+            "training_s": [9_000.0, 12_600.0],
+        },
+    },
+    "cost": {
+        "is": "measured", "upper_bound_micros": usd("8.38"), "billed_micros": None, "billed_is": "unknown",
+        "worst_micros": usd("11.23"), "cap_micros": usd(12), "cap_kept": True, "rentals": [],
+    },
+    "training": {
+        "outcome": "done", "reason": "done", "message": "", "exit_code": 0, "failed_step": None,
+        "seconds": {"is": "measured", "train_s": 11_252.0},
+        "device": "cuda",
+        "start": {"is": "instance-reported", "event": {"device": "cuda", "cuda_name": "NVIDIA H100 80GB HBM3"}},
+        "figures": {"is": "instance-reported", "last_step": 4768, "last_loss": 3.2841, "best_val_loss": 3.284},
+        "log": {"is": "instance-reported", "lines": [
+            "device: cuda", "parameters: 124,475,904", "step 4768 | loss 3.2841 | lr 0.00e+00 | elapsed 11252.0 s"
+        ]},
+    },
+    "checkpoint": {
+        "latest": 4768, "best": {"step": 4500, "val_loss": 3.284}, "missing": [],
+        "files": [
+            {"name": "checkpoints/004768.model.safetensors", "bytes": 9, "sha256": SHA,
+             "kind": "weights", "step": 4768},
+            {"name": "checkpoints/004500.model.safetensors", "bytes": 9, "sha256": "51c0" + "0" * 56 + "e88d",
+             "kind": "weights", "step": 4500},
+        ],
+    },
+    "sample": {"step": 4768, "prompt": "def river(town):", "text": "def river(town):\n"
+               "    # named for the town it floods each spring; chairs go upstairs\n\n    return town"},
+    "teardown": {"is": "destroyed", "evidence": [{
+        "token": "gr-fox-41-7f3a91", "teardown": "destroyed", "id": "k3x9", "reads": 3, "spread_s": 41.0,
+        "evidence_sha256": "aa10" + "0" * 56 + "77fe", "readings": [],
+    }]},
+    "verdict": {"is": "gpu", "says": "GPU run complete: the log shows device cuda."},
+    "incidents": [],
+}  # fmt: skip
+
+
+def receipt(predicate: dict[str, Any]) -> Receipt:
+    """A signed receipt that states this."""
+    kinds = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://gpurun.dev/receipt/v1"}
+    statement: Any = {**kinds, "subject": [], "predicate": predicate}
+    return Receipt(statement, {}, SHA, Signature.OK)
+
+
+RECEIPT = receipt(PREDICATE)

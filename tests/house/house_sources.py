@@ -24,7 +24,7 @@ class Source:
 
     @property
     def room(self) -> str:
-        """`view` for gpurun/view/plan.py; empty for gpurun/__init__.py."""
+        """`view` for gpurun/view/plan_screen.py; empty for gpurun/__init__.py."""
         parts = self.path.split("/")
         return parts[1] if len(parts) > 2 else ""
 

@@ -8,7 +8,9 @@ import sys
 import pytest
 from house_sources import imports, sources
 
-FAR_SIDE = "gpurun/machine/agent/"
+from gpurun.core.installed_files import SHARED
+
+FAR_SIDE, DOOR = "gpurun/remote/agent/", "gpurun/core/installed_files.py"
 
 
 def importers(name: str, *packages: str) -> set[str]:
@@ -17,12 +19,19 @@ def importers(name: str, *packages: str) -> set[str]:
 
 def test_the_two_sides_share_files_not_code() -> None:
     assert importers("gpurun", "trainer") == set()
-    assert importers("trainer", "gpurun") == set()
+    assert importers("trainer", "gpurun") == {DOOR}, "but for what stands by itself"
     assert importers("torch", "gpurun") == set()
 
 
+def test_what_gpurun_uses_of_trainer_stands_by_itself() -> None:
+    for source in sources("trainer"):
+        if source.module.removeprefix("trainer.") in SHARED:
+            roots = {name.split(".")[0] for _, name in imports(source)}
+            assert roots <= sys.stdlib_module_names | {"numpy"}, source.path
+
+
 def test_ssh_has_one_door() -> None:
-    elsewhere = [path for path in importers("paramiko", "gpurun", "trainer") if "gpurun/machine/remote/" not in path]
+    elsewhere = [path for path in importers("paramiko", "gpurun", "trainer") if "gpurun/remote/ssh/" not in path]
     assert elsewhere == []
 
 
@@ -30,7 +39,7 @@ def test_the_far_sides_program_needs_only_the_standard_library() -> None:
     for source in sources("gpurun"):
         if source.path.startswith(FAR_SIDE):
             # Its own rooms travel with it, in one zip; nothing else of gpurun is there.
-            names = [name for _, name in imports(source) if not name.startswith("gpurun.machine.agent.")]
+            names = [name for _, name in imports(source) if not name.startswith("gpurun.remote.agent.")]
             roots = {name.split(".")[0] for name in names}
             assert roots <= sys.stdlib_module_names, source.path
 

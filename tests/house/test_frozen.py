@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.core import errors
-from gpurun.core.progress import Event
+from gpurun.core.journal_records import Event
 
 EXIT_CODES = {
     "DONE": 0, "BUG": 1, "USAGE": 2, "DECLINED": 3, "SETUP": 4, "NO_OFFER": 5, "TRAINING_FAILED": 6, "BUDGET_STOP": 7,

@@ -13,8 +13,8 @@ import pytest
 from house_sources import ROOT
 
 HEAVY = ("torch", "boto3", "botocore", "runpod", "paramiko", "trainer", "numpy", "pydantic", "rich", "cryptography")
-NOT_FOR_A_PLAN = ("gpurun.machine", "gpurun.ledger.receipt", "cryptography", "urllib.request", "torch", "boto3")
-NOT_FOR_A_PLAN += ("gpurun.providers.base", "gpurun.lifecycle.quotes.market", "gpurun.lifecycle.quotes.learned")
+NOT_FOR_A_PLAN = ("gpurun.remote", "gpurun.ledger.write_receipt", "cryptography", "urllib.request", "torch", "boto3")
+NOT_FOR_A_PLAN += ("gpurun.providers.base", "gpurun.planning.live_offers", "gpurun.planning.history_file")
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from house_sources import Source, imports, sources
 
-FAR_SIDE = "gpurun/machine/agent/"
+FAR_SIDE = "gpurun/remote/agent/"
 
 
 def here(*apart: str) -> Iterator[tuple[Source, ast.AST]]:

@@ -1,4 +1,4 @@
-"""A module is at most 300 lines, a function 50, a recipe 40; a module is named for what it is."""
+"""A module is at most 400 lines, a function 60, a recipe 40; a module is named for what it is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from house_sources import ROOT, sources
 VAGUE = ("utils", "util", "common", "manager", "helpers", "helper", "misc")
 
 
-def test_no_module_over_300_lines() -> None:
+def test_no_module_over_400_lines() -> None:
     sizes = ((source.path, len(source.text.splitlines())) for source in sources("gpurun", "trainer"))
-    long = [f"{path} has {size} lines" for path, size in sizes if size > 300]
+    long = [f"{path} has {size} lines" for path, size in sizes if size > 400]
     assert not long, "\n".join(long)
 
 
-def test_no_function_over_50_lines() -> None:
+def test_no_function_over_60_lines() -> None:
     long = [
         f"{source.at(node)} {node.name} has {size} lines"
         for source in sources("gpurun", "trainer")
         for node in ast.walk(source.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (size := (node.end_lineno or 0) - node.lineno + 1) > 50
+        if (size := (node.end_lineno or 0) - node.lineno + 1) > 60
     ]
     assert not long, "\n".join(long)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import GpurunError
-from gpurun.core.model import Instance
 from gpurun.core.paths import Home
+from gpurun.core.records import Instance
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.machine.far import FarSide
-from gpurun.machine.local import LocalMachine
+from gpurun.remote.client import FarSide
+from gpurun.remote.local_machine import LocalMachine
 
 TINY = Path(__file__).parents[1] / "emulators" / "tiny"
 
@@ -44,7 +44,7 @@ def drive(home: Home, run: str) -> int:
 
 
 def drive_forked(home: Path, run: str, environment: dict[str, str], errors: Path) -> None:
-    """What a process forked from one that has imported all this does: the same as one that was started anew."""
+    """What a process forked from one that has imported all this does: the same as one that was started by itself."""
     os.environ.clear()
     os.environ.update(environment)
     with open(errors, "wb") as out:

@@ -11,34 +11,38 @@ from typing import Any
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, GpurunError
-from gpurun.core.model import Instance, InstanceState, Order, Teardown
-from gpurun.core.money import Micros, cost_of, usd
+from gpurun.core.journal_records import Event, Record, RunState
+from gpurun.core.money import Micros, cost_of, times, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Lease, Mode, Plan
-from gpurun.core.progress import Event, Record, RunState
+from gpurun.core.records import Instance, InstanceState, Order, Teardown
+from gpurun.core.run_plan import Lease, Mode, Plan
 from gpurun.ledger.journal import Journal, read_journal
+from gpurun.ledger.run_state import replay
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
-from gpurun.lifecycle.state import replay
-from gpurun.machine.answers import (
+from gpurun.providers.base import Traits
+from gpurun.providers.fake import Box, FakeCloud, Fault, Profile
+from gpurun.providers.fake.cloud import CALL_S
+from gpurun.remote import messages
+from gpurun.remote.archive import Codec, Pack
+from gpurun.remote.client import Chunk, FarSide, Poll
+from gpurun.remote.download import Wanted, fetch
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import (
     Best,
+    Ended,
     Facts,
     Gpu,
     Manifest,
     ManifestFile,
+    SetUp,
     Shipped,
     Started,
     Status,
     Torch,
     understood_manifest,
 )
-from gpurun.machine.base import MachineLost
-from gpurun.machine.far import Chunk, FarSide, Poll
-from gpurun.machine.fetch import Wanted, fetch
-from gpurun.machine.pack import Codec, Pack
-from gpurun.providers.base import Traits
-from gpurun.providers.fake import Box, FakeCloud, Fault, Profile
-from gpurun.providers.fake.cloud import CALL_S
+from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.tiny_runs import make_run
 
@@ -147,6 +151,10 @@ class ScriptedFar(FarSide):
         self.get_s, self.get_most = CALL_S, 1 << 20
         self.polls = 0
         self.behind = 0
+        self.shortened: list[tuple[float, float]] = []
+        self.flips: dict[str, int] = {}  # How often the last byte of a file comes wrong.
+        self.setup_takes_s, self.setup_begun_s = 0.0, -1.0
+        self.setup_limits_s: list[float] = []
 
     def install_agent(self) -> None:
         self._call("install_agent")
@@ -159,6 +167,19 @@ class ScriptedFar(FarSide):
             v=1, python="3.12", platform="Linux", cpus=8, memory_bytes=1 << 36, disk_free_bytes=1 << 40,
             codecs=("zstd", "gzip"), wall=self.clock.wall(), boot_id="far", shipped_sha256=None, torch=torch,
         )  # fmt: skip
+
+    def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
+        self._call("set_up")
+        if self.setup_begun_s < 0:
+            self.setup_begun_s = self.clock.monotonic()
+            self.setup_limits_s.append(limit_s)
+        ran_s = self.clock.monotonic() - self.setup_begun_s
+        is_on, log = ran_s < self.setup_takes_s, b"working\n"
+        part = log[offset : offset + most]
+        return SetUp(
+            state="running" if is_on else "ended", ran_s=ran_s, exit_code=None if is_on else 0, signal=None,
+            size=len(log), bytes=len(part), tail=log.decode(),
+        ), part  # fmt: skip
 
     def unpack(
         self,
@@ -198,6 +219,22 @@ class ScriptedFar(FarSide):
         self.stopped = reason
         return True
 
+    def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> messages.Lease:
+        self._call("shorten")
+        self.shortened.append((soft_stop_wall, hard_stop_wall))
+        return messages.Lease(soft_stop_wall=soft_stop_wall, hard_stop_wall=hard_stop_wall)
+
+    def end(self, folder: str, at_wall: float = 0.0) -> Ended:
+        self._call("end")
+        ends_wall = self.cloud.bring_forward(self._box(), at_wall)
+        taken = ends_wall is not None
+        message = "" if taken else f"no timer has written to {folder}"
+        return Ended(taken=taken, deadline=int(ends_wall) if ends_wall is not None else None, message=message)
+
+    def _box(self) -> str:
+        """The box that this is the way to: the first that lives."""
+        return next((box.id for box in self.cloud.alive), "")
+
     def manifest(self, most_bytes: int) -> Manifest:
         self._call("manifest")
         files = [
@@ -225,7 +262,11 @@ class ScriptedFar(FarSide):
         def get(offset: int, most: int) -> bytes:
             self._call(f"get {name}")
             self.clock.sleep(self.get_s)
-            return content[offset : offset + min(most, self.get_most)]
+            part = content[offset : offset + min(most, self.get_most)]
+            if self.flips.get(name) and offset + len(part) == len(content):
+                self.flips[name] -= 1
+                return part[:-1] + bytes([part[-1] ^ 1])
+            return part
 
         wanted = Wanted(name, size_bytes, sha256, on_progress, aside)
         return fetch(wanted, into, lambda offset, most, take: take(get(offset, most)))
@@ -251,7 +292,7 @@ class ScriptedFar(FarSide):
 
 
 class World:
-    """A paid run of 10 dollars at most on the scripted cloud, and what becomes of it."""
+    """A paid run on the scripted cloud, whose cap pays for two machines, and what becomes of it."""
 
     def __init__(self, home: Home, lease: Lease = LEASE) -> None:
         self.home, self.clock = home, VirtualClock()
@@ -262,8 +303,9 @@ class World:
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
         worst = cost_of(RATE, lease.total_s + lease.kill_allowance_s, offer.billing_unit_s)
         resolved = {**plan.resolved, "hardware": {"disk_gb": 50}}
-        told = {"offer": offer, "mode": Mode.PAID, "cap_micros": worst, "worst_micros": worst, "resolved": resolved}
-        self.plan = plan.model_copy(update=told)
+        told = {"offer": offer, "mode": Mode.PAID, "resolved": resolved}
+        told |= {"cap_micros": times(worst, 2), "worst_micros": worst}
+        self.plan = changed_plan(plan, told)
         self.folder.plan.write_text(self.plan.to_json())
 
     @property

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.model import Instance, InstanceState
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.plan import Lease
-from gpurun.core.progress import Event
-from gpurun.lifecycle.instance.boot import LEAST_TRAINING
-from gpurun.machine.base import MachineLost, Reply
+from gpurun.core.records import Instance, InstanceState
+from gpurun.core.run_plan import Lease
+from gpurun.lifecycle.steps.await_ready import LEAST_TRAINING
 from gpurun.planning.budget import worst_case
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.load import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, SAVE_START_S, Load
+from gpurun.planning.transfer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, SAVE_START_S, Load
+from gpurun.remote.interface import MachineLost
+from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
+from tests.lifecycle.tiny_runs import setting_up
 
 PLANNED_S = 300
 PATIENCE_S = terms_of("runpod").patience_s(1)
@@ -36,7 +38,7 @@ class Slow(World):
         home_bytes = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * self.plan.parameters
         self.worst = worst_case(offer, self.lease, Load(ship_bytes=0, collect_bytes=home_bytes, disk_gb=50))
         told = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
-        self.plan = self.plan.model_copy(update=told)
+        self.plan = changed_plan(self.plan, told)
         self.folder.plan.write_text(self.plan.to_json())
         self.cloud.profile = replace(self.cloud.profile, boot_s=boot_s)
 
@@ -75,7 +77,8 @@ def test_lateness_moves_neither_the_deadline_nor_the_worst_case(home: Home, tmp_
         assert (order.deadline_wall, order.lease_s) == (asked.data["deadline_wall"], LEASE.total_s)
     stops = [world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"] for world in (late, quick)]
     ends = [world.all_of(Event.CREATE_INTENDED)[0]["deadline_wall"] for world in (late, quick)]
-    assert [end - stop for end, stop in zip(ends, stops, strict=True)] == [LEASE.collect_s + LEASE.destroy_s] * 2
+    kept = [end - stop for end, stop in zip(ends, stops, strict=True)]
+    assert kept == pytest.approx([LEASE.collect_s + LEASE.destroy_s] * 2)
 
 
 def test_a_machine_that_never_comes_is_given_up_when_patience_is_over_and_ended(home: Home) -> None:
@@ -153,19 +156,21 @@ def test_an_sshd_that_comes_late_is_waited_for_too(home: Home) -> None:
 
 
 @pytest.mark.parametrize("boot_s", [10.0, 1.5 * PLANNED_S])
-def test_a_script_of_ones_own_has_the_planned_boot_for_itself_however_long_the_machine_took(
-    home: Home, boot_s: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setup_s", [240, 0])
+def test_a_script_of_ones_own_has_its_limit_for_itself_however_long_the_machine_took(
+    home: Home, boot_s: float, setup_s: int
 ) -> None:
-    world = Slow(home, boot_s)
-    plan = world.context.plan
-    choices = plan.choices.model_copy(update={"setup": "pip install something"})
-    world.folder.plan.write_text(plan.model_copy(update={"choices": choices}).to_json())
-    limits_s: list[float] = []
-
-    def set_up(script: bytes, *, timeout_s: float) -> Reply:
-        limits_s.append(timeout_s)
-        return Reply(0, b"", b"")
-
-    monkeypatch.setattr(world.far, "set_up", set_up)
+    """A plan of an older gpurun knows no such limit: there it is the planned boot once more."""
+    world = Slow(home, boot_s, setup_s=setup_s)
+    setting_up(world.folder, "pip install something")
     assert world.drive() is ExitCode.DONE
-    assert limits_s == [PLANNED_S]
+    assert world.far.setup_limits_s == [setup_s or PLANNED_S]
+
+
+def test_a_machine_that_comes_too_late_to_be_set_up_and_train_is_given_up(home: Home) -> None:
+    world = Slow(home, 1e9, train_s=600, setup_s=900)
+    setting_up(world.folder, "pip install something")
+    assert world.drive() is ExitCode.NO_OFFER
+    lease = world.lease
+    rest_s = 900 + lease.ship_s + LEAST_TRAINING * lease.train_s + SAVE_START_S + lease.collect_s + lease.destroy_s
+    assert world.lived_s == pytest.approx(lease.total_s - rest_s, abs=10)

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
-from gpurun.lifecycle import run
-from gpurun.lifecycle.home.at_home import Brought, remember
-from gpurun.lifecycle.home.held import STUCK_S
-from gpurun.lifecycle.home.worth import spare, wanted
-from gpurun.lifecycle.runs import look
-from gpurun.machine import partial
-from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
-from gpurun.machine.fetch import PARTIAL_FOLDER
+from gpurun.ledger.runs import look
+from gpurun.lifecycle.artifacts.downloader import STUCK_S
+from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
+from gpurun.lifecycle.steps import watch_training
+from gpurun.remote import resumable_file
+from gpurun.remote.download import PARTIAL_FOLDER
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
 from tests.lifecycle import scripted_cloud
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
@@ -189,7 +188,7 @@ def test_nobody_pays_to_wait_for_room_for_the_rest_of_the_one_before(
 def test_of_a_machine_that_vanished_with_the_latest_at_home_the_one_before_is_not_missed(world: World) -> None:
     def vanish() -> None:
         if world.far.polls == 3:
-            remember(world.folder, world.far.manifest(MOST_ANNOUNCED_BYTES))
+            Inventory(world.folder).remember(world.far.manifest(MOST_ANNOUNCED_BYTES))
             (world.folder.artifacts / "checkpoints").mkdir(parents=True)
             for name, content, _ in WEIGHTS:
                 (world.folder.artifacts / name).write_bytes(content)
@@ -213,7 +212,7 @@ def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         taken = sum(path.stat().st_size for path in world.folder.artifacts.rglob("*") if path.is_file())
         return SimpleNamespace(free=disk["bytes"] - taken)
 
-    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", usage)
+    monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     return disk
 
 
@@ -227,7 +226,7 @@ def test_what_fits_comes_home_and_the_rest_once_there_is_room(world: World, room
 
     after(world, 150.0, make_room)
     assert world.drive() is ExitCode.DONE
-    assert at_that_time == [{Path(LATEST).name, Path(OPTIMIZER).name}], "the worthiest"
+    assert at_that_time == [{Path(LATEST).name, Path(OPTIMIZER).name}], "the most valuable"
     assert len(world.at_home) == 3
     (incident,) = world.all_of(Event.INCIDENT)
     assert incident["code"] == "collect.disk_full"
@@ -287,7 +286,7 @@ def test_a_disk_that_was_not_mounted_when_training_ended_is_waited_for_too(world
 def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint came home early, which newer ones have replaced over there; then `sudo gpurun collect`."""
     old = ManifestFile(name="checkpoints/000010.model.safetensors", bytes=3, sha256="0" * 64, kind="weights", step=10)
-    Brought(step=10, files=(old.name,), whole=(old,)).write(world.folder)
+    Inventory(world.folder).note(step=10, files=(old.name,), whole=(old,))
     stat = os.stat
 
     def shut(path: Any, *rest: Any, **more: Any) -> os.stat_result:
@@ -336,7 +335,7 @@ def test_events_that_stay_out_of_reach_leave_the_time_to_collect(world: World, m
     def shut(path: Path) -> Iterator[dict[str, Any]]:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(run, "events_of", shut)
+    monkeypatch.setattr(watch_training, "events_of", shut)
     world.drive()
     assert len(world.at_home) == 3
     assert kept(world)
@@ -347,17 +346,20 @@ def test_what_came_home_early_and_cannot_be_read_any_more_is_fetched_again(
 ) -> None:
     (world.folder.artifacts / "checkpoints").mkdir(parents=True)
     (world.folder.artifacts / LATEST).write_bytes(WEIGHTS[1][1])
-    spoilt, digest = (world.folder.artifacts / LATEST).stat(), hashlib.file_digest
+    digest = hashlib.file_digest
 
-    def unreadable(file: Any, kind: str) -> Any:
-        if os.path.samestat(os.fstat(file.fileno()), spoilt):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return digest(file, kind)
+    # Held open: a file that comes later cannot be given its inode.
+    with (world.folder.artifacts / LATEST).open("rb") as spoilt:
 
-    monkeypatch.setattr(hashlib, "file_digest", unreadable)
-    assert world.drive() is ExitCode.DONE
-    assert len(world.at_home) == 3
-    assert kept(world)
+        def unreadable(file: Any, kind: str) -> Any:
+            if os.path.sameopenfile(file.fileno(), spoilt.fileno()):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return digest(file, kind)
+
+        monkeypatch.setattr(hashlib, "file_digest", unreadable)
+        assert world.drive() is ExitCode.DONE
+        assert len(world.at_home) == 3
+        assert kept(world)
 
 
 def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: dict[str, int]) -> None:
@@ -401,7 +403,7 @@ def test_a_file_that_a_stopped_collect_holds_comes_last_and_past_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`gpurun collect` was stopped with ^Z: it holds its file for as long as nobody goes on with it."""
-    monkeypatch.setattr(partial, "WAIT_S", 0.01)
+    monkeypatch.setattr(resumable_file, "WAIT_S", 0.01)
     names = fetched(world)
     with held(world, WEIGHTS[1][1]) as place:
         place.write_bytes(b"what it had by then")
@@ -416,14 +418,14 @@ def test_a_file_that_a_stopped_collect_holds_comes_last_and_past_it(
 def test_a_file_that_somebody_brings_home_just_now_is_left_to_him(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial, "WAIT_S", 0.01)
+    monkeypatch.setattr(resumable_file, "WAIT_S", 0.01)
     names, sleep = fetched(world), world.clock.sleep
     with held(world, WEIGHTS[1][1]) as place:
 
         def goes_on(seconds: float) -> None:
             sleep(seconds)
             if world.clock.monotonic() < 100 + 3 * STUCK_S:
-                with partial.notes_of(place).open("ab") as notes:
+                with resumable_file.notes_of(place).open("ab") as notes:
                     notes.write(b"0 1\n")
             elif place.exists():
                 place.write_bytes(WEIGHTS[1][1])

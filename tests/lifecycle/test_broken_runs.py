@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,12 @@ import pytest
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError
-from gpurun.core.model import GpuNeed, Order
+from gpurun.core.machine_token import make_token
 from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Order
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle import plan as planning
-from gpurun.lifecycle.runs import look
+from gpurun.ledger.runs import look
+from gpurun.planning import planner as planning
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.providers.local import LocalProvider
 from tests.lifecycle.test_train_here import gpurun
@@ -61,7 +61,7 @@ def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(
     offer = provider.offers(GpuNeed(count=0, name="cpu"), ())[0]
     order = Order(
         run="lost-1",
-        token=f"gr-lost-1-{secrets.token_hex(4)}",
+        token=make_token(own.id, clock.wall() + 600, "lost-1"),
         attempt=1,
         offer=offer,
         deadline_wall=clock.wall() + 600,
@@ -82,7 +82,7 @@ def test_a_dry_run_without_torch_says_which_extra(own: Home, monkeypatch: pytest
     with pytest.raises(SetupError) as raised:
         planning._need_software(resolve(load_recipe("mini-gpt"), "rehearsal"))
     assert raised.value.code == "torch.missing"
-    assert "gpurun[local]" in raised.value.hint
+    assert "'.[local]'" in raised.value.hint
 
 
 @pytest.fixture

@@ -9,15 +9,16 @@ from typing import Any, cast
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import Plan, StagePlan
-from gpurun.core.progress import RunState
-from gpurun.lifecycle.bucket.push import Pushing
+from gpurun.core.run_plan import Plan, StagePlan
+from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
-from gpurun.lifecycle.home.allowance import Allowance
-from gpurun.machine.answers import ManifestFile
-from gpurun.machine.far import FarSide
-from gpurun.planning.load import early_bytes
+from gpurun.lifecycle.job_spec import Pushing
+from gpurun.planning.transfer import early_bytes
+from gpurun.remote.client import FarSide
+from gpurun.remote.messages import ManifestFile
+from tests.changed_plan import changed_plan
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle.test_stage import staged_run
 
@@ -33,7 +34,7 @@ def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any
         url="s3://shards/gpt", **bucket, files=0, bytes=0, there_files=0, there_bytes=0, upload_s=0, saves_s=0
     )
     offer = plan.offer.model_copy(update={"provider": provider, "region": "us-west-2"})
-    plan = plan.model_copy(update={"offer": offer, "stage": stage})
+    plan = changed_plan(plan, {"offer": offer, "stage": stage})
     given: list[bytes] = []
     context = SimpleNamespace(
         plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0, heed=lambda _: None
@@ -55,7 +56,7 @@ def test_a_bucket_elsewhere_gets_what_the_plan_pays_for_and_nothing_more_leaves_
     order, folder, plan = order_of(own, provider="aws", **bucket)
     assert order["most_bytes"] == early_bytes("aws", plan.parameters)
     assert order["steps"] == plan.resolved["train"]["steps"]
-    assert not Allowance.of(folder, plan).take([FILE]), "it would leave twice"
+    assert not EgressBudget.of(folder, plan).take([FILE]), "it would leave twice"
 
 
 @pytest.mark.parametrize(
@@ -66,4 +67,4 @@ def test_where_nothing_is_charged_all_is_pushed_and_all_comes_home(
 ) -> None:
     order, folder, plan = order_of(own, provider=provider, **bucket)
     assert order["most_bytes"] is None
-    assert Allowance.of(folder, plan).take([FILE])
+    assert EgressBudget.of(folder, plan).take([FILE])

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from gpurun.core.clock import VirtualClock
+from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import RunState
-from gpurun.lifecycle import salvage, stage
+from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.context import Context
-from gpurun.machine.answers import Manifest, ManifestFile
-from gpurun.machine.base import MachineLost
-from gpurun.machine.bucket.objects import Index
-from gpurun.machine.bucket.pushed import Pushed
-from gpurun.machine.bucket.trouble import BucketLost
-from gpurun.machine.bucket.upload import Digests
-from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.fetch import noted_bytes
-from gpurun.machine.pack import PackedFile
+from gpurun.lifecycle.steps import stage_shards
+from gpurun.remote.archive import PackedFile
+from gpurun.remote.download import Wanted
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import Manifest, ManifestFile
+from gpurun.remote.s3.objects import Index
+from gpurun.remote.s3.pushed_files import Pushed
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.s3.s3_upload import Digests
 
 HOUR_S = 3600.0
 
@@ -42,10 +43,10 @@ def test_a_file_that_takes_hours_to_stage_survives_a_line_that_breaks_each_hour(
             raise BucketLost("the line broke")
         return done
 
-    monkeypatch.setattr(stage, "stage_file", hours)
-    monkeypatch.setattr(stage, "find", lambda *_: None)
+    monkeypatch.setattr(stage_shards, "stage_file", hours)
+    monkeypatch.setattr(stage_shards, "find", lambda *_: None)
     context = SimpleNamespace(clock=clock, home=own, heed=lambda _: None)
-    staging = stage._Staging(cast(RunState, None), cast(Context, context), cast(Bucket, None), lambda _: None)
+    staging = stage_shards._Staging(cast(RunState, None), cast(Context, context), cast(Bucket, None), lambda _: None)
     told = staging.stage(PackedFile("data/a.bin", 1, b""), Digests("0" * 64, 1, ("0" * 64,)))
     assert (told.sha256, staging.sent_bytes) == ("0" * 64, 5)
 
@@ -55,20 +56,23 @@ def test_a_file_that_takes_hours_to_come_home_survives_a_line_that_breaks_each_h
 ) -> None:
     clock, folder = VirtualClock(), RunFolder(tmp_path / "fox-41")
     file = ManifestFile(name="checkpoints/000010.weights", bytes=9, sha256="0" * 64, kind="weights", step=10)
-    notes = folder.artifacts / ".partial" / f"{file.sha256}.parts"
-    notes.parent.mkdir(parents=True)
-    notes.write_bytes(b"")
+    folder.path.mkdir()
+    have = list[str]()
     folder.push_key.write_text("key")
 
-    def hours(*_: Any) -> Path:
+    def hours(_: Bucket, place: str, pushed: Pushed, wanted: Wanted, into: Path) -> Path:
+        wanted.tell(len(have))
         clock.sleep(HOUR_S)
-        notes.write_bytes(notes.read_bytes() + b"0 1\n")
-        if noted_bytes(folder.artifacts, file.sha256) < 5:
+        have.append(place)
+        wanted.tell(len(have))
+        if len(have) < 5:
             raise MachineLost("the line broke")
         return folder.artifacts / file.name
 
     monkeypatch.setattr(Bucket, "look", lambda _: None)
-    monkeypatch.setattr(salvage, "read_pushed", lambda *_, **__: Pushed(Manifest(latest=10, files=(file,)), {}, (), 1))
-    monkeypatch.setattr(salvage, "fetch_pushed", hours)
-    found = salvage.bring_pushed(folder, "s3://shards/gpt", "gpt/runs/fox-41/gr", clock)
+    monkeypatch.setattr(
+        on_demand, "read_pushed", lambda *_, **__: Pushed(Manifest(latest=10, files=(file,)), {}, (), 1)
+    )
+    monkeypatch.setattr(on_demand, "fetch_pushed", hours)
+    found = on_demand.bring_pushed(folder, "s3://shards/gpt", "gpt/runs/fox-41/gr", clock)
     assert (found.here, found.missing) == ((file,), {})

@@ -11,20 +11,20 @@ from typing import Any, cast
 import pytest
 
 from gpurun.core.clock import VirtualClock
-from gpurun.core.plan import Choices
-from gpurun.core.progress import Phase, RunState
-from gpurun.lifecycle.bucket import pull as room
-from gpurun.lifecycle.bucket.pull import pull
+from gpurun.core.journal_records import Phase, RunState
+from gpurun.core.run_plan import Choices
+from gpurun.lifecycle.connect import lost
 from gpurun.lifecycle.context import Context
-from gpurun.lifecycle.patience import lost
-from gpurun.machine.bucket.objects import Index
-from gpurun.machine.bucket.order import NotPulled, Pulled
-from gpurun.machine.bucket.staged import Staged, StagedFile, staged_file
-from gpurun.machine.bucket.trouble import BucketLost
-from gpurun.machine.bucket.upload import digests_of
-from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack, survey
+from gpurun.lifecycle.steps import upload_files as room
+from gpurun.lifecycle.steps.upload_files import pull
+from gpurun.remote.archive import Pack, survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.s3.objects import Index
+from gpurun.remote.s3.pull_request import NotPulled, Pulled
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.s3.s3_upload import digests_of
+from gpurun.remote.s3.staged_files import Staged, StagedFile, staged_file
 
 FILE = StagedFile(
     name="data/a.bin", seen=(1,), sha256="a" * 64, bytes=10**10, part_bytes=1 << 20, digests=("0" * 64,), sent=(1,)
@@ -162,7 +162,7 @@ def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pyte
 
 
 def test_what_was_only_touched_since_it_was_staged_is_pulled_and_what_was_changed_is_not(tmp_path: Path) -> None:
-    """A machine may be waited for through a night in which a disk is mounted anew."""
+    """A machine may be waited for through a night in which a disk is mounted again."""
     data, staged = tmp_path / "data", tmp_path / "staged.json"
     data.mkdir()
     for name in ("same.bin", "touched.bin", "changed.bin"):

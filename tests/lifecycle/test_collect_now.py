@@ -15,28 +15,26 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gpurun.cli import collecting
+from gpurun.cli import collect_checkpoints
 from gpurun.cli.app import build_app
-from gpurun.cli.collecting import collect_run
-from gpurun.cli.control import find
+from gpurun.cli.commands.collect import collect
+from gpurun.cli.run_control import find
 from gpurun.cli.session import Session
-from gpurun.core.clock import VirtualClock
+from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import CollectFailed, GpurunError, SetupError, StoreFull, UsageError, VerificationFailed
-from gpurun.core.exclusive import exclusive
+from gpurun.core.filelock import exclusive
+from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import Choices, Plan
-from gpurun.core.progress import Event, Phase, RunState
-from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.home import collect_now
-from gpurun.lifecycle.home.at_home import keep, kept
-from gpurun.lifecycle.home.collect_now import OVER_PLAN, PATIENCE_S, UNREACHABLE, Brought, Only, bring_now
-from gpurun.lifecycle.home.copy_out import copy_out
-from gpurun.lifecycle.home.early import Early
-from gpurun.lifecycle.home.held import STUCK_S
-from gpurun.lifecycle.salvage import Salvaged
-from gpurun.machine.answers import Best, Manifest, ManifestFile
-from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.partial import HeldElsewhere
+from gpurun.core.run_plan import Choices, Plan
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.lifecycle.artifacts import on_demand
+from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, STUCK_S, Background
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.artifacts.on_demand import OVER_PLAN, UNREACHABLE, Brought, Only, Salvaged, bring_now, copy_out
+from gpurun.lifecycle.context import RETRY_S
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import Best, Manifest, ManifestFile
+from gpurun.remote.resumable_file import HeldElsewhere
 from tests.lifecycle.test_early import FREE, Instance, at_home, until
 from tests.lifecycle.tiny_runs import events_of, make_run, start
 from tests.unit.ledger_samples import WEIGHTS
@@ -70,12 +68,12 @@ def test_the_newest_comes_home_while_training_goes_on_and_training_goes_on(own: 
 
         def brought() -> Any:
             try:
-                return collect_run(session, "fox-41", only="last")
+                return collect(session, "fox-41", only="last")
             except UsageError:  # Nothing is finished yet.
                 return None
 
         until(lambda: (folder.journal.exists() and brought()) or child.poll() is not None)
-        told = collect_run(session, "fox-41", only="all")
+        told = collect(session, "fox-41", only="all")
         assert told.data["here"][0]["step"] == told.data["latest"]
         assert {file["name"] for file in told.data["here"]} <= at_home(folder)
         assert told.data["not_here"] == []
@@ -84,7 +82,7 @@ def test_the_newest_comes_home_while_training_goes_on_and_training_goes_on(own: 
         until(lambda: folder.events.stat().st_size > before)
         assert "collect.intended" not in events_of(folder), "the supervisor has not heard of it"
     finally:
-        wish(folder, "now", by="user", reason="the test is over")
+        ask_to_stop(folder, "now", by="user", reason="the test is over")
         child.communicate(timeout=60)
     assert child.returncode is not None
     assert "collect.observed" in events_of(folder), "and its own collect goes on as ever"
@@ -106,7 +104,7 @@ def test_only_what_was_asked_for_comes_home_and_the_rest_is_told_as_only_there(
 def test_of_all_files_those_that_fit_come_home(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list is not taken for a hostile one because all of it has no room: two checkpoints have, of three."""
+    """The list is not taken for a hostile one because all of it has no room: two of three have, and a state."""
     names = instance.save(10, 20, 30, best=10)
     size_bytes = (instance.out / names[0]).stat().st_size
 
@@ -114,10 +112,10 @@ def test_of_all_files_those_that_fit_come_home(
         taken = sum(path.stat().st_size for path in folder.artifacts.rglob("*") if path.is_file())
         return SimpleNamespace(free=2 * size_bytes + size_bytes // 2 - taken)
 
-    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", usage)
+    monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     with pytest.raises(StoreFull, match="no room for checkpoints/000010"):
         bring(instance, folder, "all")
-    assert at_home(folder) == set(names[2:])
+    assert at_home(folder) == set(names[1:])
 
 
 @pytest.mark.parametrize(("only", "word"), [("best", "evaluated"), ("last", "no checkpoint"), ("all", "no file")])
@@ -135,25 +133,25 @@ def test_what_a_person_has_asked_for_is_not_replaced_by_the_next_checkpoint(
     instance: Instance, folder: RunFolder
 ) -> None:
     first = instance.save(10)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     bring(instance, folder, "last")
     second = instance.save(20)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     third = instance.save(30)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert at_home(folder) == {*first, *third}
     assert not set(second) & at_home(folder)
 
 
 def test_two_who_ask_at_once_lose_neither_wish(folder: RunFolder) -> None:
-    keep(folder, ["one"])
-    second = threading.Thread(target=keep, args=(folder, ["two"]))
-    with exclusive(folder.path / ".kept.lock"):
+    Inventory(folder).keep(["one"])
+    second = threading.Thread(target=Inventory(folder).keep, args=(["two"],))
+    with exclusive(folder.path / ".inventory.lock"):
         second.start()
         second.join(0.2)
-        assert kept(folder) == {"one"}, "it waits"
+        assert Inventory(folder).memory.kept == ("one",), "it waits"
     second.join()
-    assert kept(folder) == {"one", "two"}
+    assert Inventory(folder).memory.kept == ("one", "two")
 
 
 def test_a_file_that_the_supervisor_is_bringing_is_waited_for(
@@ -190,7 +188,7 @@ def test_a_file_that_a_stopped_collect_holds_is_brought_past_it(
     monkeypatch.setattr(instance.far, "fetch", busy)
     assert len(bring(instance, folder, "last").here) == 2
     assert at_home(folder) == {weights, state}
-    assert len(waited) * collect_now.RETRY_S >= STUCK_S
+    assert len(waited) * RETRY_S >= STUCK_S
 
 
 def test_a_machine_that_does_not_answer_is_given_up_in_a_minute_and_says_so(
@@ -229,7 +227,7 @@ def test_a_disk_that_takes_nothing_more_is_told_as_that(
         raise OSError(28, "No space left on device")
 
     instance.save(10)
-    monkeypatch.setattr(collect_now, "remember", full)
+    monkeypatch.setattr(Inventory, "remember", full)
     with pytest.raises(CollectFailed, match="No space left") as refused:
         bring(instance, folder, "all")
     assert refused.value.code == "collect.cannot_store"
@@ -260,15 +258,15 @@ def session(tmp_path: Path) -> Session:
 
 def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
-    told = collect_run(session, "fox-41", only="best")
+    told = collect(session, "fox-41", only="best")
     assert "step 120 (the newest and the best" in told.text
     nothing = Manifest()
     with pytest.raises(UsageError, match=r"finished no checkpoint\."):
-        collect_now.chosen(nothing, "last", "fox-41", is_over=True)
+        on_demand.chosen(nothing, "last", "fox-41", is_over=True)
     assert [file["name"] for file in told.data["here"]] == [WEIGHTS, "checkpoints/000120.state.json"]
     (folder.artifacts / WEIGHTS).write_bytes(b"changed since")
     with pytest.raises(VerificationFailed) as refused:
-        collect_run(session, "fox-41", only="last")
+        collect(session, "fox-41", only="last")
     assert refused.value.code == "checkpoint.missing"
 
 
@@ -287,7 +285,7 @@ def test_of_a_run_that_is_over_it_names_what_was_lost_and_what_was_left(
 
     monkeypatch.setattr(run.journal, "append", with_losses)
     run.until_gone().settle()
-    told = collect_run(session, "fox-41", only="all")
+    told = collect(session, "fox-41", only="all")
     assert f"{words}: {name}." in told.text
     assert {word: told.data[word] for word in ("lost", "left") if told.data[word]} == {told_as: [name]}
 
@@ -330,9 +328,9 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
     }
     if isinstance(told, str):
         with pytest.raises(UsageError, match=told):
-            collecting._at_home(sight, only, collected)
+            collect_checkpoints._at_home(sight, only, collected)
     else:
-        assert [file["step"] for file in collecting._at_home(sight, only, collected).data["here"]] == told
+        assert [file["step"] for file in collect_checkpoints._at_home(sight, only, collected).data["here"]] == told
 
 
 def test_what_the_end_of_training_brings_and_what_it_leaves_there_are_told_apart(
@@ -345,7 +343,7 @@ def test_what_the_end_of_training_brings_and_what_it_leaves_there_are_told_apart
     texts = {}
     for only in ("last", "best", "all"):
         instance.save(10, 20, 30, best=10)
-        texts[only] = collecting._brought(sight, only, bring(instance, folder, only)).text
+        texts[only] = collect_checkpoints._brought(sight, only, bring(instance, folder, only)).text
     assert "would lose that; gpurun stop" in texts["last"], "the best one"
     assert "not the best: 2 files" in texts["last"]
     assert "would lose that" not in texts["best"]
@@ -359,19 +357,19 @@ def test_what_the_end_of_training_brings_and_what_it_leaves_there_are_told_apart
 
 def test_what_was_asked_for_is_copied_to_a_folder_once(session: Session, tmp_path: Path) -> None:
     folder, to = finished_run(session.home, "fox-41"), tmp_path / "new" / "best"
-    told = collect_run(session, "fox-41", only="best", to=str(to))
+    told = collect(session, "fox-41", only="best", to=str(to))
     names = [WEIGHTS, "checkpoints/000120.state.json"]
     assert f"Copied to {to}: 2 files, digests verified." in told.text
     assert sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()) == names
     assert (to / WEIGHTS).read_bytes() == (folder.artifacts / WEIGHTS).read_bytes()
     (to / WEIGHTS).chmod(0o400)
     before = (to / WEIGHTS).stat()
-    collect_run(session, "fox-41", only="best", to=str(to))
+    collect(session, "fox-41", only="best", to=str(to))
     assert (to / WEIGHTS).stat() == before, "what is there is left alone"
     (to / WEIGHTS).unlink()
     (to / WEIGHTS).symlink_to(folder.artifacts / WEIGHTS)
     with pytest.raises(UsageError) as refused:
-        collect_run(session, "fox-41", only="best", to=str(to))
+        collect(session, "fox-41", only="best", to=str(to))
     assert refused.value.code == "collect.in_the_way", "a link is no copy"
 
 
@@ -381,17 +379,17 @@ def test_a_file_that_is_in_the_way_is_not_replaced_and_nothing_else_is_copied(se
     other.parent.mkdir(parents=True)
     other.write_text("mine")
     with pytest.raises(UsageError, match="is another file") as refused:
-        collect_run(session, "fox-41", only="best", to=str(tmp_path / "to"))
+        collect(session, "fox-41", only="best", to=str(tmp_path / "to"))
     assert refused.value.code == "collect.in_the_way"
     assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [other]
     assert other.read_text() == "mine"
     with pytest.raises(UsageError, match="is no folder"):
-        collect_run(session, "fox-41", only="best", to=str(other))
+        collect(session, "fox-41", only="best", to=str(other))
 
 
 def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path: Path) -> None:
     folder, to = finished_run(session.home, "fox-41"), tmp_path / "to"
-    (told,) = [one for one in collect_run(session, "fox-41", only="all").data["here"] if one["name"] == WEIGHTS]
+    (told,) = [one for one in collect(session, "fox-41", only="all").data["here"] if one["name"] == WEIGHTS]
     whole = ManifestFile.model_validate(told | {"sha256": "0" * 64})
     with pytest.raises(CollectFailed) as refused:
         copy_out(folder.artifacts, [whole], to)
@@ -459,7 +457,7 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
         manifest = Manifest.model_validate_json(json.dumps({"latest": 120, "files": run.manifest()}))
         return Salvaged(manifest, tuple(choose(manifest)), {}, (), 1)
 
-    monkeypatch.setattr(collecting, "bring_pushed", from_bucket)
+    monkeypatch.setattr(collect_checkpoints, "bring_pushed", from_bucket)
     return run.folder
 
 
@@ -469,7 +467,7 @@ def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
 ) -> None:
     """Also where all that is remembered of it is here: the bucket may have newer checkpoints."""
     pushed_run(session, monkeypatch, "through_training", "death", **collected)
-    told = collect_run(session, "fox-41", only="last")
+    told = collect(session, "fox-41", only="last")
     assert [file["name"] for file in told.data["here"]][:1] == [WEIGHTS]
     assert "by the bucket" in told.text
 
@@ -488,13 +486,13 @@ def test_of_a_machine_that_cannot_be_reached_or_has_no_bytes_left_what_it_pushed
     folder = pushed_run(session, monkeypatch, "through_training", missing=[])
     lines = folder.journal.read_bytes().splitlines(keepends=True)
     folder.journal.write_bytes(b"".join(takewhile(lambda line: f'"event":"{unheard}"'.encode() not in line, lines)))
-    monkeypatch.setattr(collecting, "Reach", lambda *_: lambda __: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(collect_checkpoints, "Reach", lambda *_: lambda __: SimpleNamespace(close=lambda: None))
 
     def unreachable(*_: object) -> Brought:
         raise refusal
 
-    monkeypatch.setattr(collecting, "bring_now", unreachable)
-    assert "by the bucket" in collect_run(session, "fox-41", only="all").text
+    monkeypatch.setattr(collect_checkpoints, "bring_now", unreachable)
+    assert "by the bucket" in collect(session, "fox-41", only="all").text
 
 
 def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> ManifestFile:
@@ -506,7 +504,7 @@ def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> 
         manifest = Manifest() if is_empty else told
         return Salvaged(manifest, tuple(choose(manifest)) if manifest.files else (), {}, (), 1)
 
-    monkeypatch.setattr(collecting, "bring_pushed", from_bucket)
+    monkeypatch.setattr(collect_checkpoints, "bring_pushed", from_bucket)
     return old
 
 
@@ -516,7 +514,7 @@ def test_an_older_checkpoint_of_the_bucket_is_not_called_the_newest_where_a_newe
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
     older_bucket(monkeypatch)
-    told = collect_run(session, "fox-41", only=only)
+    told = collect(session, "fox-41", only=only)
     assert {file["step"] for file in told.data["here"]} == {120}
     assert "step 120 (the newest and the best" in told.text
 
@@ -526,7 +524,7 @@ def test_all_of_a_run_is_what_came_home_and_what_is_in_the_bucket(
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
     old = older_bucket(monkeypatch)
-    told = collect_run(session, "fox-41", only="all")
+    told = collect(session, "fox-41", only="all")
     assert {WEIGHTS, old.name} <= {file["name"] for file in told.data["here"]}
     assert told.data["latest"] == 120
     assert "step 60" in told.text
@@ -538,7 +536,7 @@ def test_where_the_newest_did_not_come_home_whole_the_older_one_of_the_bucket_is
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["checkpoints/000120.optimizer"])
     old = older_bucket(monkeypatch)
-    assert [file["name"] for file in collect_run(session, "fox-41", only="last").data["here"]] == [old.name]
+    assert [file["name"] for file in collect(session, "fox-41", only="last").data["here"]] == [old.name]
 
 
 @pytest.mark.parametrize("is_empty", [False, True], ids=["is not there any more", "was never written to"])
@@ -552,8 +550,8 @@ def test_what_came_home_is_told_and_copied_though_the_bucket(
         def refused(*_: object, **__: object) -> Salvaged:
             raise SetupError("stage.no_bucket", "There is no bucket.", hint="Make it.")
 
-        monkeypatch.setattr(collecting, "bring_pushed", refused)
-    told = collect_run(session, "fox-41", only="last", to=str(tmp_path / "to"))
+        monkeypatch.setattr(collect_checkpoints, "bring_pushed", refused)
+    told = collect(session, "fox-41", only="last", to=str(tmp_path / "to"))
     assert {file["step"] for file in told.data["here"]} == {120}
     assert (tmp_path / "to" / WEIGHTS).exists()
 
@@ -563,12 +561,12 @@ def test_a_run_whose_files_were_never_collected_says_so(session: Session) -> Non
     run.write(run.opened(), run.intended(), run.created())
     run.play(run.death())
     with pytest.raises(UsageError, match="never collected"):
-        collect_run(session, "fox-41", only="all")
+        collect(session, "fox-41", only="all")
 
 
 def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session) -> None:
     with pytest.raises(UsageError, match="last, best, all") as refused:
-        collect_run(session, "nobody", only="lst")
+        collect(session, "nobody", only="lst")
     assert refused.value.hint
     words = ["collect", "fox-41", "--only", "newest", "--json", "--home", str(session.home.root)]
     done = CliRunner().invoke(build_app(), words)
@@ -578,4 +576,4 @@ def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session
 def test_a_run_that_has_no_machine_yet_has_nothing_to_bring(session: Session) -> None:
     make_run(session.home)
     with pytest.raises(UsageError, match="not begun to train"):
-        collect_run(session, "fox-41", only="all")
+        collect(session, "fox-41", only="all")

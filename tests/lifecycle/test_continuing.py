@@ -1,4 +1,4 @@
-"""A run goes on from what an earlier one brought home: only what its receipt vouches for, and only if it can go on."""
+"""A run goes on from what an earlier one brought home: only what its receipt names, and only if it can go on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,27 @@ import pytest
 from gpurun.cli.options import REQUEST, request_from
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, UsageError
-from gpurun.core.model import GpuNeed
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices, DataSummary, Earlier, Mode, Plan, Request
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import Choices, DataSummary, Earlier, Mode, Plan, Request
 from gpurun.ledger.audit import audit
-from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME
-from gpurun.lifecycle.earlier import continuing
-from gpurun.lifecycle.earlier.continuing import (
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.planning.candidates import quote
+from gpurun.planning.continue_from import (
     FOLDER,
     as_before,
     bucket_of,
     carried,
-    changed_keys,
     going_on,
     others_from,
 )
-from gpurun.lifecycle.quotes.quote import quote
-from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.recipe import ResolvedRecipe, differing_keys, load_recipe, resolve
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
 from tests.unit.report_samples import plan_of
-from trainer import config
 
+OUTFIT = Choices(image="torch:2.9", setup="pip install lion", setup_limit_s=900)
 FROM = Request(recipe="", continues="fox-41")
 RECIPE = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001",), 1)
 KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
@@ -53,7 +52,7 @@ class StoppedRun(CloudRun):
         told = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
         self.folder.plan.write_text(plan_of(self.folder.name).model_copy(update=told).to_json())
         asked = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
-        choices = Choices(image="torch:2.9", setup="pip install lion", spot=True, weak_lease=True, accept_cpu=True)
+        choices = OUTFIT.model_copy(update={"spot": True, "weak_lease": True, "accept_cpu": True})
         asked = asked.model_copy(update={"data": "/srv/shards", "choices": choices})
         self.folder.request.write_text(asked.to_json())
 
@@ -113,7 +112,7 @@ def test_what_the_earlier_run_was_asked_is_asked_again_but_for_the_cap_and_the_c
     assert asked.recipe == "gpt2-124m"
     assert asked.overrides == ("optim.lr=0.001", "eval.every=50")
     assert (asked.gpu, asked.data) == (GpuNeed(count=1, name="H100"), "/srv/shards")
-    assert (asked.max_cost_micros, asked.choices) == (None, Choices(image="torch:2.9", setup="pip install lion"))
+    assert (asked.max_cost_micros, asked.choices) == (None, OUTFIT)
 
 
 def test_elsewhere_the_image_and_the_set_up_of_the_other_place_mean_nothing(home: Home) -> None:
@@ -143,7 +142,7 @@ def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(ho
     assert going.earlier is not None
     assert going.earlier.spent_micros is not None
     assert going.earlier.spent_micros > 0
-    half = going.model_copy(update={"earlier": going.earlier.model_copy(update={"step": steps // 2})})
+    half = replace(going, earlier=going.earlier.model_copy(update={"step": steps // 2}))
     asked = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"))
     whole_s, half_s = (quote(asked, one).candidates[0].estimate.likely_s or 0 for one in (RECIPE, half))
     assert half_s == pytest.approx(whole_s / 2, rel=0.02)
@@ -152,7 +151,7 @@ def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(ho
 def test_a_lease_reaches_further_by_what_is_done_already() -> None:
     earlier = Earlier(run="fox-41", step=9_000, bytes=1, receipt_sha256="0" * 64)
     request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"), max_cost_micros=usd(8))
-    for recipe, first in ((RECIPE, 0), (RECIPE.model_copy(update={"earlier": earlier}), 9_000)):
+    for recipe, first in ((RECIPE, 0), (replace(RECIPE, earlier=earlier), 9_000)):
         reaches = [one.reach.step for one in quote(request, recipe).candidates if one.reach]
         assert reaches
         assert all(first < step < RECIPE.tables.train.steps for step in reaches)
@@ -226,7 +225,7 @@ def test_what_was_changed_is_told_with_the_flags_that_change_it_back(home: Home)
         going_on(resolve(load_recipe("gpt2-124m"), "full", edited, 1), FROM, home)
     back = shlex.split(refused.value.hint.split(": ")[1].rsplit(". ", 1)[0])[1::2]
     assert "optim.lr=0.001" in back
-    assert changed_keys(RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", (*edited, *back), 1).record) == []
+    assert differing_keys(RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", (*edited, *back), 1).record) == []
 
 
 @pytest.mark.parametrize("name", ["checkpoints/000120.model.safetensors", "checkpoints/000120.state.json"])
@@ -335,14 +334,13 @@ def test_the_audit_wants_the_receipt_that_a_run_goes_on_from_before_it_in_the_ch
     assert went_on(home, "elk-10", none.model_copy(update={"receipt_sha256": receipt})) == []
 
 
-def test_the_trainers_rule_of_what_may_change_is_ours() -> None:
-    assert continuing._MAY_CHANGE == config._MAY_CHANGE
+def test_a_key_that_came_later_is_no_change() -> None:
     old, new = RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002", "eval.every=7"), 1).record
-    assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr"]
+    assert differing_keys(old, new) == ["optim.lr"]
     del old["train"]["label_smoothing"], old["optim"]["muon_lr"]
-    assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr"], "keys that came later"
+    assert differing_keys(old, new) == ["optim.lr"], "keys that came later"
     new["train"]["label_smoothing"] = 0.1
-    assert changed_keys(old, new) == config.differing_keys(old, new) == ["optim.lr", "train.label_smoothing"]
+    assert differing_keys(old, new) == ["optim.lr", "train.label_smoothing"]
 
 
 def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
@@ -450,7 +448,7 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
 
 
 def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
-    """It is asked for anew, as every consent is; but whoever forgets it sends all shards again on paid time."""
+    """It is asked for again, as every consent is; but a user who forgets it sends all shards again on paid time."""
     run = stopped_run(home)
     earlier = going_on(RECIPE, FROM, home).earlier
     assert earlier is not None
@@ -463,7 +461,7 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
 
 
 def test_without_its_request_the_plan_says_what_there_is_to_go_on_from(home: Home) -> None:
-    """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said anew."""
+    """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said again."""
     stopped_run(home).folder.request.unlink()
     asked = as_before(FROM, home)
     assert (asked.recipe, asked.providers, asked.choices) == ("gpt2-124m", ("runpod",), Choices())

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import Event
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.providers.local import LocalProvider

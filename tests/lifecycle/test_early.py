@@ -16,22 +16,23 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.clock import VirtualClock
+from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import RunFolder
-from gpurun.lifecycle.home import early as early_room
-from gpurun.lifecycle.home.allowance import Allowance
-from gpurun.lifecycle.home.at_home import remember
-from gpurun.lifecycle.home.collect_now import bring_now
-from gpurun.lifecycle.home.early import Early
-from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest
-from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.far import FarSide
-from gpurun.machine.fetch import PARTIAL_FOLDER
-from gpurun.machine.local import LocalMachine
-from gpurun.machine.partial import notes_of
+from gpurun.core.trainer_events import EventLines
+from gpurun.lifecycle.artifacts import downloader
+from gpurun.lifecycle.artifacts.downloader import Background
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory
+from gpurun.lifecycle.artifacts.on_demand import bring_now
+from gpurun.remote.client import FarSide
+from gpurun.remote.download import PARTIAL_FOLDER
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest
+from gpurun.remote.resumable_file import notes_of
 
-TOLD = b'{"kind": "checkpoint", "step": 1}\n'
+LINE = b'{"kind": "checkpoint", "step": 1}\n'
+TOLD = EventLines().take(LINE)
 
 
 class Instance:
@@ -60,7 +61,7 @@ class Instance:
         return [str(file["name"]) for file in files]
 
 
-FREE = Allowance(RunFolder(Path("nowhere")), None, 1)
+FREE = EgressBudget(RunFolder(Path("nowhere")), None, 1)
 
 
 @pytest.fixture
@@ -90,15 +91,15 @@ def at_home(folder: RunFolder) -> set[str]:
 
 
 def newest(folder: RunFolder) -> Any:
-    path = folder.path / "newest.json"
+    path = folder.path / "inventory.json"
     return json.loads(path.read_bytes())["step"] if path.exists() else None
 
 
 def test_a_checkpoint_is_home_while_training_goes_on_and_the_next_one_replaces_it(
     instance: Instance, folder: RunFolder
 ) -> None:
-    with Early(instance.far, folder, FREE) as early:
-        early.look(b'{"kind": "step"}\n')
+    with Background(instance.far, folder, FREE, SystemClock()) as early:
+        early.look([])
         first = instance.save(10)
         early.look(TOLD)
         until(lambda: newest(folder) == 10)
@@ -112,10 +113,10 @@ def test_what_an_earlier_supervisor_has_brought_is_let_go_too_and_nothing_else_i
     instance: Instance, folder: RunFolder
 ) -> None:
     instance.save(10)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     (folder.artifacts / "mine.txt").write_bytes(b"of the user")
     second = instance.save(20)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert at_home(folder) == {*second, "mine.txt"}
 
 
@@ -123,7 +124,7 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = instance.save(10)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     instance.save(20)
     fetch = instance.far.fetch
 
@@ -134,7 +135,7 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
 
     monkeypatch.setattr(instance.far, "fetch", breaks)
     with pytest.raises(MachineLost):
-        Early(instance.far, folder, FREE).bring(instance.far)
+        Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert set(first) <= at_home(folder)
     assert newest(folder) == 10
 
@@ -149,10 +150,10 @@ def test_what_was_replaced_makes_room_before_the_next_one_comes(
         taken = sum(path.stat().st_size for path in folder.artifacts.rglob("*") if path.is_file())
         return SimpleNamespace(free=2 * size_bytes + size_bytes // 2 - taken)
 
-    monkeypatch.setattr("gpurun.machine.fetch.shutil.disk_usage", usage)
+    monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     for steps in ((10,), (10, 20), (20, 30), (30, 40)):
         names = instance.save(*steps)
-        Early(instance.far, folder, FREE).bring(instance.far)
+        Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
         assert at_home(folder) == set(names)
 
 
@@ -172,7 +173,7 @@ def test_what_arrived_of_a_file_that_was_replaced_gives_its_room_back(
     instance.save(30, 40)
     with held.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        remember(folder, instance.far.manifest(MOST_ANNOUNCED_BYTES))
+        Inventory(folder).remember(instance.far.manifest(MOST_ANNOUNCED_BYTES))
     assert not replaced.exists()
     assert not notes_of(replaced).exists()
     assert held.exists(), "somebody has it open"
@@ -183,9 +184,9 @@ def test_a_supervisor_that_was_started_again_brings_what_the_one_before_did_not_
     instance: Instance, folder: RunFolder
 ) -> None:
     """It hears of a checkpoint only once, and the next one may be an hour away."""
-    folder.events.write_bytes(TOLD)
+    folder.events.write_bytes(LINE)
     instance.save(10)
-    with Early(instance.far, folder, FREE):
+    with Background(instance.far, folder, FREE, SystemClock()):
         until(lambda: newest(folder) == 10)
 
 
@@ -202,13 +203,13 @@ def test_events_that_cannot_be_looked_at_keep_nobody_from_watching(
 
     monkeypatch.setattr(os, "stat", stale)
     instance.save(10)
-    with Early(instance.far, folder, FREE) as early:
+    with Background(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         until(lambda: newest(folder) == 10)
 
 
 def test_without_a_machine_elsewhere_it_does_nothing(folder: RunFolder) -> None:
-    with Early(None, folder, FREE) as early:
+    with Background(None, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
     assert not folder.artifacts.exists()
 
@@ -226,7 +227,7 @@ def test_the_end_of_the_watch_does_not_wait_for_what_is_under_way(
             on_progress(1)
 
     monkeypatch.setattr(FarSide, "fetch", slow)
-    with Early(instance.far, folder, FREE) as early:
+    with Background(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         assert begun.wait(10)
     assert newest(folder) is None
@@ -246,24 +247,24 @@ def test_a_checkpoint_whose_files_were_not_all_brought_is_not_called_the_newest(
         return fetch(name, *rest, **more)
 
     monkeypatch.setattr(instance.far, "fetch", refuses)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert newest(folder) is None
 
 
 def test_a_disk_that_refuses_is_told_and_tried_again(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(early_room, "AGAIN_S", 0.05)
-    real, refusals = early_room.remember, iter([OSError(28, "No space left on device")] * 2)
+    monkeypatch.setattr(downloader, "AGAIN_S", 0.05)
+    real, refusals = Inventory.remember, iter([OSError(28, "No space left on device")] * 2)
 
-    def full(folder: RunFolder, manifest: Manifest) -> None:
+    def full(inventory: Inventory, manifest: Manifest) -> None:
         for refusal in refusals:
             raise refusal
-        real(folder, manifest)
+        real(inventory, manifest)
 
-    monkeypatch.setattr(early_room, "remember", full)
+    monkeypatch.setattr(Inventory, "remember", full)
     instance.save(10)
-    with Early(instance.far, folder, FREE) as early:
+    with Background(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         until(lambda: newest(folder) == 10)
     assert "No space left" in caplog.text
@@ -282,7 +283,7 @@ def test_where_each_byte_is_charged_no_more_comes_home_than_was_paid_for_spread_
     for step in range(1, 21):
         instance.save(*{max(1, step - 1), step}, best=1)
         for _ in range(2):  # Another life of the supervisor asks for nothing twice.
-            Early(instance.far, folder, Allowance(folder, limit_bytes, 20)).bring(instance.far)
+            Background(instance.far, folder, EgressBudget(folder, limit_bytes, 20), SystemClock()).bring(instance.far)
         assert sum(left_bytes.values()) <= limit_bytes * step / 20
     assert sum(left_bytes.values()) > limit_bytes / 2
     assert newest(folder) >= 15
@@ -291,7 +292,7 @@ def test_where_each_byte_is_charged_no_more_comes_home_than_was_paid_for_spread_
 def test_what_a_person_asks_for_counts_too_and_is_refused_where_the_plan_does_not_pay(
     instance: Instance, folder: RunFolder
 ) -> None:
-    allowance = Allowance(folder, 200_000, 20)
+    allowance = EgressBudget(folder, 200_000, 20)
     instance.save(10)
     for _ in range(2):
         assert bring_now(instance.far, folder, "last", VirtualClock(), lambda *_: None, allowance).here
@@ -301,17 +302,38 @@ def test_what_a_person_asks_for_counts_too_and_is_refused_where_the_plan_does_no
     assert refused.value.code == "collect.over_plan"
 
 
-def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance, folder: RunFolder) -> None:
+def test_what_an_earlier_gpurun_has_noted_in_four_files_is_known_and_stands_in_one_after_the_next_note(
+    instance: Instance, folder: RunFolder
+) -> None:
+    names = instance.save(10)
+    manifest = instance.far.manifest(MOST_ANNOUNCED_BYTES)
+    (folder.path / "manifest.json").write_text(manifest.model_dump_json())
+    whole = [file.model_dump(mode="json") for file in manifest.files]
+    brought = {"step": 10, "files": names, "whole": whole, "bytes_per_s": 9.5}
+    (folder.path / "newest.json").write_text(json.dumps(brought))
+    (folder.path / "kept.json").write_text('["mine"]')
+    (folder.path / "left.json").write_text('{"ab": 7}')
+    before = Inventory(folder).memory
+    assert Inventory(folder).remembered() == manifest
+    assert (before.step, before.files, before.whole) == (10, tuple(names), manifest.files)
+    assert (before.bytes_per_s, before.kept, before.left) == (9.5, ("mine",), {"ab": 7})
+    Inventory(folder).keep(["another"])
+    assert Inventory(folder).memory == before.model_copy(update={"kept": ("another", "mine")})
+
+
+@pytest.mark.parametrize("name", ["inventory.json", "left.json"])
+def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance, folder: RunFolder, name: str) -> None:
+    """Also where it was another thing that was noted last."""
     instance.save(10)
-    (folder.path / "left.json").write_bytes(b"\0\0")
-    Early(instance.far, folder, Allowance(folder, 900_000, 20)).bring(instance.far)
+    (folder.path / name).write_bytes(b"\0\0")
+    Background(instance.far, folder, EgressBudget(folder, 900_000, 20), SystemClock()).bring(instance.far)
     assert at_home(folder) == set()
 
 
 def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_room, "JOIN_S", 0.05)
+    monkeypatch.setattr(downloader, "JOIN_S", 0.05)
     instance.save(10)
     begun, go_on, closed = threading.Event(), threading.Event(), list[str]()
 
@@ -321,7 +343,7 @@ def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
 
     monkeypatch.setattr(FarSide, "fetch", deaf)
     monkeypatch.setattr(FarSide, "close", lambda self: closed.append(threading.current_thread().name))
-    with Early(instance.far, folder, FREE) as early:
+    with Background(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         assert begun.wait(10)
     before = len(closed)

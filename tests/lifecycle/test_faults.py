@@ -15,20 +15,21 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
-from gpurun.core.model import Instance, InstanceState
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event, Phase
+from gpurun.core.records import Instance, InstanceState, Order
+from gpurun.core.stop_request import ask_to_stop, read_stop_request
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import Journal
-from gpurun.lifecycle.control import read_wish, wish
 from gpurun.lifecycle.driver import Driver
-from gpurun.lifecycle.reap import sweep
-from gpurun.machine.answers import Started
-from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.far import FarSide
+from gpurun.lifecycle.reaper import sweep
 from gpurun.providers.base import Unknown
 from gpurun.providers.fake import Box
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import Started
+from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 REVOKED = SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")
@@ -133,9 +134,19 @@ def test_a_request_that_was_dropped_is_sent_again_only_after_two_minutes_of_stea
     assert kept(world)
 
 
+def no_list_since_the_create(world: World, error: Exception) -> None:
+    create = world.cloud.create
+
+    def created(order: Order) -> Instance:
+        world.cloud.broken["find"] = error
+        return create(order)
+
+    world.cloud.create = created  # type: ignore[method-assign]
+
+
 def test_one_clear_list_after_silence_is_not_two_minutes_of_absence(world: World) -> None:
     world.cloud.creates, world.cloud.list_lag_s = ["made, answer lost"], 200.0
-    world.cloud.broken["find"] = SILENT
+    no_list_since_the_create(world, SILENT)
     real_sleep = world.clock.sleep
 
     def sleep(seconds: float) -> None:
@@ -151,7 +162,8 @@ def test_one_clear_list_after_silence_is_not_two_minutes_of_absence(world: World
 
 @pytest.mark.parametrize("error", [SILENT, REVOKED, KeyError("items")])
 def test_who_cannot_look_stays_red_and_goes_on_when_it_can(world: World, error: Exception) -> None:
-    world.cloud.creates, world.cloud.broken["find"] = ["made, answer lost"], error
+    world.cloud.creates = ["made, answer lost"]
+    no_list_since_the_create(world, error)
     assert isinstance(world.drive(), str)
     assert world.state.may_be_billing
     assert world.records[-1].event is Event.INCIDENT
@@ -176,8 +188,7 @@ def test_of_two_instances_for_one_token_the_second_ends_before_anything_is_shipp
     assert world.drive() is ExitCode.DONE
     assert set(ends) == {1}, "no second machine is paid for while the first one trains"
     assert world.cloud.boxes[0].died_s != world.cloud.boxes[1].died_s
-    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["create.duplicate"]
-    assert receipt_of(world)["cost"]["rentals"][0]["machines"] == 2
+    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["create.duplicate", "create.duplicate_gone"]
     assert kept(world)
 
 
@@ -216,9 +227,9 @@ def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
 def test_a_machine_in_another_place_than_the_one_asked_for_is_sent_nothing(
     world: World, wanted: str, told: str, verbs: tuple[str, ...]
 ) -> None:
-    """RunPod's document calls a data centre preferred; whoever names one may be bound to it."""
+    """RunPod's document calls a data centre preferred; a user who names one may be bound to it."""
     world.folder.plan.write_text(
-        world.plan.model_copy(update={"offer": world.plan.offer.model_copy(update={"region": wanted})}).to_json()
+        changed_plan(world.plan, {"offer": world.plan.offer.model_copy(update={"region": wanted})}).to_json()
     )
     tell = world.cloud._told
 
@@ -378,7 +389,7 @@ def test_a_laptop_whose_clock_is_wrong_rents_for_the_same_time(world: World, wro
     assert Driver(context, Journal.open(world.folder.journal, world.clock)).drive() is ExitCode.DONE
     (box,) = world.cloud.boxes
     assert box.order.deadline_wall == pytest.approx(true_wall + LEASE.total_s, abs=1), "the machine's clock is right"
-    assert told_wall == {world.state.deadline_wall}, "whoever is called waits until then by this machine's clock"
+    assert told_wall == {world.state.deadline_wall}, "what is called waits until then by this machine's clock"
     assert world.state.deadline_wall == pytest.approx(true_wall + wrong_s + LEASE.total_s, abs=1)
     assert kept(world)
 
@@ -409,7 +420,7 @@ def test_once_over_the_lease_stays_over_though_the_clock_is_set_back(world: Worl
 def test_a_stop_is_heard_in_every_phase(world: World, place: str, how: Any) -> None:
     world.cloud.killing = f"before {place}"
     assert world.drive() == "killed"
-    wish(world.folder, how, by="user", reason="test")
+    ask_to_stop(world.folder, how, by="user", reason="test")
     assert world.drive() in (ExitCode.INTERRUPTED, ExitCode.DONE)
     assert kept(world)
 
@@ -421,8 +432,8 @@ def test_a_control_file_that_cannot_be_understood_stops_the_run_mildly(world: Wo
     assert world.drive() is ExitCode.DONE
     assert world.state.outcome == "stopped"
     assert len(world.at_home) == 3
-    wish(world.folder, "destroy", by="user", reason="a stronger wish replaces it")
-    assert getattr(read_wish(world.folder), "how", "") == "destroy"
+    ask_to_stop(world.folder, "destroy", by="user", reason="a stronger request replaces it")
+    assert getattr(read_stop_request(world.folder), "how", "") == "destroy"
     assert kept(world)
 
 
@@ -535,7 +546,8 @@ def test_a_second_instance_that_shows_only_at_the_end_is_ended_and_is_on_the_rec
     world.cloud.creates = ["made twice"]
     world.cloud.list_lag_s = 70.0
     assert world.drive() is ExitCode.DONE
-    assert receipt_of(world)["cost"]["rentals"][0]["machines"] == 2
+    (second,) = receipt_of(world)["cost"]["rentals"][0]["extras"]
+    assert second["ended"]
     assert ended(world)
 
 
@@ -572,12 +584,15 @@ def test_an_instance_whose_run_cannot_be_read_is_ended_by_its_token(world: World
     assert world.cloud.alive == []
 
 
-def test_a_strange_run_name_on_a_machine_stops_no_sweep(world: World) -> None:
+def test_a_strange_run_name_on_a_machine_stops_no_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its token it is found in the journal of the run that made it, and ends with a receipt."""
+    monkeypatch.setattr("gpurun.lifecycle.reaper.supervise", lambda home, run, clock: world.drive())
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     box = world.cloud.boxes[0]
     box.order = box.order.model_copy(update={"run": "../../etc"})
     assert reaped(world) == ["destroyed"]
+    assert world.folder.receipt.exists()
 
 
 def test_a_silent_provider_keeps_no_other_from_being_swept(world: World) -> None:

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli import control
+from gpurun.cli import run_control
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, SetupError
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.money import cost_of
 from gpurun.core.paths import Home
-from gpurun.core.plan import Lease
-from gpurun.core.progress import Event, Phase
+from gpurun.core.run_plan import Lease
+from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.journal import Journal
+from gpurun.ledger.runs import look
 from gpurun.lifecycle import supervisor
-from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.supervisor import keep_on, supervise
-from gpurun.machine.base import FarRefusal
+from gpurun.remote.interface import FarRefusal
+from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import LEASE, RATE, Killed, World
 from tests.lifecycle.test_faults import ended, receipt_of
@@ -30,7 +31,7 @@ from tests.lifecycle.test_never_gives_up import killed_and_overdue, late_machine
 
 DAY_S = 24 * 3600.0
 MINUTES_S = 600.0
-# A lease that is long enough for whoever waits for its end to be seen to wait.
+# A lease that is long enough for a test that waits for its end to see it wait.
 LONG = Lease(boot_s=120, ship_s=60, train_s=3600, collect_s=60, destroy_s=60, kill_allowance_s=60)
 
 
@@ -70,7 +71,7 @@ def disk(world: World, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def leased_for_an_hour(world: World) -> None:
     worst = cost_of(RATE, LONG.total_s + LONG.kill_allowance_s, 1)
-    world.plan = world.plan.model_copy(update={"lease": LONG, "cap_micros": worst, "worst_micros": worst})
+    world.plan = changed_plan(world.plan, {"lease": LONG, "cap_micros": worst, "worst_micros": worst})
     world.folder.plan.write_text(world.plan.to_json())
 
 
@@ -111,7 +112,7 @@ def died_s(world: World) -> float:
     return float("inf") if box.died_s is None else box.died_s
 
 
-# A supervisor that begins anew ---------------------------------------------------------------------------------------
+# A supervisor that starts again ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_lock", [True, False])
@@ -153,7 +154,7 @@ def test_within_the_lease_a_supervisor_that_starts_waits_for_room_and_loses_noth
 def test_a_wish_to_destroy_that_stands_is_done_at_once_by_a_supervisor_that_starts(world: World, disk: Disk) -> None:
     leased_for_an_hour(world)
     killed_in_training(world)
-    wish(world.folder, "destroy", by="user", reason="test")
+    ask_to_stop(world.folder, "destroy", by="user", reason="test")
     disk.is_full, began_s = True, world.clock.monotonic()
     with pytest.raises(MayBeBilling, match="is gone, but the proof of it is not on record") as told:
         once(world)
@@ -168,7 +169,7 @@ def test_a_machine_that_may_have_been_made_is_looked_for_and_ended(world: World,
     """The answer to the create never came, its user wants it gone, and the list shows it only after a while."""
     world.cloud.killing, world.cloud.list_lag_s = "after create", 100.0
     assert world.drive() == "killed"
-    wish(world.folder, "destroy", by="user", reason="test")
+    ask_to_stop(world.folder, "destroy", by="user", reason="test")
     world.folder.lock.touch()
     disk.is_full = True
     with pytest.raises(MayBeBilling):
@@ -248,7 +249,9 @@ def test_what_the_user_wants_destroyed_waits_for_no_record(
     leased_for_an_hour(world)
     full_from(Event.STOP_REQUESTED, disk, monkeypatch)
     world.far.train_s = 1e9
-    world.far.during = lambda: wish(world.folder, "destroy", by="user", reason="test") if world.far.polls == 5 else None
+    world.far.during = lambda: (
+        ask_to_stop(world.folder, "destroy", by="user", reason="test") if world.far.polls == 5 else None
+    )
     assert world.drive() == "disk.full"
     assert died_s(world) < 120
     disk.is_full = False
@@ -288,7 +291,7 @@ def test_a_machine_that_shows_itself_late_is_ended_though_it_cannot_be_recorded(
     assert world.clock.monotonic() > 2400.0
     assert max(box.died_s or DAY_S for box in world.cloud.boxes) < 2400.0
     assert world.state.phase is Phase.CLOSED
-    assert receipt_of(world)["cost"]["upper_bound_micros"] is None, "what the late one cost is not known"
+    assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
 
 
 def test_a_late_machine_that_is_on_record_is_ended_by_a_supervisor_that_starts(
@@ -351,7 +354,7 @@ def test_reap_goes_on_past_a_run_that_it_fails_on(world: World, monkeypatch: pyt
     def broken(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("gpurun.lifecycle.reap.supervise", broken)
+    monkeypatch.setattr("gpurun.lifecycle.reaper.supervise", broken)
     assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
     assert world.cloud.alive == []
 
@@ -364,8 +367,8 @@ def test_reap_ends_what_is_overdue_though_the_files_of_its_run_are_another_users
     def refused(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    for module in ("reap", "runs"):
-        monkeypatch.setattr(f"gpurun.lifecycle.{module}.holder_of", refused)
+    for module in ("lifecycle.reaper", "ledger.runs"):
+        monkeypatch.setattr(f"gpurun.{module}.holder_of", refused)
     assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
     assert world.cloud.alive == []
 
@@ -373,14 +376,14 @@ def test_reap_ends_what_is_overdue_though_the_files_of_its_run_are_another_users
 def test_a_wish_that_cannot_be_written_says_what_to_do(world: World, disk: Disk) -> None:
     disk.is_full = True
     with pytest.raises(SetupError, match="No space left on device") as told:
-        wish(world.folder, "save", by="user", reason="test")
+        ask_to_stop(world.folder, "save", by="user", reason="test")
     assert "gpurun destroy fox-41" in told.value.hint
 
 
 def verb(world: World, how: Any) -> Any:
     """`gpurun stop` and `gpurun destroy`, after the question."""
     session: Any = Session(home=world.home, clock=world.clock)
-    return control.stop_run(session, look(world.home, world.folder.name), how, "test")
+    return run_control.stop_run(session, look(world.home, world.folder.name), how, "test")
 
 
 def test_destroy_ends_the_machine_though_its_wish_cannot_be_written(world: World, disk: Disk) -> None:

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
-from gpurun.lifecycle.runs import look
+from gpurun.ledger.runs import look
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.providers.local import LocalProvider
 
@@ -75,7 +74,7 @@ def test_while_training_it_asks_and_detach_leaves_it_running_and_stop_ends_it(ow
     again.until("[d]etach  [s]top")
     again.type("s\n")
     again.until("Receipt fox-41")
-    assert again.code() == 0
+    assert again.code() == 130
     assert nothing_is_left(own_home)
 
 
@@ -100,7 +99,7 @@ def test_while_the_supervisor_starts_it_is_destroyed_too(
 
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", start)
     monkeypatch.setattr(sys, "argv", ["gpurun", *LONG, "--yes"])
-    assert run_app(build_app("train")) == 130
+    assert run_app(build_app()) == 128 + number
     run = look(Home(own_home), "fox-41")
     assert run.owner is None
     assert not run.unfinished

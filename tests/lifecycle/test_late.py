@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from gpurun.cli.control import find, stop_run
-from gpurun.cli.listing import list_runs
+from gpurun.cli.commands.ps import ps
+from gpurun.cli.run_control import find, stop_run
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import note_unfinished
 from gpurun.core.errors import ExitCode, SetupError
-from gpurun.core.model import Instance
-from gpurun.core.money import format_usd, usd
+from gpurun.core.journal_records import Event, Phase
+from gpurun.core.money import format_usd, times, usd
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event, Phase
+from gpurun.core.records import Instance
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import Journal
-from gpurun.ledger.receipt import write_receipt
+from gpurun.ledger.write_receipt import write_receipt
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.supervisor import keep_on
@@ -32,10 +33,16 @@ from tests.unit.ledger_samples import chain_anew
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Absence was believed after two minutes; the machine shows after three, while the second attempt trains."""
+    """Absence was believed after two minutes; the machine shows after three, once the second attempt has trained."""
     world = World(Home(tmp_path))
     late_machine(world)
     return world
+
+
+def with_cap_for(world: World, machines: int) -> None:
+    """A cap that pays for so many machines at their worst."""
+    plan = world.plan.model_copy(update={"cap_micros": times(world.plan.worst_micros, machines)})
+    world.folder.plan.write_text(plan.to_json())
 
 
 def codes(world: World) -> list[str]:
@@ -147,9 +154,11 @@ def test_a_provider_whose_key_is_gone_leaves_it_red(world: World, monkeypatch: p
 
 
 def test_one_that_will_not_go_keeps_no_other_alive(world: World) -> None:
-    """Two attempts came late, each with its token; the first hears nothing."""
+    """Two attempts came late, each with its token: one beside the third, which hears nothing, and one at the end."""
     world.cloud.script["create"] = [Fault.LATE, Fault.LATE]
-    world.far.train_s = 250.0
+    world.cloud.profile = replace(world.cloud.profile, late_s=185.0)
+    world.far.train_s = 10.0
+    with_cap_for(world, 3)
     destroy = world.cloud.destroy
     world.cloud.destroy = lambda name: None if name == world.cloud.boxes[0].id else destroy(name)  # type: ignore[method-assign]
     assert world.drive() == "destroy.not_gone"
@@ -192,7 +201,7 @@ def closed_red(world: World) -> World:
 
 
 def test_it_is_red_in_the_list_and_in_the_audit(closed_red: World) -> None:
-    listed = list_runs(Session(home=closed_red.home, clock=closed_red.clock), all_runs=False)
+    listed = ps(Session(home=closed_red.home, clock=closed_red.clock), all_runs=False)
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
     assert [one["run"] for one in listed.data["runs"]] == ["fox-41"]
     assert "MAY BE BILLING" in listed.text
@@ -220,7 +229,7 @@ def test_destroy_ends_it_and_then_it_is_red_no_more(closed_red: World, monkeypat
     assert closed_red.cloud.alive == []
     assert result.exit_code is ExitCode.DONE
     assert closed_red.state.exit_code == 0
-    assert list_runs(session, all_runs=False).exit_code is ExitCode.DONE
+    assert ps(session, all_runs=False).exit_code is ExitCode.DONE
     assert not audit(closed_red.home).rows[0].may_be_billing
 
 

@@ -8,18 +8,18 @@ from typing import NoReturn
 
 import pytest
 
-from gpurun.cli.listing import list_runs
+from gpurun.cli.commands.ps import ps
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import note_unfinished
-from gpurun.cli.viewer import _gave_up, abandoned
+from gpurun.cli.viewer import abandoned
 from gpurun.core.errors import ExitCode, SetupError
-from gpurun.core.model import Leftover, Order
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event, Phase
+from gpurun.core.records import Leftover, Order
 from gpurun.ledger.audit import audit
+from gpurun.ledger.runs import gave_up, look
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.context import Context
-from gpurun.lifecycle.runs import look
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
 from tests.lifecycle.scripted_cloud import ScriptedCloud, World
@@ -71,7 +71,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
 ) -> None:
     session, started = Session(home=left.home, clock=left.clock), list[str]()
     assert abandoned(look(left.home, "fox-41")).exit_code is ExitCode.MAY_BE_BILLING
-    listed = list_runs(session, all_runs=False)
+    listed = ps(session, all_runs=False)
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
     assert "MAY BE BILLING" in listed.text
     row = audit(left.home).rows[0]
@@ -85,7 +85,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
 def test_its_own_deadline_is_nobodys(left: World) -> None:
     """The machine would have died then; what it left does not."""
     left.clock.sleep(left.plan.lease.total_s)
-    assert "OVERDUE" not in list_runs(Session(home=left.home, clock=left.clock), all_runs=False).text
+    assert "OVERDUE" not in ps(Session(home=left.home, clock=left.clock), all_runs=False).text
 
 
 def test_what_it_was_billed_besides_leaves_no_bound_in_the_receipt(left: World) -> None:
@@ -160,10 +160,10 @@ def test_it_is_told_once_however_often_it_is_tried(left: World, monkeypatch: pyt
 
 
 def test_a_supervisor_whose_last_word_is_a_note_was_killed_and_is_started_again(left: World) -> None:
-    assert _gave_up(look(left.home, "fox-41"))
+    assert gave_up(look(left.home, "fox-41"))
     lines = left.folder.journal.read_bytes().splitlines(keepends=True)
     left.folder.journal.write_bytes(b"".join(lines[:-1]))
-    assert not _gave_up(look(left.home, "fox-41"))
+    assert not gave_up(look(left.home, "fox-41"))
 
 
 def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.model import Instance, InstanceState, Order
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
-from gpurun.ledger.lock import RunLock
-from gpurun.lifecycle import salvage
-from gpurun.lifecycle.destroy import Reading, _proves
-from gpurun.lifecycle.reap import Orphan, sweep, sweep_leftovers
-from gpurun.lifecycle.salvage import Salvaged
-from gpurun.machine.answers import Manifest
+from gpurun.core.records import Instance, InstanceState, Order
+from gpurun.ledger.run_lock import RunLock
+from gpurun.lifecycle import driver
+from gpurun.lifecycle.artifacts.on_demand import Salvaged
+from gpurun.lifecycle.instance.terminate import Reading, proves
+from gpurun.lifecycle.reaper import Orphan, sweep, sweep_leftovers
+from gpurun.lifecycle.steps import collect_bucket
+from gpurun.remote.messages import Manifest
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
 
@@ -77,9 +78,9 @@ def test_three_reads_in_one_breath_are_no_proof(world: World) -> None:
     def reads(*at_s: float) -> list[Reading]:
         return [Reading(one, GONE, listed=False, answer_sha256="0" * 64) for one in at_s]
 
-    assert not _proves(world.cloud, reads(0.0, 0.1, 0.2))
-    assert not _proves(world.cloud, reads(0.0, 60.0))
-    assert _proves(world.cloud, reads(0.0, 15.0, 30.0))
+    assert not proves(world.cloud, reads(0.0, 0.1, 0.2))
+    assert not proves(world.cloud, reads(0.0, 60.0))
+    assert proves(world.cloud, reads(0.0, 15.0, 30.0))
 
 
 def test_a_cloud_that_lists_its_dead_for_an_hour_is_believed_about_them(world: World) -> None:
@@ -134,9 +135,9 @@ def test_all_that_is_overdue_is_asked_to_end_before_the_end_of_any_is_proven(wor
     assert max((box.asked_s or began_s + 999) - began_s for box in mortal) < world.cloud.traits.death_spread_s
 
 
-def test_a_young_machine_is_spared_by_older_than(world: World, tmp_path: Path) -> None:
+def test_a_young_machine_is_spared_by_older_than(world: World) -> None:
     lost(world)
-    found = swept(world, Home(tmp_path / "elsewhere"), destroy_all=True, older_than_s=3600.0)
+    found = swept(world, world.home, destroy_all=True, older_than_s=3600.0)
     assert [one.fate for one in found] == ["within lease"]
     assert len(world.cloud.alive) == 1
 
@@ -156,7 +157,7 @@ def test_a_machine_of_another_home_that_is_overdue_takes_no_run_of_this_one_with
     fates = {one.instance.token: one.fate for one in swept(world, world.home)}
     assert fates == {ours.token: "within lease", theirs.token: "destroyed"}
     assert [box.order.token for box in world.cloud.alive] == [ours.token]
-    assert not world.folder.control.exists(), "nobody wished for the end of this home's own run"
+    assert not world.folder.control.exists(), "nobody asked for the end of this home's own run"
 
 
 # What lies beside a machine -------------------------------------------------------------------------------------------
@@ -199,8 +200,8 @@ def test_what_is_billed_beside_the_machine_goes_before_anything_comes_from_a_buc
         left.append(len(world.cloud.leftovers(None)))
         return Salvaged(Manifest(), (), {}, (), 0)
 
-    monkeypatch.setattr(salvage, "bring_pushed", bring)
-    list(salvage.salvage(world.state.model_copy(update={"pushed": "runs/fox-41"}), world.context))
+    monkeypatch.setattr(collect_bucket, "bring_pushed", bring)
+    list(driver.salvage(world.state.model_copy(update={"pushed": "runs/fox-41"}), world.context))
     assert left == [0]
 
 

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode, SetupError
-from gpurun.core.model import Instance, Order
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
+from gpurun.core.records import Instance, Order
+from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger import journal
 from gpurun.ledger.audit import audit
 from gpurun.lifecycle import supervisor
-from gpurun.machine.answers import Card, Facts, Gpu, Torch
-from gpurun.machine.base import MachineLost
-from gpurun.machine.remote import HostKeyMismatch
 from gpurun.providers.base import Unknown
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import Card, Facts, Gpu, Torch
+from gpurun.remote.ssh import HostKeyMismatch
+from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
-from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.lifecycle.scripted_cloud import LEASE, Killed, World
 from tests.lifecycle.test_faults import ended, kept
 
 
@@ -78,7 +80,7 @@ def test_a_machine_that_is_not_what_was_ordered_by_its_own_word_is_refused_befor
 ) -> None:
     changes, code = WRONG[wrong]
     offer = world.plan.offer.model_copy(update={"vram_gb": 80})
-    world.folder.plan.write_text(world.plan.model_copy(update={"offer": offer}).to_json())
+    world.folder.plan.write_text(changed_plan(world.plan, {"offer": offer}).to_json())
     tells(world, **changes)
     assert world.drive() is ExitCode.NO_OFFER
     assert (world.state.failure or {})["code"] == code
@@ -130,7 +132,7 @@ def test_where_nothing_can_be_written_for_good_nothing_is_asked_for(
 
         monkeypatch.setattr("os.fsync", refuses)
     else:
-        monkeypatch.setattr("gpurun.ledger.durable.taken", lambda descriptor: True)
+        monkeypatch.setattr("gpurun.ledger.fsync.taken", lambda descriptor: True)
     with pytest.raises(SetupError) as refused:
         supervisor.supervise(world.home, "fox-41", world.clock, reach=lambda _: world.far, trainer=TINY / "trainer")
     assert refused.value.code == "home.not_durable"
@@ -152,9 +154,56 @@ def test_a_create_that_was_intended_before_the_laptop_slept_is_not_sent_hours_la
     assert world.drive() is ExitCode.DONE
     first, second = world.all_of(Event.CREATE_INTENDED)
     assert second["deadline_wall"] - first["deadline_wall"] >= 4 * 3600
-    assert [one["reason"] for one in world.all_of(Event.CREATE_REFUSED)] == ["absent"]
+    assert [one["reason"] for one in world.all_of(Event.CREATE_REFUSED)] == ["not_sent"]
     assert world.cloud.created == 1
     assert kept(world)
+
+
+def answers_the_second_time(world: World, *, after_s: float = 0.0) -> list[str]:
+    """The first answer to a create is lost, and the same request may be sent again; the tokens that were sent so."""
+    create, sent = world.cloud.create, list[str]()
+
+    def lost(order: Order) -> Instance:
+        made = create(order)
+
+        def again() -> Instance:
+            sent.append(order.token)
+            return made
+
+        world.clock.sleep(after_s)
+        raise Unknown("no answer", again=again)
+
+    world.cloud.create = lost  # type: ignore[method-assign]
+    return sent
+
+
+def test_a_request_that_makes_no_second_machine_is_sent_again_at_once(world: World) -> None:
+    sent = answers_the_second_time(world)
+    assert world.drive() is ExitCode.DONE
+    assert sent == [world.all_of(Event.CREATE_INTENDED)[0]["token"]]
+    assert [one["adopted"] for one in world.all_of(Event.CREATE_OBSERVED)] == [False]
+    assert kept(world)
+
+
+@pytest.mark.parametrize("why", ["a minute later", "a stop was asked for", "on resume"])
+def test_it_is_not_sent_again_a_minute_later_after_a_stop_or_on_resume(
+    world: World, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = answers_the_second_time(world, after_s=61.0 if why == "a minute later" else 0.0)
+
+    def point(place: str) -> None:
+        if place == "after create.unknown" and why == "on resume":
+            raise Killed(place)
+        if place == "before create.unknown" and why == "a stop was asked for":
+            ask_to_stop(world.folder, "save", by="user", reason="a test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "crashpoint", point)
+        world.drive()
+    world.drive()
+    assert sent == []
+    assert [one["adopted"] for one in world.all_of(Event.CREATE_OBSERVED)] == [True]
+    assert ended(world)
 
 
 def test_one_lost_answer_among_steady_lists_begins_the_two_minutes_anew(world: World) -> None:

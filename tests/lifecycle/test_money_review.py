@@ -10,24 +10,26 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli import control
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli import run_control
+from gpurun.cli.app import build_app, run_app
+from gpurun.core import stop_request as wishes
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, GpurunError, SetupError
-from gpurun.core.model import Instance
+from gpurun.core.journal_records import Phase
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import Phase
+from gpurun.core.records import Address, Instance
 from gpurun.ledger.journal import Journal
-from gpurun.ledger.lock import RunLock
-from gpurun.lifecycle import control as wishes
+from gpurun.ledger.run_lock import RunLock
+from gpurun.ledger.runs import look
 from gpurun.lifecycle import supervisor
-from gpurun.lifecycle.reach import _WithinLease
-from gpurun.lifecycle.reap import sweep, sweep_run
-from gpurun.lifecycle.runs import look
-from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.lifecycle.connect import Reach
+from gpurun.lifecycle.reaper import sweep, sweep_run
 from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.fake import Fault
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.ssh import RemoteMachine
+from gpurun.remote.ssh.ssh_machine import LEAST_S
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import Killed, ScriptedCloud, World
 from tests.lifecycle.test_faults import receipt_of
@@ -155,7 +157,7 @@ class Session(SimpleNamespace):
 def damaged(market: World) -> None:
     """Break the journal's second line: what follows is not believed any more."""
     lines = market.folder.journal.read_bytes().split(b"\n")
-    lines[1] = lines[1].replace(b"gr-", b"gx-", 1)
+    lines[1] = lines[1].replace(b"gpurun-", b"gpurxn-", 1)
     market.folder.journal.write_bytes(b"\n".join(lines))
 
 
@@ -180,7 +182,7 @@ def test_a_damaged_journal_is_swept_at_every_provider_that_the_run_may_have_aske
     )
     sight = look(market.home, market.folder.name)
     assert sight.damage
-    control.sweep_damaged(Session(home=market.home, clock=market.clock), sight)  # type: ignore[arg-type]
+    run_control.sweep_damaged(Session(home=market.home, clock=market.clock), sight)  # type: ignore[arg-type]
     assert market.cloud.alive == []
 
 
@@ -198,14 +200,14 @@ def test_a_damaged_journal_ends_no_machine_of_another_home_that_bears_the_same_r
     damaged(world)
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     sight = look(world.home, world.folder.name)
-    control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
+    run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
     assert [box.order.token for box in world.cloud.alive] == [theirs.state.token]
 
 
 def test_a_machine_whose_token_the_damage_covers_is_told_and_never_called_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be another home's of the same name, so it is not ended; but it bears this run's name, and it lives."""
+    """It may be another home's of the same name, so it is not ended; but it carries this run's name, and it lives."""
     world.cloud.killing = "before far.poll"
     world.drive()
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
@@ -213,7 +215,7 @@ def test_a_machine_whose_token_the_damage_covers_is_told_and_never_called_nothin
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     sight = look(world.home, world.folder.name)
     assert sight.damage
-    told = control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
+    told = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
     assert told.exit_code is ExitCode.MAY_BE_BILLING
     assert world.cloud.alive[0].id in told.errors[0].what
 
@@ -245,7 +247,7 @@ def test_a_damaged_journal_and_a_refused_key_are_told_as_may_be_billing(
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     sight = look(world.home, world.folder.name)
     try:
-        code = control.sweep_damaged(Session(home=world.home, clock=world.clock), sight).exit_code  # type: ignore[arg-type]
+        code = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight).exit_code  # type: ignore[arg-type]
     except GpurunError as error:
         code = error.exit_code
     assert code is ExitCode.MAY_BE_BILLING
@@ -274,14 +276,28 @@ def test_what_an_earlier_asking_made_late_is_seen_before_the_receipt(world: Worl
     assert world.cloud.alive == []
 
 
-def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(world: World) -> None:
-    clock = VirtualClock()
-    asked: list[float] = []
-    machine = SimpleNamespace(call=lambda argv, *, timeout_s, **_: asked.append(timeout_s))
-    ask_wall = clock.wall() + 1000 - world.plan.lease.destroy_s
-    limited = _WithinLease(machine, ask_wall, clock)  # type: ignore[arg-type]
-    limited.call(["x"], timeout_s=3600.0)
-    assert asked[0] <= 1000 - world.plan.lease.destroy_s
+def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, ends = VirtualClock(), list[float]()
+
+    def hangs(_: RemoteMachine, end_mono: float) -> None:
+        ends.append(end_mono)
+        raise MachineLost("no answer")
+
+    monkeypatch.setattr(RemoteMachine, "_connected", hangs)
+    folder, address = world.home.run("fox-41"), Address(kind="ssh", host="127.0.0.1", port=22, user="me")
+    make_keys(folder.ssh)
+    deadline_wall, ask_mono = clock.wall() + 500, clock.monotonic() + 500 - world.plan.lease.destroy_s
+    instance: Any = SimpleNamespace(id="x", token="gr-x", address=address, deadline_wall=deadline_wall)
+    far = Reach(folder, world.plan, clock)(instance)
+    for _ in range(2):
+        with pytest.raises(MachineLost, match="no answer"):
+            far.hello()
+        clock.sleep(1000.0)
+    assert ends == [ask_mono, clock.monotonic() - 1000 + LEAST_S], (
+        "its end is asked for then; it is looked at all the same"
+    )
 
 
 def test_what_may_have_lived_while_nobody_looked_is_paid_for_and_counts_against_the_cap(world: World) -> None:
@@ -306,8 +322,7 @@ def test_older_than_spares_a_machine_whose_age_is_not_told(world: World) -> None
     world.cloud.find = lambda token: [  # type: ignore[method-assign]
         one.model_copy(update={"created_wall": None}) for one in find(token)
     ]
-    elsewhere = Home(world.home.root.parent / "elsewhere")
-    list(sweep([world.cloud], elsewhere, world.clock, destroy_all=True, older_than_s=2 * 86400, look_only=False))
+    list(sweep([world.cloud], world.home, world.clock, destroy_all=True, older_than_s=2 * 86400, look_only=False))
     assert len(world.cloud.alive) == 1
 
 
@@ -340,24 +355,24 @@ def test_a_machine_that_lost_its_deadline_is_not_told_to_be_within_its_lease(wor
 def test_a_milder_wish_that_was_decided_at_the_same_moment_does_not_undo_destroy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = wishes.read_wish
+    read = wishes.read_stop_request
 
     def destroy() -> None:
-        wishes.wish(world.folder, "destroy", by="user", reason="the second terminal")
+        wishes.ask_to_stop(world.folder, "destroy", by="user", reason="the second terminal")
 
     second = threading.Thread(target=destroy)
 
-    def interrupted(folder: RunFolder) -> wishes.Wish | None:
+    def interrupted(folder: RunFolder) -> wishes.StopRequest | None:
         seen = read(folder)
-        monkeypatch.setattr(wishes, "read_wish", read)
+        monkeypatch.setattr(wishes, "read_stop_request", read)
         second.start()
         second.join(0.2)  # Without a lock it has its say in between; with one it waits for its turn.
         return seen
 
-    monkeypatch.setattr(wishes, "read_wish", interrupted)
-    wishes.wish(world.folder, "save", by="user", reason="the first terminal")
+    monkeypatch.setattr(wishes, "read_stop_request", interrupted)
+    wishes.ask_to_stop(world.folder, "save", by="user", reason="the first terminal")
     second.join()
-    standing = wishes.read_wish(world.folder)
+    standing = wishes.read_stop_request(world.folder)
     assert standing is not None
     assert standing.how == "destroy"
 

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.model import Instance, Offer, Order
+from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, times, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Candidate, Plan
-from gpurun.core.progress import Event
+from gpurun.core.records import Instance, Offer, Order
+from gpurun.core.run_plan import Candidate, Plan
 from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
-from gpurun.lifecycle.instance.bargain import STALE_S
+from gpurun.lifecycle.instance.verify_machine import STALE_S
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.errors import RejectedFor, not_allowed
 from gpurun.providers.fake import Fault
-from gpurun.providers.refusals import RejectedFor, not_allowed
+from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import Killed, World
 
@@ -45,7 +46,7 @@ class Market(World):
         )
 
     def set_plan(self, **changes: object) -> None:
-        self.plan = self.plan.model_copy(update=changes)
+        self.plan = changed_plan(self.plan, changes)
         self.folder.plan.write_text(self.plan.to_json())
 
     def supervise(self) -> ExitCode:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli import control, reaping
+from gpurun.cli import run_control
+from gpurun.cli.commands.reap import reap
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event, Phase
-from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.runs import look
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.runs import look
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 from tests.lifecycle.scripted_cloud import ScriptedCloud, World
@@ -77,7 +78,7 @@ def test_nothing_is_asked_for_while_nobody_says_whose_account_it_is(
 def test_absence_under_another_accounts_key_is_no_death(world: World, how: str) -> None:
     right = killed_while_it_trained(world)
     if how:
-        wish(world.folder, how, by="user", reason="")  # type: ignore[arg-type]
+        ask_to_stop(world.folder, how, by="user", reason="")  # type: ignore[arg-type]
     world.clock.sleep(world.plan.lease.total_s + 60)
     world.cloud = other(world, "key:2222")
     assert world.drive() == "account.other"
@@ -119,9 +120,9 @@ def test_a_new_key_that_sees_nothing_needs_the_users_word_which_the_receipt_repe
     world.clock.sleep(world.plan.lease.total_s + 60)
     new_key(cloud, "key:3333")
     assert world.drive() == "account.other"
-    wish(world.folder, "destroy", by="user", reason="")
+    ask_to_stop(world.folder, "destroy", by="user", reason="")
     assert world.drive() == "account.other"
-    wish(world.folder, "destroy", by="user", reason="", same_account=True)
+    ask_to_stop(world.folder, "destroy", by="user", reason="", same_account=True)
     world.drive()
     assert world.state.phase is Phase.CLOSED
     assert [one["code"] for one in receipt_of(world)["incidents"]].count("account.vouched") == 1
@@ -133,7 +134,7 @@ def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -
     killed_while_it_trained(world)
     world.clock.sleep(world.plan.lease.total_s + 60)
     world.cloud = other(world, "account:bbbb")
-    wish(world.folder, "destroy", by="user", reason="", same_account=True)
+    ask_to_stop(world.folder, "destroy", by="user", reason="", same_account=True)
     assert world.drive() == "account.other"
     assert world.state.may_be_billing
 
@@ -141,9 +142,9 @@ def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -
 def test_a_machine_is_asked_to_end_at_once_although_nobody_says_whose_the_key_is(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is billed by the second while that is asked; and what bears the token needs nobody's word."""
+    """It is billed by the second while that is asked; and what carries the token needs nobody's word."""
     cloud = killed_while_it_trained(world)
-    wish(world.folder, "destroy", by="user", reason="")
+    ask_to_stop(world.folder, "destroy", by="user", reason="")
     monkeypatch.setattr(cloud, "account_mark", silent)
     began_s = world.clock.monotonic()
     world.drive()
@@ -157,7 +158,7 @@ def test_what_shows_nothing_is_no_death_while_nobody_says_whose_the_key_is(
 ) -> None:
     cloud = killed_while_it_trained(world)
     world.cloud = other(world, "key:1111")
-    wish(world.folder, "destroy", by="user", reason="")
+    ask_to_stop(world.folder, "destroy", by="user", reason="")
     with monkeypatch.context() as patch:
         patch.setattr(world.cloud, "account_mark", silent)
         assert world.drive() == "destroy.not_gone"
@@ -179,10 +180,9 @@ def test_a_machine_whose_create_was_cut_is_adopted_although_nobody_says_whose_th
 
 def reaped(world: World, patch: pytest.MonkeyPatch) -> tuple[int, str]:
     """The exit code of `gpurun reap --exit-code`, and the code of what it could not see."""
-    patch.setattr(reaping, "ready_providers", lambda home: [])
-    patch.setattr(reaping, "open_provider", lambda name, home, clock: world.cloud)
-    asks = {"destroy": False, "older_than": "", "look_only": False, "use_exit_code": True}
-    told = reaping.run_reap(Session(home=world.home, clock=world.clock), ["local"], **asks)  # type: ignore[arg-type]
+    patch.setattr("gpurun.providers.registry.ready_providers", lambda home: [])
+    patch.setattr("gpurun.providers.registry.open_provider", lambda name, home, clock: world.cloud)
+    told = reap(Session(home=world.home, clock=world.clock), ["local"], exit_code=True)
     return int(told.exit_code), "".join(one.code for one in told.errors)
 
 
@@ -211,11 +211,11 @@ def test_a_damaged_run_that_another_accounts_key_does_not_show_was_not_nothing(
     assert sight.damage
     monkeypatch.setattr(registry, "open_provider", lambda *_: world.cloud)
     world.cloud = other(world, "key:2222")
-    told = control.sweep_damaged(session, sight)
+    told = run_control.sweep_damaged(session, sight)
     assert (told.exit_code, [one.code for one in told.errors]) == (ExitCode.MAY_BE_BILLING, ["account.other"])
     assert len(right.alive) == 1
     world.cloud = right
-    assert control.sweep_damaged(session, sight).exit_code is ExitCode.DONE
+    assert run_control.sweep_damaged(session, sight).exit_code is ExitCode.DONE
     assert right.alive == []
 
 
@@ -229,5 +229,5 @@ def test_whoever_vouches_for_the_key_of_a_damaged_run_is_believed(
     new_key(right, "key:2222")
     monkeypatch.setattr(registry, "open_provider", lambda *_: world.cloud)
     sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
-    assert control.sweep_damaged(session, sight).exit_code is ExitCode.MAY_BE_BILLING
-    assert control.sweep_damaged(session, sight, same_account=True).exit_code is ExitCode.DONE
+    assert run_control.sweep_damaged(session, sight).exit_code is ExitCode.MAY_BE_BILLING
+    assert run_control.sweep_damaged(session, sight, same_account=True).exit_code is ExitCode.DONE

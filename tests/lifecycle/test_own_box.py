@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import CollectFailed, ExitCode, GpurunError, SetupError
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
-from gpurun.core.plan import Box
-from gpurun.core.progress import Event, Phase
-from gpurun.lifecycle.control import wish
-from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.remote import HostKeyMismatch
+from gpurun.core.run_plan import Box
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.ssh import HostKeyMismatch
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 WEIGHTS = "checkpoints/000030.model.safetensors"
@@ -97,7 +97,7 @@ def test_the_words_of_a_box_that_runs_nothing_are_one_sentence_in_another(world:
 def test_else_nothing_of_the_run_stays(world: World, how: str) -> None:
     def unwanted() -> None:
         if world.far.polls == 5:
-            wish(world.folder, "destroy", by="user", reason="user")
+            ask_to_stop(world.folder, "destroy", by="user", reason="user")
 
     if how == "nobody wants it":
         world.far.during = unwanted

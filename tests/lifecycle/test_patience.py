@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode, TrainingFailed
-from gpurun.core.model import Address, Instance
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.plan import Lease
-from gpurun.core.progress import Event
-from gpurun.lifecycle.patience import LEAST_UNHEARD_S, Patience
-from gpurun.machine.base import FarRefusal, MachineLost
+from gpurun.core.records import Address, Instance
+from gpurun.core.run_plan import Lease
+from gpurun.lifecycle.connect import LEAST_UNHEARD_S, Patience
 from gpurun.providers.base import Unknown
+from gpurun.remote.interface import FarRefusal, MachineLost
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
 
@@ -120,7 +120,7 @@ def test_a_machine_that_dies_while_collecting_is_not_waited_for(world: World) ->
 
 
 def test_a_machine_that_runs_and_is_never_reached_again_is_paid_as_long_again_and_no_longer(world: World) -> None:
-    """It may be hung for good; waiting for it may cost what making its result anew would cost, and no more."""
+    """It may be hung for good; waiting for it may cost what making its result again would cost, and no more."""
     world.far.broken["manifest"] = NO_ROUTE
     assert world.drive() is ExitCode.TRAINING_FAILED
     died_s = world.cloud.boxes[0].died_s or 0

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.money import cost_of
+from gpurun.core.journal_records import Event
+from gpurun.core.money import cost_of, format_usd
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
-from gpurun.lifecycle.quotes.learned import add_prior
-from gpurun.lifecycle.quotes.priors import load_priors
-from gpurun.lifecycle.quotes.rate import Rating
-from gpurun.planning.priors import Priors
-from gpurun.view.story import is_alarming, tell_record
+from gpurun.core.trainer_events import EventLines
+from gpurun.lifecycle.steps.watch_training import Rating
+from gpurun.planning.history import Priors, load_priors
+from gpurun.planning.history_file import add_prior
+from gpurun.view.event_text import is_alarming, tell_record
+from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import LEASE, RATE, World
 from tests.lifecycle.test_faults import kept
 
@@ -42,7 +43,8 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
         "eval": {"every": 1000, "tokens": 8192},
     }
     offer = world.plan.offer.model_copy(update={"vram_gb": 16})
-    world.plan = world.plan.model_copy(update={"resolved": resolved, "offer": offer})
+    told = {"resolved": resolved, "offer": offer, "cap_micros": world.plan.worst_micros}
+    world.plan = changed_plan(world.plan, told)
     world.folder.plan.write_text(world.plan.to_json())
     before = world.far._events
 
@@ -69,7 +71,7 @@ def test_a_rate_that_is_quick_enough_is_told_once_with_the_end_and_the_dollars(w
     record = next(one for one in world.records if one.event is Event.RATE_OBSERVED)
     words = tell_record(record)
     assert words.startswith("measured 819 k tok/s: ends in ")
-    assert words.endswith(" in all; the cap of $" + f"{world.plan.cap_micros / 1e6:.2f} holds")
+    assert words.endswith(f" in all; the cap of {format_usd(world.plan.worst_micros)} holds")
     assert not is_alarming(record)
     assert kept(world)
 
@@ -88,7 +90,7 @@ def test_a_clock_that_is_set_back_makes_no_run_cheaper(world: World, set_back_s:
 
 
 def test_a_rate_that_is_too_slow_says_how_far_it_gets_and_what_would_finish_and_spends_no_more(world: World) -> None:
-    let_it_say(world, step_s=0.4)
+    let_it_say(world, step_s=0.6)
     world.far.train_s = 10_000.0
     code = world.drive()
     told = world.all_of(Event.RATE_OBSERVED)
@@ -127,8 +129,9 @@ def test_of_what_came_while_the_laptop_slept_the_latest_line_counts(world: World
     rating = Rating(world.state, world.context)
     lines = [{"kind": "step", "step": n, "elapsed_s": n * 0.1} for n in (1, *range(10, 501, 10))]
     told = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    rating.hear(told[:700])
-    rating.hear(told[700:])
+    pieces = EventLines()
+    rating.hear(pieces.take(told[:700]))
+    rating.hear(pieces.take(told[700:]))
     ((_, data),) = rating.notes(world.state)
     assert (data["step"], data["step_s"]) == (500, pytest.approx(0.1))
     assert not list(rating.notes(world.state))
@@ -144,7 +147,8 @@ def test_a_run_that_trained_is_what_later_plans_rest_on_and_settling_twice_adds_
     assert (one.run, one.card, one.gpu_count, one.micro_batch, one.torch) == ("fox-41", "A100", 1, 64, "2.9.1")
     assert (one.machine, one.memory_peak_bytes, one.val_losses) == ("", 9 << 30, ((60, 2.5),))
     assert one.tokens_per_s == pytest.approx(819_200, rel=0.01)
-    add_prior(world.state, world.context)
+    context = world.context
+    add_prior(world.state, context.plan, context.folder, context.home, context.clock.wall())
     assert len(load_priors(world.home)[0].runs) == 1
     assert world.home.priors.with_suffix(".damaged").read_bytes() == b"half a fi", "it is set aside, not lost"
 
@@ -171,7 +175,7 @@ def test_what_a_machine_says_of_itself_that_cannot_be_is_not_kept(world: World, 
 def test_a_speed_that_no_such_card_has_is_not_kept(world: World) -> None:
     let_it_say(world, step_s=0.01)
     card = world.plan.offer.model_copy(update={"gpu": "T4"})
-    world.plan = world.plan.model_copy(update={"offer": card})
+    world.plan = changed_plan(world.plan, {"offer": card})
     world.folder.plan.write_text(world.plan.to_json())
     told = world.far._events
     world.far._events = lambda: [  # type: ignore[method-assign]
@@ -185,6 +189,6 @@ def test_a_disk_that_does_not_take_it_ends_no_run(world: World, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpurun.lifecycle.quotes.learned.write_atomic", full)
+    monkeypatch.setattr("gpurun.planning.history_file.write_atomic", full)
     let_it_say(world, step_s=0.01)
     assert world.drive() is ExitCode.DONE

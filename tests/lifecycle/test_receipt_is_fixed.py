@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event, Phase
-from gpurun.ledger import receipt
+from gpurun.ledger import write_receipt
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.providers.base import Unknown
 from gpurun.providers.fake import Fault
@@ -30,7 +30,7 @@ def killed_after_the_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None
             raise Killed(place)
 
     with monkeypatch.context() as patch:
-        patch.setattr(receipt, "crashpoint", dies)
+        patch.setattr(write_receipt, "crashpoint", dies)
         assert world.drive() == "killed"
     assert world.folder.receipt.exists()
     assert not world.all_of(Event.RECEIPT_OBSERVED)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from gpurun.cli import recipe_checks
-from gpurun.cli.recipe_checks import check_recipes
+from gpurun.cli.commands.recipes import check
 from gpurun.cli.session import Session
 from gpurun.core.clock import Clock, SystemClock
-from gpurun.core.errors import ExitCode
+from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.paths import Home, RunFolder
-from gpurun.lifecycle.control import read_wish
-from gpurun.view.checks import CheckRow
+from gpurun.core.stop_request import read_stop_request
+from gpurun.view.check_table import CheckRow
 from tests.lifecycle.tiny_runs import drive, make_run
 
 RECIPE = """
@@ -47,7 +47,7 @@ def left_in(home: Home) -> list[str]:
 def test_a_recipe_that_learns_passes_and_one_that_does_not_fails_alone(own: Home, tmp_path: Path) -> None:
     """Through the real supervisor, agent and trainer; a rate of 50 drives the loss up."""
     good, bad = recipe(tmp_path, "good", "0.003"), recipe(tmp_path, "bad", "50.0")
-    result = check_recipes(Session(home=own, quiet=True), [good, "no-such-recipe", bad])
+    result = check(Session(home=own, quiet=True), [good, "no-such-recipe", bad])
     first, unknown, last = result.data["recipes"]
     assert first["ok"]
     assert first["first_loss"] > first["last_loss"]
@@ -74,7 +74,7 @@ def test_a_rehearsal_that_breaks_is_told_with_its_reason(
         drive(home, folder.name)
 
     monkeypatch.setattr(recipe_checks, "start_supervisor", supervise)
-    result = check_recipes(Session(home=own, quiet=True), [recipe(tmp_path, "mine", "0.003")])
+    result = check(Session(home=own, quiet=True), [recipe(tmp_path, "mine", "0.003")])
     assert [error.code for error in result.errors] == ["recipes.rehearsal_failed"]
     assert "The rehearsal of" in result.errors[0].what
     assert result.exit_code == ExitCode.TRAINING_FAILED
@@ -90,7 +90,7 @@ def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
     monkeypatch.setattr(recipe_checks, "start_supervisor", lambda *_: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt):
         recipe_checks._rehearse(own, folder, SystemClock())
-    wanted = read_wish(folder)
+    wanted = read_stop_request(folder)
     assert wanted is not None
     assert wanted.how == "destroy"
 
@@ -105,6 +105,6 @@ def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
     ],
 )
 def test_what_nobody_can_rent_for_or_learns_nothing_does_not_pass(row: CheckRow, code: str) -> None:
-    with pytest.raises(recipe_checks.GpurunError) as refused:
-        recipe_checks._judge(row, row.recipe)
+    with pytest.raises(GpurunError) as refused:
+        recipe_checks.judge(row, row.recipe)
     assert refused.value.code == code

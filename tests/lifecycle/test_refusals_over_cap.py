@@ -1,4 +1,4 @@
-"""A cap that is too low is refused with one that does: whoever types it is not refused again."""
+"""A cap that is too low is refused with one that does: a user who types it is not refused again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import NoOffer
+from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, format_usd, parse_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices, Plan, Request
-from gpurun.core.progress import Event
-from gpurun.lifecycle.instance.bargain import rose
-from gpurun.lifecycle.quotes.quote import is_weak, paid_plan, quote
+from gpurun.core.run_plan import Choices, Plan, Request
+from gpurun.lifecycle.instance.verify_machine import rose
+from gpurun.planning.candidates import is_weak, paid_plan, quote
 from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.recipe import load_recipe, resolve
+from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import World
 
 RECIPE = resolve(load_recipe("gpt2-124m"), "full")
@@ -55,7 +56,7 @@ def test_a_worst_case_over_the_cap_is_refused_with_one_that_can_be_typed(
     tmp_path: Path,
 ) -> None:
     world = World(Home(tmp_path))
-    world.plan = world.plan.model_copy(update={"worst_micros": usd("1234.561")})
+    world.plan = changed_plan(world.plan, {"worst_micros": usd("1234.561")})
     world.folder.plan.write_text(world.plan.to_json())
     world.drive()
     (failed,) = world.all_of(Event.STEP_FAILED)

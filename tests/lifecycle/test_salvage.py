@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.journal_records import Phase, RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import Phase, RunState
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.bucket.push import folder_of
-from gpurun.lifecycle.salvage import bring_pushed
-from gpurun.lifecycle.state import next_step
+from gpurun.ledger.run_state import next_step
+from gpurun.lifecycle.artifacts.on_demand import bring_pushed
+from gpurun.lifecycle.job_spec import folder_of
 from gpurun.providers.local import LocalProvider
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
@@ -71,7 +71,7 @@ def test_a_run_whose_laptop_was_closed_and_whose_machine_is_gone_has_its_checkpo
     receipt = json.loads(lost.receipt.read_bytes())
     assert "payload" in receipt
     again = bring_pushed(lost, "s3://shards/gpt", place_of(lost), SystemClock())
-    assert (again.missing, len(again.here)) == ({}, len(files)), "asked once more by whoever wants to"
+    assert (again.missing, len(again.here)) == ({}, len(files)), "asked once more by a person who wants to"
 
 
 @pytest.mark.slow

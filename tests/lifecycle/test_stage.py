@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.paths import Home, RunFolder, write_atomic
-from gpurun.core.plan import Plan
+from gpurun.core.run_plan import Plan
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from tests.emulators.s3 import S3Emulator

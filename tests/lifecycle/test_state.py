@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.progress import Event, Phase, Record, RunState
-from gpurun.lifecycle.state import Step, exit_code_of, next_step, replay
+from gpurun.core.journal_records import Event, Phase, Record, RunState
+from gpurun.ledger.run_state import Step, exit_code_of, next_step, replay
 
 INSTANCE = {"id": "i-1", "provider": "local", "token": "gr-x-1", "run": "x", "state": "RUNNING"}
 STORY: list[tuple[Event, dict[str, Any]]] = [
@@ -144,3 +144,22 @@ def test_stopped_before_anything_was_made_is_130() -> None:
     state = state_after(1, asked, (Event.RECEIPT_OBSERVED, {}))
     assert exit_code_of(state) is ExitCode.INTERRUPTED
     assert state.phase is Phase.SETTLED
+
+
+@pytest.mark.parametrize(
+    ("how", "by", "outcome", "code"),
+    [
+        ("save", "SIGINT", "stopped", 130),
+        ("save", "SIGTERM", "stopped", 143),
+        ("save", "SIGTERM", "done", 0),
+        ("save", "", "stopped", 0),
+        ("now", "SIGTERM", "", 143),
+    ],
+)
+def test_a_signal_that_stopped_a_training_short_is_the_exit_code_and_a_users_stop_is_none(
+    how: str, by: str, outcome: str, code: int
+) -> None:
+    told = {"signal": by} if by else {}
+    stop = (Event.STOP_REQUESTED, {"how": how, "by": "signal" if by else "user", "reason": "", **told})
+    ends = [(Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": ""})] if outcome else []
+    assert exit_code_of(state_after(1, stop, *ends, (Event.RECEIPT_OBSERVED, {}))) == code

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli.collecting import collect_run
+from gpurun.cli.commands.collect import collect
 from gpurun.cli.session import Session
+from gpurun.core.clock import SystemClock
 from gpurun.core.errors import CollectFailed, ExitCode
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import Event
-from gpurun.lifecycle import salvage
-from gpurun.lifecycle.control import wish
-from gpurun.lifecycle.home.at_home import Brought, remember, remembered
-from gpurun.lifecycle.home.early import Early
-from gpurun.lifecycle.salvage import Salvaged
-from gpurun.machine.answers import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.lifecycle.artifacts.downloader import Background
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.artifacts.on_demand import Salvaged
+from gpurun.lifecycle.steps import collect_bucket
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
 from tests.lifecycle.test_bringing import collected
 from tests.lifecycle.test_early import FREE, Instance
@@ -52,12 +53,12 @@ def listed(name: str, content: bytes, step: int) -> ManifestFile:
 
 def while_training(world: World, *files: tuple[str, bytes, int]) -> None:
     """These come home early, by the machine's list of now."""
-    remember(world.folder, world.far.manifest(MOST_ANNOUNCED_BYTES))
+    Inventory(world.folder).remember(world.far.manifest(MOST_ANNOUNCED_BYTES))
     put(world.folder, *files)
 
 
 def until_the_lease_is_over(world: World) -> None:
-    world.clock.sleep(LEASE.total_s - LEASE.destroy_s - world.clock.monotonic())
+    world.clock.sleep(LEASE.total_s - LEASE.destroy_s - world.clock.monotonic() + 1.0)
 
 
 @pytest.mark.parametrize(("how", "code"), [("destroy", ExitCode.INTERRUPTED), ("closed lid", ExitCode.BUDGET_STOP)])
@@ -70,7 +71,7 @@ def test_what_came_home_before_the_machine_was_destroyed_is_in_the_receipt(
         if world.far.polls == 3:
             while_training(world, *WEIGHTS[:2])
             if how == "destroy":
-                wish(world.folder, "destroy", by="user", reason="enough")
+                ask_to_stop(world.folder, "destroy", by="user", reason="enough")
             else:
                 until_the_lease_is_over(world)
 
@@ -80,7 +81,7 @@ def test_what_came_home_before_the_machine_was_destroyed_is_in_the_receipt(
     checkpoint = receipt_of(world)["checkpoint"]
     assert [file["name"] for file in checkpoint["files"]] == ALL[:2]
     assert checkpoint["missing"] == [ALL[2], SPARE[0]]
-    told = collect_run(Session(home=world.home, quiet=True), world.folder.name, only="best")
+    told = collect(Session(home=world.home, quiet=True), world.folder.name, only="best")
     assert [file["name"] for file in told.data["here"]] == ALL[:1]
     assert told.data["lost"] == [ALL[2], SPARE[0]]
     assert kept(world)
@@ -90,7 +91,7 @@ def test_of_a_run_of_which_nothing_came_home_nothing_is_said(world: World) -> No
     def act() -> None:
         if world.far.polls == 3:
             while_training(world)
-            wish(world.folder, "destroy", by="user", reason="enough")
+            ask_to_stop(world.folder, "destroy", by="user", reason="enough")
 
     world.far.during = act
     world.drive()
@@ -109,8 +110,8 @@ def test_what_a_collect_had_brought_before_the_laptop_died_is_in_the_receipt(wor
 
 
 def test_a_list_that_cannot_be_read_keeps_no_run_from_its_receipt(world: World) -> None:
-    (world.folder.path / "manifest.json").mkdir()
-    wish(world.folder, "destroy", by="user", reason="enough")
+    (world.folder.path / "inventory.json").mkdir()
+    ask_to_stop(world.folder, "destroy", by="user", reason="enough")
     world.drive()
     assert kept(world)
 
@@ -123,17 +124,17 @@ def test_a_checkpoint_that_came_home_whole_is_remembered_though_no_list_names_it
 ) -> None:
     instance = Instance(tmp_path / "instance")
     first = instance.save(10)
-    Early(instance.far, folder, FREE).bring(instance.far)
+    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     instance.save(30, 40)
-    remember(folder, instance.far.manifest(MOST_ANNOUNCED_BYTES))
-    known = remembered(folder)
+    Inventory(folder).remember(instance.far.manifest(MOST_ANNOUNCED_BYTES))
+    known = Inventory(folder).remembered()
     assert known is not None
     assert set(first) < {file.name for file in known.files}
     assert known.latest == 40
     (folder.artifacts / first[0]).unlink()
-    known = remembered(folder)
+    known = Inventory(folder).remembered()
     assert known is not None
-    assert first[0] not in {file.name for file in known.files}, "whoever wants the room removes it"
+    assert first[0] not in {file.name for file in known.files}, "a user who wants the room removes it"
 
 
 @pytest.mark.parametrize("how", ["the machine vanishes", "nothing arrives whole"])
@@ -143,7 +144,7 @@ def test_the_last_that_came_home_whole_is_on_record_where_the_later_ones_are_los
     def act() -> None:
         if world.far.polls == 3:
             while_training(world, OLD)
-            Brought(step=15, files=(OLD[0],), whole=(listed(*OLD),)).write(world.folder)
+            Inventory(world.folder).note(step=15, files=(OLD[0],), whole=(listed(*OLD),))
             if how == "the machine vanishes":
                 world.cloud.boxes[0].died_s = world.cloud.now
 
@@ -168,11 +169,13 @@ def test_what_came_home_early_is_counted_beside_what_the_bucket_has(folder: RunF
     """Of its list, what the bucket's newer one names no more was replaced, and is missed by nobody."""
     put(folder, WEIGHTS[0])
     files = [listed(*WEIGHTS[0]), listed(*WEIGHTS[1]), listed(*SPARE)]
-    remember(folder, Manifest(latest=30, files=tuple(files)))
-    nothing = salvage._at_home(Salvaged(Manifest(), (), {}, (), 0), folder)
+    Inventory(folder).remember(Manifest(latest=30, files=tuple(files)))
+    nothing = collect_bucket._at_home(Salvaged(Manifest(), (), {}, (), 0), Inventory(folder))
     assert [file["name"] for file in nothing["files"]] == [WEIGHTS[0][0]]  # type: ignore[attr-defined]
     assert nothing["missing"] == sorted([WEIGHTS[1][0], SPARE[0]])
     newer = listed("checkpoints/000040.model.safetensors", b"w", 40)
-    found = salvage._at_home(Salvaged(Manifest(latest=40, files=(newer,)), (newer,), {}, (), 3), folder)
+    found = collect_bucket._at_home(
+        Salvaged(Manifest(latest=40, files=(newer,)), (newer,), {}, (), 3), Inventory(folder)
+    )
     assert [file["name"] for file in found["files"]] == [WEIGHTS[0][0], newer.name]  # type: ignore[attr-defined]
     assert found["missing"] == []

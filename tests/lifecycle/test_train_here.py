@@ -15,7 +15,7 @@ import pytest
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
-from gpurun.ledger.lock import holder_of
+from gpurun.ledger.run_lock import holder_of
 from gpurun.providers.local import LocalProvider
 
 GPURUN = [sys.executable, "-m", "gpurun.cli.app"]
@@ -43,7 +43,6 @@ def nothing_is_left(home: Path) -> bool:
     return LocalProvider(Home(home), SystemClock()).find(None) == []
 
 
-@pytest.mark.slow
 def test_mini_gpt_trains_here_and_leaves_all_that_was_promised(own_home: Path) -> None:
     done = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--json")
     answer = envelope(done)
@@ -156,7 +155,7 @@ def test_a_run_that_was_stopped_goes_on_in_another_and_ends_as_if_it_had_not_bee
 
 @pytest.mark.slow
 def test_the_lease_ends_a_run_that_would_go_on(own_home: Path) -> None:
-    done = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--name", "emu-3", "--hours", "0.01",
+    done = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--name", "emu-3", "--hours", "0.02",
                   "--set", "steps=100000", "--set", "checkpoint_every=100000", "--json")  # fmt: skip
     assert done.returncode == 7, done.stdout[-2000:]
     assert list((own_home / "runs/emu-3/artifacts/checkpoints").glob("*.model.safetensors")), "what existed came home"

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.clock import VirtualClock
-from gpurun.core.model import Address, GpuNeed, Instance, InstanceState
 from gpurun.core.paths import Home
-from gpurun.core.plan import Box, Choices, Request
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import Choices, Request
 from gpurun.ledger.signing import PRIVATE_NAME
-from gpurun.lifecycle.earlier.warm import MOST_BYTES, warm_notes, warmed
-from gpurun.lifecycle.reach import STORE_BYTES, Reach
-from gpurun.machine.pack import survey
-from gpurun.machine.ssh_keys import make_keys
+from gpurun.planning.compile_cache import MOST_BYTES, warm_notes, warmed
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.remote.archive import survey
 from tests.unit.ledger_samples import CloudRun, Note
 from tests.unit.report_samples import plan_of
 
@@ -173,19 +170,3 @@ def test_an_unsigned_receipt_vouches_for_nothing(home: Home) -> None:
 def test_what_is_larger_than_a_cache_may_be_stays_here(home: Home) -> None:
     run_before(home, cache=bytes(MOST_BYTES + 1))
     assert sent_along(home) == {}
-
-
-def test_only_a_box_of_ones_own_keeps_shards_and_only_when_that_was_wanted(home: Home) -> None:
-    keys = make_keys(home.root / "ssh-keys")
-    box = Box(target="me@lab:22", identity="/nowhere", host_key=keys.host_public, trusted="given")
-    address = Address(kind="ssh", host="127.0.0.1", port=22, user="me")
-    told = {**CloudRun(home, "elk-33").instance(), "address": address, "state": InstanceState.RUNNING}
-    instance = Instance.model_validate(told)
-    for warm, own, kept in ((True, box, STORE_BYTES), (False, box, 0), (True, None, 0)):
-        plan = plan_of("owl-07").model_copy(update={"choices": Choices(warm=warm), "box": own})
-        folder = home.run("owl-07")
-        folder.ssh.mkdir(parents=True, exist_ok=True)
-        (folder.ssh / "host.pub").write_text(keys.host_public)
-        assert Reach(folder, plan, VirtualClock())(instance).store_bytes == kept
-    notes = warm_notes(plan.model_copy(update={"box": box, "resolved": RECIPE.record}), ())
-    assert "~/.gpurun/store" in notes[0]

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.model import GpuNeed
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import DataSummary, Estimate, Lease, Mode, Plan, Request
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.runs import open_run
+from gpurun.ledger.runs import open_run
 from gpurun.providers.local import LocalProvider
+from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import drive_forked
 
 DRIVE = Path(__file__).with_name("drive.py")
@@ -66,6 +67,14 @@ def make_run(
         ship_bytes=4096,
     )
     return open_run(home, Request(recipe="tiny", providers=("local",)), plan)
+
+
+def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> None:
+    """Have the machine of a run set up by a script, within the limit of its lease or within another."""
+    plan = Plan.from_json(folder.plan.read_bytes())
+    told = {"choices": plan.choices.model_copy(update={"setup": script})}
+    told |= {"lease": plan.lease.model_copy(update={"setup_s": limit_s})} if limit_s is not None else {}
+    folder.plan.write_text(changed_plan(plan, told).to_json())
 
 
 def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Popen[str]:

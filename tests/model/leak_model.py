@@ -4,7 +4,7 @@
 
 A state is (client step, journal on disk, machines at the cloud, messages in flight) and a few budgets that keep it
 finite. Words are those of gpurun.lifecycle and of the journal, so that a drift between the two can be seen. The one
-assumption about time is a provider's settling time: whoever waits for it finds nothing in flight and nothing hidden.
+assumption about time is a provider's settling time: one that waits for it finds nothing in flight and nothing hidden.
 
 A leak is a state at rest with a machine that lives while the journal does not show its token as open.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.core.progress import Event
+from gpurun.core.journal_records import Event
 from tests.model.leak_model import BROKEN, MOST_STATES, Rules, search
 
 

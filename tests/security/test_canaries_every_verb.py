@@ -19,8 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.core import credentials
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.paths import Home

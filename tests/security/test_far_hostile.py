@@ -23,13 +23,12 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
-from gpurun.machine.answers import Facts, Manifest, understood_manifest
-from gpurun.machine.base import FarRefusal, Reply, Take
-from gpurun.machine.far import FarSide, Poll
+from gpurun.remote.client import FarSide, Poll
+from gpurun.remote.interface import FarRefusal, Reply, Take
+from gpurun.remote.messages import Facts, Manifest, understood_manifest
 from tests.lifecycle.scripted_cloud import ScriptedFar, World
 from tests.lifecycle.test_faults import ended
 from tests.memory import forget_own_peak, own_peak_bytes
@@ -119,9 +118,9 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def outside(world: World) -> dict[str, str]:
-    """The tree around the run: all but the run's folder and the two places where every run's end is written down."""
+    """The tree around the run: all but its folder, where every run's end is written down, and the home's own id."""
     kept = tree(world.home.root.parent)
-    own = ("home/runs/fox-41", "home/ledger.jsonl", "home/keys")
+    own = ("home/runs/fox-41", "home/ledger.jsonl", "home/keys", "home/id")
     return {name: what for name, what in kept.items() if not name.startswith(own)}
 
 
@@ -397,7 +396,7 @@ def test_words_of_the_machine_are_kept_byte_for_byte_and_no_reader_sends_one_to_
         told = capfdbinary.readouterr()
         assert told.out + told.err, words
         assert _OBEYED.findall(told.out + told.err) == [], words
-        # Whoever reads JSON gets the log whole, as `--raw` would give it; a person gets what can be read.
+        # A reader of JSON gets the log whole, as `--raw` would give it; a person gets what can be read.
         most_bytes = 12_000_000 if words[0] == "logs" and "--json" in words else 3_000_000
         assert len(told.out + told.err) < most_bytes, words
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
+from gpurun.core.untrusted import LINE_CHARS, TEXT_CHARS, plain_data, plain_line, plain_text
 from gpurun.ledger.audit import audit
-from gpurun.ledger.receipt import read_receipt, write_receipt
-from gpurun.ledger.untrusted import LINE_CHARS, TEXT_CHARS, plain_data, plain_line, plain_text
+from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from tests.unit.ledger_samples import CloudRun
 
 ESCAPES = "\x1b]52;c;AAAA\x07 \x9b31m \u202e \u2066 \ufeff \u2028 \x00 \x7f"
@@ -115,6 +115,7 @@ def test_a_huge_log_is_read_in_little_memory(home: Home) -> None:
     assert peak < 8 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["log", "events"])
 def test_the_audit_of_a_machine_that_never_stops_talking_takes_little_memory(home: Home, name: str) -> None:
     """What a machine may say is a gigabyte; kept line by line it would take the audit of all other runs down."""

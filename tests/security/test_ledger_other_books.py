@@ -9,8 +9,8 @@ import pytest
 
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
-from gpurun.ledger.confirmation import NAME, Try, read_confirmation, write_confirmation
-from gpurun.ledger.receipt import read_receipt
+from gpurun.ledger.shutdown_statement import NAME, Try, read_confirmation, write_confirmation
+from gpurun.ledger.write_receipt import read_receipt
 from tests.unit.ledger_samples import chain_anew, finished_run
 from tests.unit.test_confirm import BoxRun
 

@@ -1,4 +1,4 @@
-"""Whoever holds a lock holds everybody else up, in every place where two would otherwise undo each other's work."""
+"""The holder of a lock holds everybody else up, in every place where two would otherwise undo each other's work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import RunHeld
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
-from gpurun.ledger.lock import RunLock
+from gpurun.core.stop_request import ask_to_stop, read_stop_request
+from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import supervisor
-from gpurun.lifecycle.control import read_wish, wish
-from gpurun.machine.agent import farewell, guard, incoming, pull, settle, start, state
-from gpurun.machine.agent.protocol import Refusal
-from gpurun.machine.ssh_keys import make_keys
 from gpurun.providers.aws import wire
+from gpurun.remote.agent import finish_upload, job_control, job_state, receive, s3_pull, teardown
+from gpurun.remote.agent.system import Refusal
+from gpurun.remote.key_pairs import make_keys
 from tests.lifecycle.tiny_runs import make_run
 
 WAIT_S = 0.3
@@ -54,8 +54,8 @@ def waits_for(path: Path, work: Callable[[], object]) -> bool:
 
 def test_a_wish_waits_for_the_wish_of_another_terminal(tmp_path: Path) -> None:
     folder = make_run(Home(tmp_path))
-    assert waits_for(folder.path / ".control.lock", lambda: wish(folder, "save", by="user", reason="test"))
-    assert getattr(read_wish(folder), "how", "") == "save"
+    assert waits_for(folder.path / ".control.lock", lambda: ask_to_stop(folder, "save", by="user", reason="test"))
+    assert getattr(read_stop_request(folder), "how", "") == "save"
 
 
 def test_a_host_key_that_is_remembered_waits_for_another_one(tmp_path: Path) -> None:
@@ -84,13 +84,11 @@ def test_a_supervisor_does_nothing_to_a_run_that_another_one_drives(
 
 JOB = {"job": "job.json"}
 VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "begin": ("unpack.lock", lambda root: incoming.begin(root, {"held": "ask", "sha256": "0" * 64})),
-    "pull": ("unpack.lock", lambda root: pull.pull(root, {"sha256": "0" * 64})),
-    "settle": ("unpack.lock", lambda root: settle.settle(root, {"layout": "0" * 64, "wait": "0"})),
-    "start": ("unpack.lock", lambda root: start.start(root, JOB)),
-    "shorten": ("lease.lock", lambda root: state.bring_forward(root, 1.0, 2.0)),
-    "arm": ("guard.lock", lambda root: guard.arm(root, {})),
-    "disarm": ("guard.lock", lambda root: guard.disarm(root, {})),
+    "begin": ("unpack.lock", lambda root: receive.begin(root, {"held": "ask", "sha256": "0" * 64})),
+    "pull": ("unpack.lock", lambda root: s3_pull.pull(root, {"sha256": "0" * 64})),
+    "settle": ("unpack.lock", lambda root: finish_upload.settle(root, {"layout": "0" * 64, "sha256": ""})),
+    "start": ("unpack.lock", lambda root: job_control.start(root, JOB)),
+    "shorten": ("lease.lock", lambda root: job_state.bring_forward(root, 1.0, 2.0)),
 }
 
 
@@ -98,30 +96,28 @@ VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
 def test_a_verb_of_the_agent_is_refused_while_another_call_holds_its_lock(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (incoming, pull, settle, guard):
+    for module in (receive, s3_pull, finish_upload):
         monkeypatch.setattr(module, "WAIT_S", 0.1)
-    monkeypatch.setattr(start, "START_WAIT_S", 0.1)
-    monkeypatch.setattr(pull, "listed", lambda _: b'{"files": []}')
-    monkeypatch.setattr(incoming, "listed", lambda _: b'{"files": [], "part_bytes": 1}')
-    monkeypatch.setattr(settle, "told", lambda: b'[]\n{"files": []}')
-    monkeypatch.setattr(state, "locked", lambda root, name, wait_s: guard.locked(root, name, 0.1))
+    monkeypatch.setattr(job_control, "START_WAIT_S", 0.1)
+    monkeypatch.setattr(s3_pull, "listed", lambda _: b'{"files": []}')
+    monkeypatch.setattr(receive, "listed", lambda _: b'{"files": [], "part_bytes": 1}')
+    monkeypatch.setattr(finish_upload, "listed", lambda _: b'[]\n{"files": []}')
+    monkeypatch.setattr(job_state, "locked", lambda root, name, wait_s: finish_upload.locked(root, name, 0.1))
     (tmp_path / "agent").mkdir()
-    (tmp_path / "guard").mkdir()
     lock, call = VERBS[verb]
     with held(tmp_path / "agent" / lock), pytest.raises(Refusal) as refused:
         call(str(tmp_path))
     assert refused.value.error["code"] == "busy"
     assert sorted(path.name for path in (tmp_path / "agent").iterdir()) == [lock], "and nothing was changed"
-    assert (tmp_path / "guard").exists()
 
 
 def test_a_farewell_says_busy_when_the_keeper_cannot_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("check_own", "stop", "disarm", "kill_all"):
-        monkeypatch.setattr(farewell, name, lambda *_: None)
-    monkeypatch.setattr(farewell, "WAIT_S", 0.1)
+    for name in ("check_own", "stop", "kill_all"):
+        monkeypatch.setattr(teardown, name, lambda *_: None)
+    monkeypatch.setattr(teardown, "WAIT_S", 0.1)
     (tmp_path / "agent").mkdir()
     with held(tmp_path / "agent" / "keeper.lock"), pytest.raises(Refusal) as refused:
-        farewell.farewell(str(tmp_path), {})
+        teardown.farewell(str(tmp_path), {})
     assert refused.value.error["code"] == "busy"
     assert tmp_path.exists()
 
@@ -143,7 +139,7 @@ def test_threads_that_ask_aws_at_once_share_one_session_and_one_client(
         threading.Event().wait(0.05)
         made.append(1)
         inside -= 1
-        return SimpleNamespace(client=careful, region_name="us-east-1")
+        return SimpleNamespace(client=careful, region_name="us-east-1", get_credentials=lambda: None)
 
     import sys
 

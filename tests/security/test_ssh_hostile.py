@@ -19,10 +19,10 @@ from paramiko.common import cMSG_CHANNEL_DATA
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Address
-from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.remote import HostKeyMismatch, RemoteMachine, connection, machine, program, scan_host_key, transport
-from gpurun.machine.ssh_keys import make_keys
+from gpurun.core.records import Address
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.ssh import HostKeyMismatch, RemoteMachine, connection, program, scan_host_key, ssh_machine, transport
 from tests.emulators.sshd import Door
 from tests.memory import forget_own_peak, own_peak_bytes
 
@@ -81,7 +81,7 @@ def then(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Stranger:
-    """Sends what it was told to whoever connects, until that has hung up."""
+    """Sends what it was told to every client, until that has hung up."""
 
     def __init__(self, words: Callable[[], Iterator[bytes]]) -> None:
         self.heard = bytearray()
@@ -207,7 +207,7 @@ def test_what_a_stranger_says_is_not_logged_to_the_terminal(keys: Path) -> None:
     code = (
         "from gpurun.core.clock import SystemClock\n"
         "from gpurun.core.errors import SetupError\n"
-        "from gpurun.machine.remote import scan_host_key\n"
+        "from gpurun.remote.ssh import scan_host_key\n"
         f"try: scan_host_key('127.0.0.1', {stranger.port}, SystemClock(), 15)\n"
         "except SetupError: print('refused')\n"
     )
@@ -325,7 +325,7 @@ def asks_for_more(host: Host, channel: paramiko.Channel, command: bytes) -> None
 
 
 def sends_on(host: Host, channel: paramiko.Channel, command: bytes) -> None:
-    """Heeds neither the end of its channel nor how much it may send."""
+    """Keeps to neither the end of its channel nor how much it may send."""
     begun(channel, command)
     if b"kill -s KILL" in command or b"true" in command:
         channel.send_exit_status(0)
@@ -393,7 +393,7 @@ def test_a_host_gone_bad_costs_its_time_and_no_more(
     keys: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(program, "MOST_REPLY_BYTES", 4 << 20)
-    monkeypatch.setattr(machine, "KILL_S", 0.3)
+    monkeypatch.setattr(ssh_machine, "KILL_S", 0.3)
     words, *acts = HOSTS[name]
     server = Server(keys, Host(*acts))
     one = far(keys, server.port)
@@ -451,7 +451,7 @@ def test_what_a_host_sends_on_after_its_answer_was_refused_is_not_kept(
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_host_that_sends_faster_than_it_may_is_cut_off(keys: Path, channels: list[paramiko.Channel]) -> None:
-    """Whoever takes it is slow, as a disk may be: what has come and is not taken yet is in memory."""
+    """The taker is slow, as a disk may be: what has come and is not taken yet is in memory."""
     server = Server(keys, host := Host(sends_on, GOOD, OPEN))
     host.told.append("at once")
     one = far(keys, server.port)
@@ -476,7 +476,7 @@ def test_a_host_that_asks_for_channels_of_its_own_gets_none(keys: Path) -> None:
 
 
 def test_a_packet_of_four_gigabytes_is_not_waited_for_after_the_login_either(keys: Path) -> None:
-    """The length of a packet is not encrypted, so that whoever sits in between can change it."""
+    """The length of a packet is not encrypted, so that a proxy in between can change it."""
     raised = []
     ours, theirs = socket.socketpair()
     with ours, theirs:

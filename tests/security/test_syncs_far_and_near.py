@@ -15,13 +15,13 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.paths import Home
-from gpurun.lifecycle.home.copy_out import copy_out
-from gpurun.machine.agent import files, settle, shipped
-from gpurun.machine.answers import ManifestFile
-from gpurun.machine.fetch import Wanted, fetch
-from gpurun.machine.remote.shell import put_argv
-from gpurun.machine.ssh_keys import forget_client_key, make_keys
+from gpurun.lifecycle.artifacts.on_demand import copy_out
 from gpurun.providers.ssh import SshProvider
+from gpurun.remote.agent import finish_upload, system
+from gpurun.remote.download import Wanted, fetch
+from gpurun.remote.key_pairs import forget_client_key, make_keys
+from gpurun.remote.messages import ManifestFile
+from gpurun.remote.ssh.program import put_argv
 from tests.simulation.test_syncs import needs_proc, story  # noqa: F401  # `story` is a fixture
 
 CONTENT = b"weights" * 100
@@ -45,13 +45,13 @@ def test_a_copy_of_it_elsewhere_is_on_disk_before_it_has_its_name(story: list[st
 
 @needs_proc
 def test_the_agents_state_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
-    files.write(str(tmp_path / "job.json"), {"v": 1})
+    system.write(str(tmp_path / "job.json"), {"v": 1})
     assert story == ["file", "name", "folder"]
 
 
 @needs_proc
 def test_a_heartbeat_costs_no_sync(story: list[str], tmp_path: Path) -> None:  # noqa: F811
-    files.write(str(tmp_path / "status.json"), {"v": 1}, durable=False)
+    system.write(str(tmp_path / "status.json"), {"v": 1}, durable=False)
     assert story == ["name"]
 
 
@@ -61,7 +61,7 @@ def test_the_list_of_what_was_shipped_is_on_disk_before_it_takes_its_place(story
     (folder / "files" / "data").mkdir(parents=True)
     (folder / "files" / "data" / "a.bin").write_bytes(CONTENT)
     (tmp_path / "agent").mkdir()
-    settle.put_in_place(str(tmp_path), str(folder), [])
+    finish_upload.put_in_place(str(tmp_path), str(folder), [])
     assert story == ["file", "name", "folder", "folder"]
     assert (tmp_path / "data" / "a.bin").read_bytes() == CONTENT
 
@@ -73,43 +73,43 @@ def test_what_was_shipped_is_on_disk_before_it_counts_after_the_next_boot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     record, boots = {"manifest_sha256": SHA256}, ["one"]
-    monkeypatch.setattr(shipped, "sync_filesystem", lambda folder: story.append("all that was written"))
-    monkeypatch.setattr(shipped, "boot_id", lambda: boots[-1])
+    monkeypatch.setattr(finish_upload, "sync_filesystem", lambda folder: story.append("all that was written"))
+    monkeypatch.setattr(finish_upload, "boot_id", lambda: boots[-1])
     (tmp_path / "agent").mkdir()
-    shipped.note_shipped(str(tmp_path), record)
+    finish_upload.note_shipped(str(tmp_path), record)
     assert story == ["file", "name", "folder"], "the trainer waits for no disk"
-    assert shipped.shipped(str(tmp_path)) == record
+    assert finish_upload.shipped(str(tmp_path)) == record
     boots.append("two")
-    assert shipped.shipped(str(tmp_path)) == {}, "who knows what a power cut left of it"
+    assert finish_upload.shipped(str(tmp_path)) == {}, "who knows what a power cut left of it"
     boots.append("one")
     story.clear()
-    shipped.make_durable(str(tmp_path))
+    finish_upload.make_durable(str(tmp_path))
     assert story == ["all that was written", "file", "name", "folder"]
     boots.append("two")
-    assert shipped.shipped(str(tmp_path)) == record
+    assert finish_upload.shipped(str(tmp_path)) == record
 
 
 def test_a_pack_that_replaced_another_while_that_was_synced_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent").mkdir()
-    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    finish_upload.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
     another = {"manifest_sha256": "0" * 64}
-    monkeypatch.setattr(shipped, "sync_filesystem", lambda folder: shipped.note_shipped(folder, another))
-    shipped.make_durable(str(tmp_path))
-    assert "boot" in files.read(str(tmp_path), "agent", "shipped.json")
+    monkeypatch.setattr(finish_upload, "sync_filesystem", lambda folder: finish_upload.note_shipped(folder, another))
+    finish_upload.make_durable(str(tmp_path))
+    assert "boot" in system.read(str(tmp_path), "agent", "shipped.json")
 
 
 def test_what_is_being_replaced_just_then_is_not_called_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipped, "LOCK_S", 0)
+    monkeypatch.setattr(finish_upload, "LOCK_S", 0)
     (tmp_path / "agent").mkdir()
-    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
-    held = files.locked(str(tmp_path), "unpack.lock", 0)
-    shipped.make_durable(str(tmp_path))
+    finish_upload.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    held = system.locked(str(tmp_path), "unpack.lock", 0)
+    finish_upload.make_durable(str(tmp_path))
     os.close(held)
-    assert "boot" in files.read(str(tmp_path), "agent", "shipped.json")
+    assert "boot" in system.read(str(tmp_path), "agent", "shipped.json")
 
 
 def test_where_no_process_is_to_be_had_it_is_synced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,18 +117,18 @@ def test_where_no_process_is_to_be_had_it_is_synced_at_once(tmp_path: Path, monk
         raise BlockingIOError("Resource temporarily unavailable")
 
     (tmp_path / "agent").mkdir()
-    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    finish_upload.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
     monkeypatch.setattr(os, "fork", no_fork)
-    shipped.sync_behind(str(tmp_path))
-    assert "boot" not in files.read(str(tmp_path), "agent", "shipped.json")
+    finish_upload.sync_behind(str(tmp_path))
+    assert "boot" not in system.read(str(tmp_path), "agent", "shipped.json")
 
 
 def test_where_boots_have_no_names_it_is_synced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     (tmp_path / "agent").mkdir()
-    monkeypatch.setattr(shipped, "boot_id", lambda: "")
-    monkeypatch.setattr(shipped, "sync_filesystem", told.append)
-    shipped.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
+    monkeypatch.setattr(finish_upload, "boot_id", lambda: "")
+    monkeypatch.setattr(finish_upload, "sync_filesystem", told.append)
+    finish_upload.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
     assert told == [str(tmp_path)]
 
 
@@ -138,7 +138,7 @@ def test_where_one_file_system_cannot_be_synced_alone_all_of_them_are(
     told: list[str] = []
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     monkeypatch.setattr(os, "sync", lambda: told.append("all"))
-    files.sync_filesystem(str(tmp_path))
+    system.sync_filesystem(str(tmp_path))
     assert told == ["all"]
 
 
@@ -166,8 +166,8 @@ def test_a_pack_is_on_disk_before_it_has_its_name(
     story: list[str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    from gpurun.cli.packing import _write
-    from gpurun.machine.pack import Pack, survey
+    from gpurun.cli.commands.pack import _write
+    from gpurun.remote.archive import Pack, survey
 
     (tmp_path / "a.bin").write_bytes(CONTENT)
     _write(Pack(survey({"data": tmp_path / "a.bin"})), str(tmp_path / "out.tar.zst"))

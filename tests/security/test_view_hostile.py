@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
-from gpurun.core.plan import Mode
-from gpurun.core.progress import Event
+from gpurun.core.journal_records import Event
+from gpurun.core.run_plan import Mode
+from gpurun.core.trainer_events import parse
+from gpurun.core.untrusted import MAX_LINE_BYTES, safe_line, safe_text
 from gpurun.view.envelope import event_json, record_json
-from gpurun.view.events import parse_event
-from gpurun.view.paint import line, render
-from gpurun.view.panels import live_screen
-from gpurun.view.plain import PlainView
-from gpurun.view.receipt import ReceiptView, receipt_markdown, receipt_screen
-from gpurun.view.report.told import hear
-from gpurun.view.safe import MAX_LINE_BYTES, safe_line, safe_text
-from gpurun.view.screen import Screen
+from gpurun.view.live_layout import live_screen
+from gpurun.view.live_state import Screen
+from gpurun.view.plain_lines import PlainView
+from gpurun.view.receipt_screen import receipt_markdown, receipt_screen
+from gpurun.view.report.series import hear
 from gpurun.view.style import Style
+from gpurun.view.styled_text import line, render
 
 HOSTILE: dict[str, bytes] = {
     "colour": b"\x1b[31mred\x1b[0m",
@@ -133,7 +133,7 @@ def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
     begun = samples.NOW - 900
     screen.update(samples.story(begun, samples.usd("2.49")), samples.trainer_events(begun), HOSTILE.values())
     view = PlainView()
-    for event in hostile_events():
+    for event in samples.told(*hostile_events()):
         screen.update([], [event], ["\x1b[31m"])
         for width in (60, 120):
             style = Style(width=width, height=30)
@@ -150,7 +150,7 @@ def test_losses_at_the_ends_of_what_a_float_holds_break_no_chart() -> None:
     losses = [4.0, -1e308, 1e308, 3.5, -1.7e308, 3.0]
     told = [{"kind": "step", "step": step, "loss": loss, "step_s": 1e308} for step, loss in enumerate(losses)]
     screen = Screen(samples.plan())
-    screen.update([], told, [])
+    screen.update([], samples.told(*told), [])
     assert drawn_somehow(screen)
     heard = hear(json.dumps(event).encode() for event in told)
     assert ([mark.loss for mark in heard.losses.items], heard.not_finite) == ([4.0, 3.5, 3.0], 3)
@@ -174,7 +174,7 @@ def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:
 
 def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
     view = PlainView()
-    flood = [{"kind": "warning", "code": "x", "message": str(i)} for i in range(100_000)]
+    flood = samples.told(*({"kind": "warning", "code": "x", "message": str(i)} for i in range(100_000)))
     lines = view.update([], flood, samples.NOW)
     assert len(lines) == 41
     assert lines[0].endswith("99960 lines of the trainer left out")
@@ -185,15 +185,14 @@ def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
 
 @pytest.mark.parametrize("kind", ["start", "stop"])
 def test_a_flood_of_beginnings_or_ends_is_thinned_too(kind: str) -> None:
-    lines = PlainView().update([], [{"kind": kind, "reason": "done"} for _ in range(10_000)], samples.NOW)
+    lines = PlainView().update([], samples.told({"kind": kind, "reason": "done"}) * 10_000, samples.NOW)
     assert len(lines) <= 81
 
 
 def test_the_screen_keeps_little_however_much_is_sent() -> None:
     screen = Screen(samples.plan(Mode.LOCAL))
-    screen.update(
-        [], ({"kind": "step", "step": i, "loss": 1.0} for i in range(50_000)), (b"x" * 9999 for _ in range(5000))
-    )
+    steps = samples.told(*({"kind": "step", "step": i, "loss": 1.0} for i in range(50_000)))
+    screen.update([], steps, (b"x" * 9999 for _ in range(5000)))
     assert len(screen.losses.points) <= 4096
     assert len(screen.log) <= 200
 
@@ -207,26 +206,37 @@ def test_lines_that_are_no_event_are_no_event() -> None:
         b"null",
         b'{"kind":"x"' + b" " * (2 << 20),
     ):
-        assert parse_event(raw) is None
-    assert parse_event(b'{"kind": "step", "loss": NaN}') is not None
+        assert parse(raw) is None
+    assert parse(b'{"kind": "step", "loss": NaN}') is not None
 
 
 @pytest.mark.parametrize("depth", [10, 100, 400, 900])
 def test_an_event_of_nested_brackets_ends_no_stream_of_json(depth: int) -> None:
-    event = parse_event(b'{"kind": "x", "step": 7, "a": ' + b"[" * depth + b"1" + b"]" * depth + b"}")
+    event = parse(b'{"kind": "x", "step": 7, "a": ' + b"[" * depth + b"1" + b"]" * depth + b"}")
     assert event is not None
     shown = event_json(event)
     assert json.loads(shown)["data"]["step"] == 7
     assert ("1" in shown.partition('"a"')[2]) == (depth == 10), "what no reader could take is null"
 
 
+def everywhere(told: Any, text: str) -> Any:
+    """The same with every word replaced, but for times, and for what the receipt's own words are."""
+    if isinstance(told, dict):
+        return {
+            key: one if key in ("timeline", "verdict", "run", "is") else everywhere(one, text)
+            for key, one in told.items()
+        }
+    if isinstance(told, list):
+        return [everywhere(one, text) for one in told]
+    return text if isinstance(told, str) else told
+
+
 def test_the_receipt_quotes_log_and_sample_harmlessly_in_both_forms() -> None:
     for raw in HOSTILE.values():
         text = raw.decode("utf-8", "replace")
-        view = ReceiptView(
-            run="fox-41", recipe=text, verdict="smoke", sentence="s", instance=text, machine=(text,), log_lines=(text,),
-            sample=text + "\n```\n# not a heading", result=text, incidents=(text,), proof=text,
-        )  # fmt: skip
+        said = everywhere(samples.PREDICATE, text)
+        said["sample"] = {"step": 1, "prompt": text, "text": text + "\n```\n# not a heading"}
+        view = samples.receipt(said)
         style = Style(width=80)
         assert offenders(render(receipt_screen(view, style, now=0), style)) == []
         markdown = receipt_markdown(view)
@@ -237,7 +247,7 @@ def test_the_receipt_quotes_log_and_sample_harmlessly_in_both_forms() -> None:
 
 
 def test_rich_is_given_no_markup_and_no_escape() -> None:
-    from gpurun.view.live import LiveWindow
+    from gpurun.view.live_window import LiveWindow
 
     screen = Screen(samples.plan())
     screen.update([], [], [HOSTILE["markup"], HOSTILE["an OSC that never ends"]])

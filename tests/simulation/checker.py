@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gpurun.core.money import total
-from gpurun.core.progress import Event, Record
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.money import Micros, cost_of, total
 from gpurun.ledger.audit import audit
 from gpurun.providers.fake import Box, FakeCloud, Fault
 from tests.simulation.play import Played
 
 MAY_BE_BILLING = 9
+_LOOKS_S = 2 * 5.0 + 2.0
 # A duplicate that could be seen for so long must be gone before anything is shipped to the first.
 _SEEN_S = 30.0
 
@@ -41,7 +42,7 @@ def intent_first(played: Played) -> Iterator[str]:
             return
     asked = {record.data["token"] for record in _named(played, Event.CREATE_INTENDED)}
     yield from (
-        f"{box.id} bears {box.order.token}, which no journal has"
+        f"{box.id} carries {box.order.token}, which no journal has"
         for _, box in _boxes(played)
         if box.order.token not in asked
     )
@@ -90,10 +91,27 @@ def bounded_money(played: Played) -> Iterator[str]:
     cap = played.plan.cap_micros or 0
     if played.closed:
         bound = _receipt(played)["cost"]["upper_bound_micros"]
-        if metered > bound and not _ended_unseen(played):
+        by_timer = any(one.get("end_is") == "its own timer" for one in _receipt(played)["cost"]["rentals"])
+        # A timer that asks its provider does so for as long as an outage lasts, of which this laptop may know nothing.
+        if metered > bound and not _ended_unseen(played) and not (by_timer and played.scenario.has("silent")):
             yield f"the receipt says at most {bound} micros, the meter {metered}"
+        yield from _close_bound(played, bound, metered)
     if metered > cap and not _cap_excused(played):
         yield f"the cap is {cap} micros, the meter says {metered}"
+
+
+def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
+    """P5, the other side: a machine that was watched costs at most 3 % more than the meter, or a unit and two looks."""
+    cost, scenario = _receipt(played)["cost"], played.scenario
+    watched = all(one.get("end_is") == "measured" for one in cost["rentals"])
+    if scenario.strikes or scenario.weather or scenario.deeds or not watched:
+        return
+    most = sum(one.data["egress_micros"] for one in _named(played, Event.CREATE_INTENDED))
+    for one, cloud in zip(cost["rentals"], played.clouds.values(), strict=False):
+        slack_s = _LOOKS_S + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
+        most += cost_of(Micros(one["rate_micros_per_hour"]), slack_s, one["billing_unit_s"])
+    if bound > max(metered * 103 // 100, metered + most):
+        yield f"the receipt says at most {bound} micros of a watched machine, the meter {metered}"
 
 
 def timers_hold(played: Played) -> Iterator[str]:
@@ -119,7 +137,7 @@ def side_resources_go(played: Played) -> Iterator[str]:
 
 
 def it_ends(played: Played) -> Iterator[str]:
-    """P9: whoever resumes often enough comes to the end; nothing fails for ever, and nothing is done for ever."""
+    """P9: a run that is resumed often enough comes to the end; nothing fails for ever, and nothing is done for ever."""
     last = played.outcomes[-1]
     if played.scenario.ending == "resumed" and not played.closed:
         yield f"it never closes: {[outcome.words for outcome in played.outcomes]}"

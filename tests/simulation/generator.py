@@ -48,6 +48,7 @@ def draw(seed: int) -> Scenario:
         deeds=_deeds(dice),
         weather=_weather(dice),
         ending=dice.choice(("resumed", "resumed", "never returns", "reaped elsewhere")),
+        machines=dice.choice((1, 1, 2)),
     )
 
 

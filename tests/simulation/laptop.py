@@ -1,4 +1,4 @@
-"""The laptop's clock, which may be set, sleep, or begin anew, while true time goes on."""
+"""The laptop's clock, which may be set, sleep, or begin again, while true time goes on."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ class LaptopClock:
         self._uncounted_s += seconds
 
     def reboot(self) -> None:
-        """Monotonic time begins anew, at some small number."""
+        """Monotonic time begins again, at some small number."""
         self._uncounted_s = self.true.monotonic() - 20.0
         self._boots += 1

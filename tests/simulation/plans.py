@@ -1,15 +1,15 @@
-"""The plan of a simulated run: one offer of each profile, and a cap that leaves nothing to spare."""
+"""The plan of a simulated run: one offer of each profile, and a cap that pays for so many machines to the micro."""
 
 from __future__ import annotations
 
 import json
 
-from gpurun.core.model import Offer
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.planning.budget import worst_case
-from gpurun.planning.load import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load
+from gpurun.planning.transfer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, Load
 from gpurun.providers.fake import Profile
 
 RUN = "fox-41"
@@ -17,8 +17,8 @@ LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, k
 PARAMETERS, DISK_GB = 1000, 50
 
 
-def make_plan(home: Home, profiles: list[Profile]) -> Plan:
-    """A plan over one offer of each profile, with a cap that leaves nothing to spare."""
+def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
+    """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines."""
     home.prepare()
     data = home.root / "shards"
     data.mkdir()
@@ -47,7 +47,7 @@ def make_plan(home: Home, profiles: list[Profile]) -> Plan:
         offer=first.offer,
         estimate=guess,
         lease=LEASE,
-        cap_micros=max(one.worst_micros or usd(0) for one in found),
+        cap_micros=usd(0) + machines * max(one.worst_micros or usd(0) for one in found),
         expected_micros=first.expected_micros or usd(0),
         worst_micros=first.worst_micros or usd(0),
         candidates=tuple(found),

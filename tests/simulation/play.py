@@ -13,20 +13,20 @@ from typing import Any
 from unittest import mock
 
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling
-from gpurun.core.model import Instance
+from gpurun.core.journal_records import Record, RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import Plan, Request
-from gpurun.core.progress import Record, RunState
+from gpurun.core.records import Instance
+from gpurun.core.run_plan import Plan, Request
+from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.control import How, wish
-from gpurun.lifecycle.reap import sweep, sweep_leftovers
-from gpurun.lifecycle.runs import open_run
-from gpurun.lifecycle.state import replay
+from gpurun.ledger.run_state import replay
+from gpurun.ledger.runs import open_run
+from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.machine.answers import Started
-from gpurun.machine.base import MachineLost
 from gpurun.providers.base import Provider
 from gpurun.providers.fake import PROFILES, FakeCloud
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import Started
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import ScriptedFar
 from tests.simulation.laptop import LaptopClock, TrueClock
@@ -85,9 +85,8 @@ class SimulatedFar(ScriptedFar):
         self._soft_stop_wall = min(self._soft_stop_wall, job["soft_stop_wall"])
         return super().start(job)
 
-    def arm(self, script: bytes, secret: str) -> None:
-        self._call("arm")
-        self.cloud.arm(self._box_id)
+    def _box(self) -> str:
+        return self._box_id
 
     @property
     def _has_ended(self) -> bool:
@@ -125,7 +124,7 @@ class Stage:
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
-        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles])
+        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles], scenario.machines)
         folder = open_run(home, Request(recipe="tiny"), plan)
         self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
 
@@ -139,7 +138,7 @@ class Stage:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch("gpurun.lifecycle.supervisor.open_provider", told))
-            for module in ("ledger.journal", "ledger.receipt"):
+            for module in ("ledger.journal", "ledger.write_receipt"):
                 stack.enter_context(mock.patch(f"gpurun.{module}.crashpoint", passing))
             for module in ("ledger.journal", "lifecycle.context"):
                 stack.enter_context(mock.patch(f"gpurun.{module}.boot_id", laptop.boot))
@@ -178,9 +177,11 @@ class Stage:
             self.played.after_reap.clear()
             home, clock = self.elsewhere, self.true
             try:
-                swept = sweep(clouds, home, clock, destroy_all=everything, older_than_s=0.0, look_only=False)
-                self.played.after_reap += [one.fate for one in swept]
-                list(sweep_leftovers(clouds, home, clock, remove_all=everything, look_only=False))
+                reap = partial(sweep, clouds, home, clock, destroy_all=everything, older_than_s=0.0)
+                others = [one.instance.id for one in reap(look_only=True)] if everything else []
+                self.played.after_reap += [one.fate for one in reap(look_only=False, others=others)]
+                left = partial(sweep_leftovers, clouds, home, clock, look_only=False)
+                list(left(remove_all=everything, anyones=everything))
             except MayBeBilling as error:
                 self.played.after_reap.append(error.code)
             except KeyError as broken:
@@ -214,7 +215,7 @@ class Stage:
         """What people do."""
         match deed.what:
             case "stop" | "stop now" | "destroy":
-                wish(self.played.folder, _WISHES[deed.what], by="user", reason="simulated")
+                ask_to_stop(self.played.folder, _WISHES[deed.what], by="user", reason="simulated")
             case "sleep":
                 self.true.sleep(deed.amount)
             case "doze":

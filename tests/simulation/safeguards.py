@@ -32,7 +32,7 @@ _GOOD = {ast.Eq: "True", ast.In: "True", ast.NotEq: "False", ast.NotIn: "False"}
 _DRAWN = ("gpurun/view/", "gpurun/planning/")
 
 WORDS: dict[str, tuple[tuple[str, str], ...]] = {
-    "gpurun/lifecycle/destroy.py": (
+    "gpurun/lifecycle/instance/terminate.py": (
         ("self.state is InstanceState.GONE and not self.listed", "not self.listed"),
         ("self.state is InstanceState.GONE and not self.listed", "self.state is InstanceState.GONE"),
         ("len(readings) >= traits.death_reads and ", ""),
@@ -44,96 +44,114 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("self.is_seeing = self.is_seeing or self.was_seen", "pass"),
         ("due_s = reading.at_s + _gap_s(provider)", "due_s = 0.0"),
         ("InstanceState.UNKNOWN, listed=True, answer", "InstanceState.GONE, listed=False, answer"),
-        ("found = living(provider.find(token), token)", "found = []"),
-        ("found, unclear = living(error.found, token), [str(error)]", "unclear.append(str(error))"),
-        ("{one.id for one in found} | ({identifier}", "set() | ({identifier}"),
+        ("return living(provider.find(token), token), []", "return [], []"),
+        ("return living(error.found, token), [str(error)]", "return [], [str(error)]"),
+        ("{one.id for one in found} - {identifier}", "set()"),
+        ("    if identifier:\n        ask(identifier)\n", ""),
         ("round(clock.monotonic() - started, 3)", "elapsed"),
+        ("one.token == token and ", ""),
+        (" and one.state is not InstanceState.GONE", ""),
     ),
-    "gpurun/lifecycle/provision.py": (
-        ("deadline_wall=_their_wall(context)", "deadline_wall=context.clock.wall()"),
-        ("context.reach(by_our_clock(instance, state))", "context.reach(instance)"),
+    "gpurun/lifecycle/steps/create_machine.py": (
+        ("deadline_wall = _their_wall(context)", "deadline_wall = context.clock.wall()"),
         ("if instance.token != order.token:", "if False:"),
         ("elapsed - steady_since >= traits.settle_s and looked_late:", "False:"),
         ("if elapsed - steady_since >= traits.settle_s:", "if True:"),
         ('unclear, steady_since = str(error), float("inf")', "unclear = str(error)"),
         ("[] if found or is_seeing else vouched(state, context)", "[]"),
         ("[] if found or is_seeing else", "[] if is_seeing else"),
-        ("context.provider.destroy(extra.id)", "pass"),
+        ("check_price(context.plan, context.provider, context.clock)", "pass"),
+        ("if context.clock.wall() > asked_wall + LATE_S:", "if False:"),
+    ),
+    "gpurun/lifecycle/steps/await_ready.py": (
+        ("context.reach(by_our_clock(instance, state))", "context.reach(instance)"),
         ("and not extras:", ":"),
         ("check_made(born, context.plan)", "pass"),
         ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
-        ("check_price(context.plan, context.provider, context.clock)", "pass"),
-        ("if context.clock.wall() > asked_wall + LATE_S:", "if False:"),
         ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch)", "()"),
         (" and instance.token == token", ""),
+        ("        if told.taken:\n", "        if True:\n"),
     ),
-    "gpurun/lifecycle/instance/bargain.py": (
-        ("if rate is not None and costs_more(instance, plan):", "if False:"),
-        ("if is_another(instance, plan):", "if False:"),
+    "gpurun/lifecycle/instance/verify_machine.py": (
+        ("if rate is not None and _costs_more(instance, plan):", "if False:"),
+        ("if _is_another(instance, plan):", "if False:"),
         ("if same and min(same) > agreed.rate_micros_per_hour:", "if False:"),
     ),
-    "gpurun/lifecycle/instance/duplicates.py": (
-        ("one.token == token and ", ""),
-        (" and one.state is not InstanceState.GONE", ""),
+    "gpurun/lifecycle/instance/monitor.py": (
+        ("(one.id in self._listed or _is_there(provider, one))", "True"),
+        (" and one.token in tokens]", "]"),
+        ("return [one for one in alive if one.id != own]", "return alive"),
+        ("            readings.clear()\n", "            pass\n"),
+        ("self._slower * 2 if seen.is_throttled else 1.0", "1.0"),
+        ("if there_wall + hard_s > told_wall - _CHANGED_S:", "if True:"),
+        ("if rate is not None and rate > known:", "if False:"),
     ),
+    "gpurun/lifecycle/supervisor.py": (("if context.is_to_end(state):", "if False:"),),
     "gpurun/lifecycle/driver.py": (
         ("if not state.may_be_billing:\n                raise\n", "if True:\n                raise\n"),
         ("and self._at(state).seconds_left(state) <= 0:", "and False:"),
         ("(may_wait and self._is_ended(after if is_new else state, after))", "False"),
-        (" and state.phase in _WORKING", ""),
+        (" and state.phase in WORKING\n", "\n"),
+        ("if step not in _LEFT_FOR_AN_END or not self._at(state).is_to_end(state):", "if True:"),
+        ("            self._attend()\n            if step", "            if step"),
         ("may_wait = is_new or ", "may_wait = "),
-        ("if is_to_end(state, self._at(state)):", "if False:"),
+        ("if self._at(state).is_to_end(state):", "if False:"),
     ),
-    "gpurun/lifecycle/unrecorded.py": (
-        ("if is_to_end(state, context):", "if False:"),
-        ("STRENGTH[wish.how] > STRENGTH[state.stop]", "False"),
+    "gpurun/core/stop_request.py": (("return unread if os.path.exists(folder.control) else None", "return None"),),
+    "gpurun/lifecycle/context.py": (
+        (
+            "if request is not None and STRENGTH[request.how] > STRENGTH[state.stop]:\n            state",
+            "if False:\n            state",
+        ),
         ('state.stop == "destroy" or ', ""),
         ("is_known_late or ", ""),
-    ),
-    "gpurun/lifecycle/control.py": (("return unread if os.path.exists(folder.control) else None", "return None"),),
-    "gpurun/lifecycle/context.py": (
+        (" - taken_s) / burn", " - taken_s)"),
+        (" - taken_s) / burn", ") / burn"),
+        (" + (tail_s if extra.ended is None else 0.0)", ""),
+        ('one.answer == "unseen" or ', ""),
         ("return min(by_wall, ask_wall", "return max(by_wall, ask_wall"),
         ("return min(by_wall, self.ends_mono", "return max(by_wall, self.ends_mono"),
-        ("return all(one.state is InstanceState.GONE for one in self.provider.find(instance.token))", "return True"),
-        ("return told.state is InstanceState.STOPPED", "return told.state is not InstanceState.RUNNING"),
+        ("if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):", "if False:"),
+        ("if told.state is InstanceState.STOPPED:", "if told.state is not InstanceState.RUNNING:"),
     ),
-    "gpurun/lifecycle/collect.py": (
+    "gpurun/lifecycle/steps/collect_files.py": (
         ("partial(far.manifest, MOST_ANNOUNCED_BYTES)", "partial(far.manifest, 1 << 62)"),
         ("with far.many_lanes(), ", "with "),
-        ("if _has_newest(manifest, bringing):\n            bringing.find", "if True:\n            bringing.find"),
-        ("told = {*bringing.here, *bringing.missing}", "told = bringing.here"),
+        ("if all(file.name in downloads.here for file in newest(manifest)):", "if True:"),
+        ("done = {*downloads.here, *downloads.missing}", "done = downloads.here"),
     ),
-    "gpurun/lifecycle/hearing.py": (
+    "gpurun/lifecycle/steps/watch_training.py": (
+        ("except (MachineLost, FarRefusal):", "except MachineLost:"),
         ("self._asked_mono - self._beat_mono > SILENCE_S", "self._clock.monotonic() - self._beat_mono > SILENCE_S"),
         ("if self._asked_mono - self._refused_last_mono > PAUSE_S:", "if self._refused_mono < 0:"),
     ),
-    "gpurun/lifecycle/run.py": (("except (MachineLost, FarRefusal):", "except MachineLost:"),),
-    "gpurun/lifecycle/patience.py": (
+    "gpurun/lifecycle/connect.py": (
         ("if down is None:", "if False:"),
         ("if seen_down or ", "if "),
+        ("        if self._context.seconds_left(self._state) <= 0:\n", "        if False:\n"),
         ("is_late or self._unheard_s > self._most_unheard_s()", "is_late"),
         ("slow_s > self.limit_s or ", ""),
         ("gap_s if gap_s > AWAY_S else 0.0", "0.0"),
         ("min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)", "clock.monotonic() - self._tried_mono"),
     ),
-    "gpurun/lifecycle/home/bringing.py": (
-        ("            if self._context.seconds_left(self._state) <= 0:\n", "            if False:\n"),
-        ("self.missing[file.name] = error", "self._take(file)"),
-    ),
-    "gpurun/lifecycle/home/held.py": (("if not self._is_stuck(file):", "if False:"),),
-    "gpurun/lifecycle/home/early.py": (
+    "gpurun/lifecycle/artifacts/downloader.py": (
+        (
+            "                    self.missing[file.name] = error\n            else",
+            "                    pass\n            else",
+        ),
+        ("if not self._is_stuck(file):", "if False:"),
         ("if newest and {file.name for file in newest} <= here:", "if newest:"),
-        (" - kept(self._folder)", ""),
+        (" - {*noted.kept}", ""),
     ),
-    "gpurun/lifecycle/earlier/warm.py": (
+    "gpurun/planning/compile_cache.py": (
         ('return origin == "local"\n', "return True\n"),
         ("asked.host == request.host", "True"),
     ),
-    "gpurun/lifecycle/earlier/vouched.py": (
+    "gpurun/planning/verified_run.py": (
         ("receipt.signature is not Signature.OK", "False"),
         ("receipt.sha256 == link.receipt_sha256", "True"),
     ),
-    "gpurun/lifecycle/earlier/continuing.py": (
+    "gpurun/planning/continue_from.py": (
         ("if not run.holds(file):", "if False:"),
         ("if look(home, name).unfinished:", "if False:"),
         ("plan is None or plan.data.sha256 != data.sha256", "plan is None"),
@@ -141,7 +159,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("== len(_KINDS)", ">= 1"),
         ('"bytes": data.bytes + earlier.bytes', '"bytes": data.bytes'),
     ),
-    "gpurun/lifecycle/settle.py": (
+    "gpurun/lifecycle/steps/close_run.py": (
         ("if empty_lists >= EMPTY_LISTS:", "if empty_lists:"),
         ("for part in (_late, _beside):", "for part in (_beside,):"),
         ("late = list(asked.late)", "late: list[str] = []"),
@@ -149,94 +167,114 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("in _vouch(asked, provider, state, context)():", "in ():"),
         ('update={"billed": is_billed}', "update={}"),
     ),
-    "gpurun/lifecycle/reap.py": (
+    "gpurun/lifecycle/reaper.py": (
         ("one for one in found if one.state is not InstanceState.GONE", "one for one in found"),
-        ('orphan.fate == "overdue" or (destroy_all and', "True or (destroy_all and"),
-        ("if _is_driven_here(instance.run, instance.token, home):", "if False:"),
-        ("return asked_for(home.run(run), token)", "return True"),
-        (" and sight.state.token == instance.token", ""),
+        ('orphan.fate == "overdue" or (is_named and', "True or (is_named and"),
+        ("instance.id in others or (destroy_all and orphan.owner.is_here)", "destroy_all"),
+        ('fate: Fate = "owned" if owner.whose == "supervisor" else ', "fate: Fate = "),
+        ("replay(folder.name, reading.records).token == token", "True"),
+        ("if asked_for(home.run(name), token):", "if True:"),
+        (" and sight.state.token == token", ""),
+        ("deadline_wall = token.deadline_wall if token else None", "deadline_wall = instance.deadline_wall"),
+        ("remove_all and (owner.is_here or anyones)", "remove_all"),
         ("left.token in needed or ", ""),
-        ("and _is_older(orphan, older_than_s) ", ""),
+        ("and is_older(orphan, older_than_s) ", ""),
     ),
-    "gpurun/lifecycle/ship.py": (("if isinstance(free, int) and needed > free:", "if False:"),),
+    "gpurun/lifecycle/steps/upload_files.py": (("if isinstance(free, int) and needed > free:", "if False:"),),
     "gpurun/ledger/rental.py": (("times(total(", "(lambda a, b: a)(total("),),
     "gpurun/ledger/journal.py": (("if record.seq != number:", "if False:"),),
-    "gpurun/ledger/durable.py": (
+    "gpurun/ledger/fsync.py": (
         ("if os.fstat(descriptor).st_size != after:", "if False:"),
         ("if not excluded:", "if False:"),
         ("os.ftruncate(descriptor, after)", "pass"),
     ),
     "gpurun/ledger/signing.py": (("keys[keyid].verify(made, message)", "pass"),),
-    "gpurun/machine/pack.py": (
+    "gpurun/remote/archive.py": (
         ("len(content) != size or _stamp(os.fstat(descriptor)) != file.seen", "len(content) != size"),
         ("self.survey.demand_clean()", "pass"),
     ),
-    "gpurun/machine/partial.py": (
+    "gpurun/remote/resumable_file.py": (
         ("os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT"),
         ("os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT | os.O_APPEND"),
-        ("if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):", "if True:"),
+        (" and os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):", ":"),
         ("if not is_this_boot:\n            text", "if False:\n            text"),
         ("        noted_bytes = os.fstat(self._list).st_size\n", "        noted_bytes = 1 << 30\n"),
         ("if piece[1] <= here_bytes", "if True"),
         ('elif not text.endswith(b"\\n"):', "elif False:"),
     ),
-    "gpurun/machine/fetch.py": (
+    "gpurun/remote/download.py": (
         ("os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY"),
         ("if wanted.size_bytes - have > free():", "if False:"),
     ),
-    "gpurun/machine/answers.py": (
+    "gpurun/remote/messages.py": (
         ("check_name(file.name)", "pass"),
         ("if folded in taken:", "if False:"),
         ('if any(name.partition("/")[0] in taken for name in taken if "/" in name):', "if False:"),
         ("if manifest.total_bytes > most_bytes:", "if False:"),
         ("if len(line) > most_bytes:", "if False:"),
     ),
-    "gpurun/machine/far.py": (
+    "gpurun/remote/client.py": (
         ("sized.bytes != len(content) or ", ""),
         ("if piece.name not in wants or piece.name in chunks:", "if False:"),
         ("if at != len(content) or set(chunks) != set(wants):", "if False:"),
         ("piece.offset != offset or piece.bytes > most or ", ""),
+        ("said.bytes != len(content) or ", ""),
+        (" or said.bytes > most:", ":"),
         (" or len(data) != piece.bytes", ""),
     ),
-    "gpurun/machine/remote/transport.py": (
+    "gpurun/remote/ssh/transport.py": (
         ("if not 0 <= n <= MOST_PACKET_BYTES:", "if False:"),
         ("if self.allowance_bytes < 0:", "if False:"),
         ("if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size:", "if False:"),
-        (" and channel in self._closed:", " and False:"),
-        ("self._closed.discard(channel)", "pass"),
+        (" and channel in self._ended:", " and False:"),
+        ("self._ended.discard(channel)", "pass"),
         ("and not self.clear_to_send.is_set():", "and False:"),
     ),
-    "gpurun/machine/agent/files.py": (
+    "gpurun/lifecycle/steps/destroy_machine.py": (
+        (" and _shares_key(state, context):", " and False:"),
+        ("        return state.timer_shares_key\n", "        pass\n"),
+    ),
+    "gpurun/remote/agent/end_early.py": ((" and 0.0 <= age_s <= TAKEN_S:", ":"),),
+    "gpurun/remote/agent/watchdog.py": (
+        ("    if not pusher.has_all():\n", "    if False:\n"),
+        ("        if last_heard(root) != seen:\n", "        if False:\n"),
+    ),
+    "gpurun/remote/agent/system.py": (
         ('if getattr(ctypes.CDLL(None), "syncfs", lambda _: -1)(descriptor):', "if False:"),
     ),
-    "gpurun/machine/remote/shell.py": (
+    "gpurun/remote/ssh/program.py": (
         (" conv=fsync", ""),
         ("""[ "$(wc -c < "$part")" -eq "$2" ] && """, ""),
     ),
-    "gpurun/machine/agent/incoming.py": (
+    "gpurun/remote/agent/receive.py": (
+        ("if len(content) != size or hashlib.sha256(content).digest() != sha256:", "if False:"),
+        (" | os.O_NOFOLLOW, 0o644)\n        except", ", 0o644)\n        except"),
         ("check_name(name)\n        if", "if"),
         (" or digest_of(one[1]) == one[0]", " or True"),
         ('if not lines or lines[0] != "boot %s\\n" % boot_id():', "if False:"),
     ),
-    "gpurun/machine/agent/receive.py": (
-        ("if len(content) != size or hashlib.sha256(content).digest() != sha256:", "if False:"),
-        (" | os.O_NOFOLLOW, 0o644)\n        except", ", 0o644)\n        except"),
-    ),
-    "gpurun/machine/agent/settle.py": (
+    "gpurun/remote/agent/finish_upload.py": (
         ("if incoming.verified != dict(enumerate(digests)):", "if False:"),
         (
             'if came.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:',
             "came.pop(name)\n            if False:",
         ),
         ('if read(root, "agent", "job.json"):', "if False:"),
-    ),
-    "gpurun/machine/agent/shipped.py": (
         ('{} if record.pop("boot", boot_id()) != boot_id() else dict(record)', "dict(record)"),
         ("dict(record, boot=boot_id())", "dict(record)"),
         ("if not boot_id():", "if False:"),
         ('if read(root, "agent", "shipped.json") == record:', "if True:"),
     ),
-    "gpurun/machine/outbox.py": ((" and squeeze is self._squeeze", ""), (" and part.index >= self._todo[0]", "")),
+    "gpurun/remote/agent/setup_process.py": (
+        ("        if os.path.lexists(path):\n            return\n", ""),
+        ('state = "running" if held is None else "lost" if is_same_boot else "rebooted"', 'state = "running"'),
+    ),
+    "gpurun/remote/upload.py": (
+        ("            demand_unchanged(file)\n", "            pass\n"),
+        ("begun.bytes != len(content) or ", ""),
+        (" or not all(found):", ":"),
+        ("self._unsure.extend(taken)", "pass"),
+    ),
     "gpurun/providers/local.py": (("if self.read(token).state is InstanceState.GONE:", "if True:"),),
 }
 

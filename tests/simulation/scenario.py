@@ -43,7 +43,7 @@ class Weather:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One simulated run, whole: the same scenario always gives the same history."""
+    """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`."""
 
     seed: int
     profiles: tuple[str, ...]
@@ -52,6 +52,7 @@ class Scenario:
     deeds: tuple[Deed, ...] = ()
     weather: tuple[Weather, ...] = ()
     ending: Ending = "resumed"
+    machines: int = 1
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""
@@ -63,6 +64,8 @@ class Scenario:
             yield replace(self, profiles=self.profiles[:1])
         if self.ending != "resumed":
             yield replace(self, ending="resumed")
+        if self.machines > 1:
+            yield replace(self, machines=1)
 
     def plus(self, *more: Strike | Deed | Weather) -> Scenario:
         """The scenario, grown."""

@@ -63,7 +63,7 @@ def _story(played: Played) -> Iterator[str]:
             for at_s, verb, fault in cloud.history
         ]
         for box in cloud.boxes:
-            lines.append((box.born_s, f"* {box.id} is born, bears {box.order.token}, timer at {box.ends_s}"))
+            lines.append((box.born_s, f"* {box.id} is born, carries {box.order.token}, timer at {box.ends_s}"))
             if box.died_s is not None:
                 lines.append((box.died_s, f"* {box.id} is dead"))
     lines += [(at_s, f"    {place}") for at_s, place in played.points if place.startswith("after ") and "." in place]

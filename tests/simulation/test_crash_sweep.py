@@ -1,11 +1,13 @@
 """Kill the supervisor at every kind of record and call, for every provider's manners, and go on: the promises hold.
 
-A point that is passed many times (a poll, a look) is tried at its first and its last passing.
+A point that is passed many times (a poll, a look) is tried at its first and its last passing. The cap pays for two
+machines, so that a create of unknown outcome bars no second one; where it pays for one only, nothing is trained.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ TROUBLES: dict[str, tuple[Strike, ...]] = {
 
 def scenario(profile: str, trouble: str, *deeds: Deed) -> Scenario:
     """Two offers of the profile, a training of a second, one trouble."""
-    return Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds)
+    return Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds, machines=2)
 
 
 def points_of(profile: str, trouble: str) -> list[tuple[int, str]]:
@@ -56,3 +58,15 @@ def test_killed_anywhere_and_resumed_every_promise_is_kept(profile: str, trouble
         assert verdict.ends[0] == "killed"
         assert verdict.ends[1:] in ((), ("DONE",)), f"killed {place} (point {number}) it ends with {verdict.ends}"
         assert verdict.ends[1:] or place == "after run.closed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", PROFILES)
+def test_killed_before_the_answer_a_cap_that_pays_for_one_machine_never_pays_for_a_second(profile: str) -> None:
+    points = [
+        number for number, place in points_of(profile, "clean") if place in {"after create.intended", "before create"}
+    ]
+    assert points
+    for number in points:
+        verdict = judge(replace(scenario(profile, "clean", Deed(number, "kill")), machines=1))
+        assert (verdict.breaches, verdict.ends) == ((), ("killed", "NO_OFFER")), verdict.story

@@ -1,4 +1,4 @@
-"""A few hundred random scenarios; `make soak` plays thousands more. Whatever goes wrong, every promise is kept."""
+"""A few hundred random scenarios; `make full` plays thousands more. Whatever goes wrong, every promise is kept."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert [breach for judge in judges for breach in judge(played)] == []
 
     def teardown(self) -> None:
-        """P9: whoever goes on comes to the end, and then everything holds."""
+        """P9: a run that goes on comes to the end, and then everything holds."""
         if self.stage is not None:
             self.on.nemesis.kill_after(10**9)
             self.on.nemesis.next_faults.clear()

@@ -10,10 +10,10 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, write_atomic
-from gpurun.core.progress import Event
 from gpurun.ledger.chain import Link, append_link, locked, read_chain
-from gpurun.ledger.durable import append_durably, require_durable
+from gpurun.ledger.fsync import append_durably, require_durable
 from gpurun.ledger.journal import GENESIS, Journal
 from gpurun.ledger.signing import load_signer
 from tests.lifecycle.tiny_runs import make_run

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.config import parse_recipe
 from trainer.distributed import Processes, leave
 from trainer.model import GPT
 from trainer.optim import make_optimizer
 from trainer.parallel import Replicas, Shards
+from trainer.recipe import parse_recipe
 from trainer.tensors import write_tensors
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "bench" / "bench_gpu.py"
 
 
@@ -20,7 +22,7 @@ def bench(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_every_rival_is_tried_on_the_cpu_from_the_same_weights() -> None:
-    pytest.importorskip("accelerate", reason="the Hugging Face Trainer needs accelerate: pip install 'gpurun[hf]'")
+    pytest.importorskip("accelerate", reason="the Hugging Face Trainer needs accelerate: pip install '.[hf]'")
     told = bench("--try", "--rounds", "1", "--rows", "10m,slow,mfu")
     assert told.returncode == 0, told.stderr
     rows = told.stdout.splitlines()

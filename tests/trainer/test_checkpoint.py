@@ -116,7 +116,7 @@ def test_no_moment_of_replacing_a_file_has_a_manifest_that_names_another(tmp_pat
     write("as it was at first")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "replace", replacing)
-        write("as it is made anew")
+        write("as it is made again")
     assert replaced in {entry["name"] for entry in manifest(tmp_path)["files"]}
     assert resume(tmp_path) == store.latest
 
@@ -197,7 +197,7 @@ def test_with_nothing_sound_left_nothing_is_deleted(tmp_path: Path) -> None:
 def test_a_manifest_that_cannot_be_understood_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     store_with(tmp_path, 10)
     (tmp_path / "MANIFEST.json").write_text(text)
-    with pytest.raises(Refused, match=r"move .* away to start anew"):
+    with pytest.raises(Refused, match=r"move .* away to start over"):
         CheckpointStore(tmp_path)
     assert len(files(tmp_path)) == 3
 
@@ -222,7 +222,7 @@ def test_an_entry_that_leads_out_of_the_folder_or_is_none_is_refused(tmp_path: P
     record = manifest(tmp_path)
     record["files"][0][key] = value
     (tmp_path / "MANIFEST.json").write_text(json.dumps(record))
-    with pytest.raises(Refused, match=r"move .* away to start anew"):
+    with pytest.raises(Refused, match=r"move .* away to start over"):
         CheckpointStore(tmp_path)
 
 

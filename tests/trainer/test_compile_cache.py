@@ -21,10 +21,10 @@ from torch._dynamo import utils
 from tests.later import LATER
 from trainer.checkpoint import read_checkpoint
 from trainer.compile_cache import CompileCache, cache_name
-from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
+from trainer.recipe import ModelConfig
 
 CONFIG = ModelConfig(layers=1, heads=2, width=16, context=8, vocab_size=64)
 CPU = Device(torch.device("cpu"), "fp32", None)

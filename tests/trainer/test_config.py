@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from conftest import recipe_record
 
-from trainer import config
-from trainer.config import Recipe, differing_keys, load_recipe, parse_recipe
 from trainer.errors import Refused
+from trainer.recipe import TABLES, RecipeError, RehearsalConfig, differing_keys, parse_recipe
+from trainer.train import load_recipe
 
 
 def test_a_recipe_comes_back_as_it_was_written() -> None:
@@ -39,12 +39,12 @@ def test_a_recipe_comes_back_as_it_was_written() -> None:
         ("schedule", {"warmup_steps": 21}, "schedule.warmup_steps 21 is more than train.steps 20"),
         ("schedule", {"min_lr": 1.0}, "above optim.lr"),
         ("schedule", {"kind": "linear"}, "schedule.kind"),
-        ("sample", {"prompts": "the "}, "sample.prompts must be a list of strings"),
+        ("sample", {"prompts": "the "}, 'sample.prompts is "the "; it must be a list of strings'),
         ("rehearsal", {"model": {"widht": 3}}, "rehearsal.model.widht"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(table: str, keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(Refused, match=sentence.replace(".", r"\.").replace("?", r"\?")):
+    with pytest.raises(RecipeError, match=sentence.replace(".", r"\.").replace("?", r"\?")):
         parse_recipe(recipe_record(**{table: keys}))
 
 
@@ -53,7 +53,7 @@ def test_every_key_of_every_table_is_required() -> None:
         for key in keys if isinstance(keys, dict) and table != "rehearsal" else []:
             record = recipe_record()
             del record[table][key]
-            with pytest.raises(Refused, match=f"missing key {table}\\.{key}"):
+            with pytest.raises(RecipeError, match=f"missing key {table}\\.{key}"):
                 parse_recipe(record)
 
 
@@ -71,21 +71,19 @@ def test_a_recipe_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> Non
 
 def test_the_tables_keys_and_defaults_are_those_of_the_formats_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "FORMATS.md").read_text(encoding="utf-8")
-    for table in fields(Recipe):
-        if table.name == "about":
-            continue
-        row = next(line for line in page.splitlines() if line.startswith(f"| `[{table.name}]`"))
+    for table, kind in [*TABLES.items(), ("rehearsal", RehearsalConfig)]:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `[{table}]`"))
         said = dict(re.findall(r"`([a-z_0-9]+)` ([^`|]*)", row.split("|", 2)[2]))
-        for key in fields(getattr(config, str(table.type))):
-            if table.name == "rehearsal" and key.name != "processes":
+        for key in fields(kind):
+            if table == "rehearsal" and key.name != "processes":
                 assert f"`{key.name}`" in row
             else:
-                assert key.name in said, f"{table.name}.{key.name}"
+                assert key.name in said, f"{table}.{key.name}"
                 stated = re.search(r"true|false|[0-9][0-9e.-]*", said[key.name].split("(")[0])
                 wanted = json.loads(stated[0]) if stated else MISSING
                 if isinstance(key.default, str):  # Of words the default stands first; or it is none at all.
                     wanted = next(iter(re.findall(r'"(.*?)"', said[key.name])), "")
-                assert key.default == wanted, f"{table.name}.{key.name}: {said[key.name]}"
+                assert key.default == wanted, f"{table}.{key.name}: {said[key.name]}"
 
 
 def test_only_what_changes_the_training_tells_two_recipes_apart() -> None:

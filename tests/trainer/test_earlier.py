@@ -55,6 +55,7 @@ def test_it_ends_bit_for_bit_where_the_uninterrupted_run_ended(
     assert {one["step"] for one in manifest(tmp_path / "out")["files"]} == {20}, "the earlier one is at home already"
 
 
+@pytest.mark.slow
 def test_its_own_checkpoint_comes_first_once_there_is_one(
     tmp_path: Path, train: Train, straight: Path, brought: Path
 ) -> None:
@@ -88,6 +89,7 @@ def _torn(place: Path) -> None:
     (place / "checkpoints" / "000010.optim.safetensors").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "words"),
     [(_empty, "no whole checkpoint"), (_altered, "damaged"), (_torn, "damaged")],
@@ -102,6 +104,7 @@ def test_it_does_not_begin_anew_where_it_was_to_go_on(
     assert words in refused(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_recipe_is_refused_by_name(tmp_path: Path, train: Train, brought: Path) -> None:
     assert train(recipe_record(optim={"lr": 1e-3}), tmp_path / "out", brought) == 2
     assert "other values of optim.lr" in refused(tmp_path / "out")

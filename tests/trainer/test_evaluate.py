@@ -12,13 +12,13 @@ import pytest
 import torch
 from conftest import Train, events, manifest, recipe_record, write_data, write_items
 
-from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.evaluate import rounds, token_bytes, validation
 from trainer.hellaswag import accuracy
 from trainer.items import FILE, Item, read_items
 from trainer.model import GPT
+from trainer.recipe import ModelConfig
 
 CPU = Device(torch.device("cpu"), "fp32", None)
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from conftest import Train, manifest, recipe_record, write_data
 
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.export import export_hf, main
 from trainer.model import GPT
@@ -20,7 +19,10 @@ from trainer.prepare.bpe import train_bpe
 from trainer.prepare.shards import write_vocabulary
 from trainer.prepare.tokenizers import BpeTokenizer, Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens
 from trainer.pretrained import load_weights
+from trainer.recipe import ModelConfig
 from trainer.tensors import write_tensors
+
+pytestmark = pytest.mark.slow
 
 TEXT = "Hello, I'm a language model, naïve café 🦉\n\n  two  spaces 123\t'll <|endoftext|"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.generate import encode, main, open_checkpoint
 from trainer.model import GPT
 from trainer.prepare.tokenizers import sha256_of_tokens
+from trainer.recipe import ModelConfig
 from trainer.shards import Tokenizer
 from trainer.tensors import write_tensors
 
@@ -121,8 +121,8 @@ def test_a_text_that_is_continued_is_not_searched_for(weights: Path, capsys: pyt
     [
         ("--seed=18446744073709551616", "--seed 18446744073709551616 is not between 0 and 9,223,372,036,854,775,807"),
         ("--seed=-1", "--seed -1 is not between 0 and 9,223,372,036,854,775,807"),
-        ("--temperature=inf", "--temperature inf is not a finite number"),
-        ("--temperature=-1", "sample.temperature is -1.0; it must not be negative"),
+        ("--temperature=inf", "sample.temperature is inf; it must be a finite number"),
+        ("--temperature=-1", "sample.temperature is -1.0; it must be at least 0"),
     ],
 )
 def test_a_seed_or_a_temperature_that_torch_or_json_does_not_take_is_refused(

@@ -20,8 +20,10 @@ from trainer.device import Device
 from trainer.events import Reporter
 from trainer.generate import open_checkpoint
 
-pytest.importorskip("transformers", reason="pip install 'gpurun[hf]' to compare with the Hugging Face Trainer")
-pytest.importorskip("accelerate", reason="pip install 'gpurun[hf]' to compare with the Hugging Face Trainer")
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("transformers", reason="pip install '.[hf]' to compare with the Hugging Face Trainer")
+pytest.importorskip("accelerate", reason="pip install '.[hf]' to compare with the Hugging Face Trainer")
 
 
 def recipe(loop: str, **tables: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Several processes under the launcher: a model in parts whose memory runs out is begun anew in smaller portions."""
+"""Several processes under the launcher: a model in parts whose memory runs out begins again in smaller portions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from test_several import losses, torchrun
 
 from trainer import launch
 from trainer.checkpoint import read_checkpoint
-from trainer.config import load_recipe
 from trainer.distributed import BEGINNING
 from trainer.errors import BeginAnew, OutOfMemory
 from trainer.events import UNKNOWN_S
 from trainer.optim import BatchPlan
 from trainer.room import read_room, without_room
+from trainer.train import load_recipe
 
 NO_DROPOUT = {"dropout": 0.0}
 
@@ -223,7 +223,7 @@ def test_it_begins_anew_only_for_a_note_that_says_less_than_the_one_before(
 def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun tells the others to stop once one has failed: that is no wish of anybody's."""
+    """torchrun tells the others to stop once one has failed: that is nobody's request."""
     monkeypatch.setenv(BEGINNING, "the first")
     (tmp_path / "recipe.json").write_text(json.dumps(in_parts()))
     run: Any = SimpleNamespace(

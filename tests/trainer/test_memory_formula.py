@@ -9,10 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpurun.planning.memory import CONTEXT_BYTES, peak_bytes
-from gpurun.planning.tables import ModelTable
-from gpurun.planning.tensors import tensor_bytes
+from gpurun.planning.memory import CONTEXT_BYTES, peak_bytes, tensor_bytes
+from gpurun.planning.recipe import ModelConfig
 from tests.traced_memory import traced_peak_bytes, way_of
+
+pytestmark = pytest.mark.slow
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
 PAIRS: dict[str, Any] = {"preset": "encoder-decoder", "dropout": 0.1}
@@ -86,7 +87,7 @@ def test_the_formula_is_within_5_percent_of_what_was_traced(
     if asked.get("optim") == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch has Muon from 2.9 on")
     traced = traced_peak_bytes(model, batch, **asked)
-    table = ModelTable(**model)
+    table = ModelConfig(**model)
     assert tensor_bytes(table, batch, way=way_of(**asked)) == pytest.approx(traced, rel=0.05)
     assert peak_bytes(table, batch, way=way_of(**asked)) > traced, "what the plan calls fitting would not fit"
 
@@ -117,4 +118,4 @@ def test_it_never_says_fits_where_the_tracer_says_it_does_not(
     model = shape(layers, width, context, vocab, **more)
     traced = traced_peak_bytes(model, batch, **asked)
     # On every card that is smaller than what was traced the plan says no: it counts with more, even without CUDA's own.
-    assert traced < peak_bytes(ModelTable(**model), batch, way=way_of(**asked)) - CONTEXT_BYTES
+    assert traced < peak_bytes(ModelConfig(**model), batch, way=way_of(**asked)) - CONTEXT_BYTES

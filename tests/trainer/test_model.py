@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from trainer.config import ModelConfig
-from trainer.model import GPT, padded_vocab_size
+from trainer.model import GPT
+from trainer.recipe import ModelConfig, padded_vocab, parameters_of
 
 
 def small(**keys: object) -> ModelConfig:
@@ -78,10 +78,10 @@ def test_parameter_counts_are_the_published_ones() -> None:
         gpt2 = GPT(ModelConfig(layers=12, heads=12, width=768, context=1024, vocab_size=50257))
         mini = GPT(ModelConfig(layers=2, heads=2, width=64, context=64, vocab_size=128))
         untied = GPT(small(tied=False, bias=False))
-    assert gpt2.parameter_count() == 124_439_808
-    assert mini.parameter_count() == 112_384
+    for model, count in ((gpt2, 124_439_808), (mini, 112_384), (untied, parameters_of(untied.config))):
+        assert sum(one.numel() for one in model.parameters()) == parameters_of(model.config) == count
     assert not any(name.endswith("bias") for name, _ in untied.named_parameters())
     assert untied.lm_head.weight is not untied.wte.weight
     # llm.c's figure, 0.860 GFLOP a token, counts the positions too.
     assert gpt2.flops_per_token() == pytest.approx(0.860e9 - 6 * 1024 * 768, rel=1e-3)
-    assert [padded_vocab_size(n) for n in (1, 64, 65, 50257)] == [64, 64, 128, 50304]
+    assert [padded_vocab(small(vocab_size=0), n) for n in (1, 64, 65, 50257)] == [64, 64, 128, 50304]

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from conftest import Train, events, recipe_record
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.model import GPT
 from trainer.modern import ModernAttention, RMSNorm, rms_norm, rotation
+from trainer.recipe import ModelConfig, parameters_of
 
 SHAPE = {"layers": 3, "heads": 4, "width": 32, "context": 24, "vocab_size": 128}
 MODERN = {"preset": "modern", "bias": False, "tied": False, **SHAPE}
@@ -82,8 +82,7 @@ def test_every_weight_is_a_matrix_and_the_counts_are_those_of_the_plan() -> None
     with torch.device("meta"):
         model = GPT(ModelConfig(**MODERN | size))  # type: ignore[arg-type]
     assert {parameter.dim() for parameter in model.parameters()} == {2}
-    # tests/unit/test_estimate.py has the same two figures.
-    assert model.parameter_count() == 162_201_600
+    assert sum(one.numel() for one in model.parameters()) == parameters_of(model.config) == 162_201_600
     assert model.flops_per_token() == 854_654_976
 
 

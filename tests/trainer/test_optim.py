@@ -11,7 +11,6 @@ import torch.multiprocessing
 from conftest import recipe_record
 from muon_twice import muon_in_one_of_two
 
-from trainer.config import parse_recipe
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.optim import (
@@ -23,6 +22,7 @@ from trainer.optim import (
     plan_batch,
     set_learning_rate,
 )
+from trainer.recipe import parse_recipe
 from trainer.tensors import read_tensors
 
 

@@ -1,4 +1,4 @@
-"""The log tells whoever learns from it where the ideas of a training stand in the code that ran."""
+"""The log says to a learner where the ideas of a training stand in the code that ran."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from trainer.config import ModelConfig
 from trainer.model import GPT
 from trainer.places import places
+from trainer.recipe import ModelConfig
 from trainer.translation.model import Translator
 
 SHAPE: dict[str, Any] = {"layers": 1, "heads": 1, "width": 8, "context": 8, "vocab_size": 8}

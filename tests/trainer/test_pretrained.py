@@ -13,10 +13,10 @@ import torch
 from conftest import Train, manifest, recipe_record
 from torch import Tensor
 
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.pretrained import LINEAR_NAMES, load_weights
+from trainer.recipe import ModelConfig
 from trainer.tensors import write_tensors
 
 SHAPE = {"layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 60}

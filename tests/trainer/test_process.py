@@ -47,6 +47,7 @@ def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(out, "step")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("awaited", ["checkpoint", "sample"])
 def test_ten_steps_a_kill_and_ten_more_equal_twenty_to_the_last_bit(
     tmp_path: Path, data: Path, straight: Path, awaited: str
@@ -122,6 +123,7 @@ def test_sigterm_finishes_the_step_saves_and_is_a_good_end(tmp_path: Path, data:
     assert len(late) <= 2, "the step under way when the signal came, and at most the one after"
 
 
+@pytest.mark.slow
 def test_the_step_after_which_it_stops_is_told_though_none_was_due(tmp_path: Path, data: Path) -> None:
     """The receipt has the last step that was told, and would name an earlier one than the checkpoint is of."""
     seldom = {"train": {**LONG["train"], "log_every": 100_000}, "eval": LONG["eval"]}
@@ -153,6 +155,7 @@ def workers(parent: int) -> Iterator[tuple[int, int]]:
             yield int(folder.name), ranks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
 def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
@@ -186,6 +189,7 @@ print(asked.is_set())
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_in_the_midst_of_the_first_does_not_stop_the_trainer_for_ever() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SIGNAL_IN_SIGNAL], cwd=ROOT, env=environment(), capture_output=True, text=True,
@@ -194,9 +198,10 @@ def test_a_second_signal_in_the_midst_of_the_first_does_not_stop_the_trainer_for
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
 def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data: Path) -> None:
-    """Nobody would end them, and whoever starts the same command again would have two trainings in one folder."""
+    """Nobody would end them, and a person who starts the same command again would have two trainings in one folder."""
     out = tmp_path / "out"
     launcher = subprocess.Popen(
         command(recipe_record(**LONG), data, out, processes=2), cwd=ROOT, env=environment(),
@@ -221,6 +226,7 @@ def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data:
     assert (stop["kind"], stop.get("reason"), manifest(out)["latest"]) == ("stop", "signal", stop["step"])
 
 
+@pytest.mark.slow
 def test_it_leaves_at_once_with_its_code_whatever_becomes_of_its_last_words() -> None:
     """To take torch apart takes a second of a paid machine; a log that finds no room changes no exit code."""
     code = "import atexit, sys; from trainer.distributed import leave; atexit.register(sys.stderr.write, 'torn down');"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import Train, events, manifest
 
-from gpurun.lifecycle.corpus.shards import prepared
-from gpurun.planning.bundle import bundle_root
+from gpurun.core.installed_files import bundle_root
+from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import list_recipes, load_recipe, resolve
 
 STEPS = ("train.steps=4", "train.checkpoint_every=4", "train.log_every=1", "eval.every=4", "eval.tokens=1024")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from conftest import Train, events, recipe_record
 from torch import Tensor
 
-from trainer.config import ModelConfig
 from trainer.data import Samples, TokenRow
 from trainer.model import GPT
+from trainer.recipe import ModelConfig
 from trainer.shards import open_data
 
 STEPS, WARMUP, PEAK, LOWEST, DECAY, CLIP = 50, 5, 1e-2, 1e-3, 0.1, 1.0

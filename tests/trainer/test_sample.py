@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.config import ModelConfig, SampleConfig
 from trainer.device import Device, peak_flops
 from trainer.model import GPT
+from trainer.recipe import ModelConfig, SampleConfig
 from trainer.sample import generate, pick
 from trainer.shards import Tokenizer
 

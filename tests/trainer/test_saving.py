@@ -156,6 +156,7 @@ def test_why_training_ended_is_told_and_the_checkpoint_under_way_is_kept(
     assert manifest(tmp_path)["latest"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "saved"), [(Spiked("a jump"), [10, 11]), (RuntimeError("a bug"), [10])])
 def test_whoever_watches_waits_for_the_disk_however_training_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, error: Exception, saved: list[int]

@@ -1,4 +1,4 @@
-"""Several processes, on one machine or two: the same tokens, the same losses, whoever holds which part."""
+"""Several processes, on one machine or two: the same tokens, the same losses, whichever process holds which part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import torch
 from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data, write_items
 
 from trainer.checkpoint import Checkpoint, read_checkpoint
-from trainer.config import ModelConfig
 from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
@@ -27,6 +26,7 @@ from trainer.hellaswag import accuracy
 from trainer.items import Item
 from trainer.model import GPT
 from trainer.parallel import fits_replicated
+from trainer.recipe import ModelConfig
 
 NO_DROPOUT = {"dropout": 0.0}
 

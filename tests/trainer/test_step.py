@@ -55,6 +55,7 @@ def test_a_smaller_micro_batch_divides_and_keeps_the_batch() -> None:
     assert smaller(BatchPlan(8, 1, 8)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 4 * 4 + 3])  # at once; in the third micro-batch of the fifth step
 def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, call: int
@@ -81,6 +82,7 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     assert sum(len(ids) for ids in seen) == 20 * 8 + 2 * ((call - 1) % 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("planned", "then"), [(4, 2), (8, 8)])
 def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_another_is_asked_for(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, planned: int, then: int
@@ -160,6 +162,7 @@ def test_cards_without_bf16_get_fp16_and_may_be_told_otherwise() -> None:
         precision_of_card("bf16", "Tesla T4", False)
 
 
+@pytest.mark.slow
 def test_fp16_learns_as_fp32_does_and_counts_the_steps_that_overflowed(tmp_path: Path, train: Train) -> None:
     for precision in ("fp32", "fp16"):
         assert train(recipe_record(train={"precision": precision}), tmp_path / precision) == 0
@@ -195,6 +198,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_moves_nothing(
     ]
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_step_overflowed_so_far_goes_on_as_if_it_had_never_stopped(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +308,7 @@ def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
     assert guard.judge(3.9, 1.0) is None, "a level that lasts is no spike any more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"precision": "fp16"}, {"spike": "skip", "spike_z": 0.5}])
 def test_a_resumed_run_judges_and_scales_as_the_one_that_was_not_stopped(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
@@ -330,6 +335,7 @@ def test_a_resumed_run_judges_and_scales_as_the_one_that_was_not_stopped(
     assert weights(tmp_path / "out", 20) == weights(tmp_path / "straight", 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro_batch", "stop"), [(2, "signal"), (4, "signal"), (8, "crash")])
 def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_then(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, micro_batch: int, stop: str

@@ -36,6 +36,7 @@ MINI = {
 }
 
 
+@pytest.mark.slow
 def test_the_loss_falls_on_the_mini_recipe(tmp_path: Path, train: Train) -> None:
     assert train(recipe_record(**MINI), tmp_path) == 0
     losses = [event["loss"] for event in events(tmp_path, "step")]
@@ -155,6 +156,7 @@ def test_a_validation_loss_that_is_no_number_saves_nothing(
     assert not (tmp_path / "MANIFEST.json").exists()
 
 
+@pytest.mark.slow
 def test_no_more_sequences_are_taken_at_once_than_the_card_is_said_to_hold(
     tmp_path: Path, data: Path, train: Train
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
     assert (events(tmp_path)[-1]["reason"], manifest(tmp_path)["latest"]) == ("signal", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_at", [10, 20])
 def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, cut_at: int

@@ -10,8 +10,8 @@ import pytest
 import torch
 from translation_lab import lab_recipe
 
-from trainer.config import ModelConfig
 from trainer.optim import learning_rate
+from trainer.recipe import ModelConfig, parameters_of
 from trainer.translation.batch import Batch, SpecialTokens, collate
 from trainer.translation.decode import Hypothesis, beam_search, greedy_search, length_penalty
 from trainer.translation.model import Translator, sinusoids
@@ -23,7 +23,8 @@ VOCAB = 13
 def model(seed: int = 0, label_smoothing: float = 0.0, sharpness: float = 1.0) -> Translator:
     """A small model in its evaluation mode; `sharpness` makes its opinions stronger."""
     torch.manual_seed(seed)
-    config = ModelConfig(layers=2, heads=2, width=16, context=12, vocab_size=16, dropout=0.1)
+    shape = {"layers": 2, "heads": 2, "width": 16, "context": 12, "vocab_size": 16, "dropout": 0.1}
+    config = ModelConfig(preset="encoder-decoder", **shape)  # type: ignore[arg-type]
     made = Translator(config, pad_id=0, label_smoothing=label_smoothing).eval()
     with torch.no_grad():
         made.embedding.weight.mul_(sharpness)
@@ -143,7 +144,8 @@ def test_weights_are_xaviers_and_one_matrix_serves_both_embeddings_and_the_head(
     width, layers = 16, 2
     encoder = 12 * width**2 + 9 * width + 4 * width
     decoder = 16 * width**2 + 13 * width + 6 * width
-    assert network.parameter_count() == 16 * width + layers * (encoder + decoder) + 4 * width
+    count = 16 * width + layers * (encoder + decoder) + 4 * width
+    assert sum(one.numel() for one in network.parameters()) == parameters_of(network.config) == count
 
 
 def scored(network: Translator, source: torch.Tensor, found: Hypothesis) -> float:

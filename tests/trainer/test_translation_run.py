@@ -12,7 +12,9 @@ from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
 from trainer import generate, step
 from trainer.checkpoint import read_checkpoint
-from trainer.config import parse_recipe
+from trainer.recipe import parse_recipe
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,17 @@ from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 
 from gpurun.planning.recipe import load_recipe, resolve
 from trainer.checkpoint import Checkpoint, CheckpointStore
-from trainer.config import parse_recipe
 from trainer.errors import Refused
 from trainer.prepare.pairs import tokenizers
 from trainer.prepare.tokenizers import REPLACEMENT
+from trainer.recipe import parse_recipe
 from trainer.translation.__main__ import main
 from trainer.translation.bleu import corpus_bleu
 from trainer.translation.decode import Hypothesis
 from trainer.translation.interpret import UNKNOWN
 from trainer.translation.task import TranslationTask
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

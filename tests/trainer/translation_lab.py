@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from conftest import recipe_record
 
-from trainer.config import Recipe, parse_recipe
 from trainer.data import position_seed, sample_starts
 from trainer.distributed import Processes
 from trainer.optim import BatchPlan, learning_rate, make_optimizer, plan_batch, set_learning_rate
 from trainer.prepare.pairs.build import PairRequest, prepare_pairs
+from trainer.recipe import Recipe, parse_recipe
 from trainer.shards import open_data
 from trainer.translation.model import Translator
 from trainer.translation.task import TranslationTask

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import VirtualClock
-from gpurun.core.model import canonical, digest_of
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import Event
+from gpurun.core.records import canonical, digest_of
 from gpurun.ledger.journal import GENESIS, Journal, seal_of
-from gpurun.ledger.receipt import write_receipt
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
+from gpurun.ledger.write_receipt import write_receipt
 
 RATE = 2_490_000
 WEIGHTS = "checkpoints/000120.model.safetensors"
@@ -164,7 +164,7 @@ def edit_lines(path: Path, edit: Callable[[list[bytes]], list[bytes]]) -> None:
 
 
 def forge_statement(home: Home, folder: RunFolder, edit: Callable[[Any], Any]) -> None:
-    """Change what a receipt states as its owner could: signed anew, and with chain and journal made to fit."""
+    """Change what a receipt states as its owner could: signed again, and with chain and journal made to fit."""
     envelope = json.loads(folder.receipt.read_bytes())
     statement = edit(json.loads(payload_of(envelope)))
     folder.receipt.write_text(json.dumps(make_envelope(canonical(statement), load_signer(home.keys))))

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.model import Offer
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.plan import DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import DataSummary, Estimate, Lease, Mode, Plan
 from tests.unit.ledger_samples import RATE, CloudRun
 
 TOKENS_PER_STEP = 1024

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
-from gpurun.core.model import Charge
+from gpurun.cli.app import build_app, run_app
+from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
+from gpurun.core.records import Charge
 from gpurun.ledger import audit as audit_room
-from gpurun.ledger.lock import RunLock
+from gpurun.ledger.run_lock import RunLock
 from gpurun.providers.base import Unknown
 from tests.unit.ledger_samples import CloudRun, finished_run
 
@@ -36,7 +35,7 @@ def gpurun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["gpurun", *words])
-        code = run_app(build_app(words[0]))
+        code = run_app(build_app())
         return code, capsys.readouterr().out
 
     return run
@@ -89,7 +88,7 @@ def test_doctor_and_audit_say_which_file_cannot_be_read(
     def forbidden(path: Path) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr("gpurun.ledger.audit.lines._split", forbidden)
+    monkeypatch.setattr("gpurun.ledger.audit.strict_lines._split", forbidden)
     code, said = gpurun("audit", "--json")
     assert (code, json.loads(said)["errors"][0]["code"]) == (4, "ledger.unreadable")
     code, said = gpurun("doctor", "--json")

@@ -45,7 +45,7 @@ def gpurun(*arguments: str, given: str = "", **environment: str) -> subprocess.C
 
 @pytest.fixture(autouse=True)
 def no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keyring of whoever runs the tests is theirs."""
+    """The keyring of the person who runs the tests is theirs."""
     monkeypatch.setattr(credentials, "keyring", lambda: None)
 
 

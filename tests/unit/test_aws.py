@@ -19,27 +19,26 @@ from pathlib import Path
 
 import boto3
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from gpurun.cli.verbs import aws as verbs_of_aws
+from gpurun.cli.app import build_app
 from gpurun.core.clock import Clock, SystemClock, VirtualClock, ticks
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
-from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices
-from gpurun.lifecycle.destroy import end
-from gpurun.lifecycle.quotes.market import Market, key_warning, live_offers
-from gpurun.machine.ssh_keys import make_keys
+from gpurun.core.records import GpuNeed, Instance, InstanceState, Offer, Order
+from gpurun.core.run_plan import Choices
+from gpurun.lifecycle.instance.terminate import end
 from gpurun.planning.catalog import rows_for
-from gpurun.providers.aws import AwsProvider, side
+from gpurun.planning.live_offers import Market, key_warning, live_offers
+from gpurun.providers.aws import AwsProvider, side_resources
 from gpurun.providers.aws.errors import NO_QUOTA, preparing, quota_in_words, refusal
-from gpurun.providers.aws.reading import instance_of
+from gpurun.providers.aws.parse import instance_of
 from gpurun.providers.aws.schedule import ROLE
 from gpurun.providers.aws.setup import make_role, plan_role
 from gpurun.providers.aws.wire import Refused, Wire
 from gpurun.providers.base import LeavesThings, NoCapacity, Rejected, Unknown
-from gpurun.providers.refusals import RejectedFor
+from gpurun.providers.errors import RejectedFor
+from gpurun.remote.key_pairs import make_keys
 from tests.contract.orders import KEYS
 from tests.emulators import guests
 from tests.emulators.aws import AwsEmulator, FakeGuest, Fault, Machine, real_guest
@@ -103,6 +102,34 @@ def test_a_launch_whose_answer_is_lost_is_sent_once_and_found_by_its_token(
     assert cloud.count("RunInstances") == len(billed(cloud)) == 1
     (found,) = AwsProvider(clock).find(TOKEN)
     assert (found.token, found.run, found.deadline_wall) == (TOKEN, "fox-41", clock.wall() + LEASE_S)
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP_ANSWER, Fault.DROP_REQUEST])
+def test_the_same_launch_once_more_byte_for_byte_gives_the_one_instance(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, fault: Fault
+) -> None:
+    cloud.world.hidden_s = 30
+    cloud.fail("RunInstances", Fault.NO_CAPACITY, fault)
+    with pytest.raises(Unknown) as lost:
+        aws.create(order_of(clock))
+    assert lost.value.again is not None
+    made = lost.value.again()
+    if fault is Fault.DROP_ANSWER:
+        assert cloud.launches[-1] == cloud.launches[-2], "the same zone and ClientToken, and every other word"
+    assert cloud.launches[-1]["ClientToken"] == f"{TOKEN}.a"
+    assert (made.token, billed(cloud)) == (TOKEN, [made.id.rpartition("/")[2]])
+
+
+def test_a_refusal_of_the_same_launch_once_more_leaves_the_doubt(
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    cloud.fail("RunInstances", Fault.DROP_ANSWER, Fault.NO_CAPACITY)
+    with pytest.raises(Unknown) as lost:
+        aws.create(order_of(clock))
+    assert lost.value.again is not None
+    with pytest.raises(Unknown):
+        lost.value.again()
+    assert (cloud.count("RunInstances"), len(billed(cloud))) == (2, 1)
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP_REQUEST, Fault.ERROR])
@@ -427,12 +454,12 @@ def test_the_own_address_is_an_address_or_there_is_no_machine(
 
     with HTTPServer(("127.0.0.1", 0), Says) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        monkeypatch.setattr(side, "ADDRESS_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setattr(side_resources, "ADDRESS_URL", f"http://127.0.0.1:{server.server_address[1]}")
         if answer.strip() == "203.0.113.7":
-            assert side.public_address(clock) == "203.0.113.7"
+            assert side_resources.public_address(clock) == "203.0.113.7"
         else:
             with pytest.raises(Rejected, match="public address"):
-                side.public_address(clock)
+                side_resources.public_address(clock)
 
 
 # What exists, in every region.
@@ -517,7 +544,7 @@ def test_a_proxys_page_before_the_launch_is_no_answer_either(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, asked: str
 ) -> None:
     cloud.fail(asked, Fault.NOT_JSON)
-    with pytest.raises(Unknown, match="without its"):
+    with pytest.raises(Rejected, match=r"nothing was launched.*without its"):
         aws.create(order_of(clock))
     assert cloud.launches == []
     aws.create(order_of(clock, "gr-fox-41-0badf00d"))
@@ -780,7 +807,8 @@ def test_the_price_is_the_one_that_aws_lists_today(aws: AwsProvider, cloud: AwsE
     cloud.rules.prices_usd["p4d.24xlarge"] = "22.0000000001"
     (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
     assert (offer.rate_micros_per_hour, offer.price_source) == (22_000_001, "Pricing API")
-    assert (offer.spot, offer.region, offer.dies_by_itself) == (False, "us-east-1", "yes · power-off ends it")
+    assert (offer.spot, offer.region) == (False, "us-east-1")
+    assert offer.dies_by_itself == "yes · power-off ends it, armed at boot"
 
 
 def test_without_the_permission_the_catalogues_price_is_taken_and_said_to_be_that(
@@ -955,9 +983,7 @@ def test_the_emulator_boots_what_user_data_asks_for(cloud: AwsEmulator, aws: Aws
 
 def setup_verb(*arguments: str) -> tuple[int, str]:
     """`gpurun aws setup …`: exit code and what was said."""
-    app = typer.Typer()
-    verbs_of_aws.register(app)
-    shown = CliRunner().invoke(app, ["aws", "setup", *arguments, "--json", "--no-input"], standalone_mode=False)
+    shown = CliRunner().invoke(build_app(), ["aws", "setup", *arguments, "--json", "--no-input"], standalone_mode=False)
     assert shown.exception is None, shown.exception
     return int(shown.return_value), shown.output
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.core.paths import Home
 from tests.lifecycle.tiny_runs import make_run
 
@@ -53,7 +52,7 @@ def test_an_empty_name_is_refused_though_there_is_but_one_run(
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", never_starts)
     place = [str(own_home / "copy")] if words[0] == "export" else []
     monkeypatch.setattr(sys, "argv", ["gpurun", *words, blank, *place, "--json"])
-    assert run_app(build_app(words[0])) == 2
+    assert run_app(build_app()) == 2
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [error["code"] for error in answer["errors"]] == ["run.blank"]
     assert not only.control.exists()
@@ -65,7 +64,7 @@ def test_an_empty_value_is_refused_where_none_would_mean_whatever_is_usual(
     words: list[str], blank: str, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpurun", *words, blank, "--json"])
-    assert run_app(build_app(words[0])) == 2
+    assert run_app(build_app()) == 2
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     named = words[-1] if words[-1] not in ("--yes", "show") else "RECIPE"
     assert [(error["code"], error["message"]) for error in answer["errors"]] == [("usage.blank", f"{named} is empty.")]

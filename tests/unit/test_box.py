@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
-from gpurun.core.model import Offer
 from gpurun.core.money import usd
-from gpurun.lifecycle.instance.box import check_box
-from gpurun.machine.answers import Card, Facts, Gpu, Torch
+from gpurun.core.records import Offer
+from gpurun.lifecycle.instance.verify_machine import check_box
 from gpurun.planning.catalog import all_offers
-from gpurun.planning.software import least_torch_of
+from gpurun.planning.requirements import least_torch_of
+from gpurun.remote.messages import Card, Facts, Gpu, Torch
 
 A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30
 

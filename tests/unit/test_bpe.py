@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpurun.lifecycle.corpus.shards import inspect
+from gpurun.data.run_shards import inspect
 from trainer.generate import encode
 from trainer.prepare import bpe
 from trainer.prepare.bpe import train_bpe

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import NoOffer, UsageError
-from gpurun.core.model import Offer
 from gpurun.core.money import Micros, parse_usd, usd
-from gpurun.core.plan import Candidate, Estimate
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Candidate, Estimate
 from gpurun.planning.budget import beside_rate, candidates, choose, expected_train_s, lease_for, worst_case
 from gpurun.planning.catalog import all_offers, offers_for, parse_gpu, terms_of
-from gpurun.planning.load import Load, load_of, save_s
 from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.planning.transfer import Load, load_of, save_s
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
 LOAD = load_of(GPT2, ship_bytes=50_000_000)
@@ -182,11 +182,11 @@ def test_a_part_is_expected_to_cost_what_the_part_takes_and_is_ranked_by_what_al
     assert parts == sorted(parts)
 
 
-def test_without_a_cap_the_lease_is_half_as_long_again_as_the_slow_end() -> None:
+def test_without_a_cap_the_lease_is_three_times_the_slow_end() -> None:
     first = plan(None)[0]
     assert first.estimate.train_s is not None
     assert first.lease is not None
-    assert first.lease.train_s == ceil(1.5 * first.estimate.train_s[1])
+    assert first.lease.train_s == ceil(3 * first.estimate.train_s[1])
 
 
 def test_a_slow_uplink_is_part_of_the_price() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.core.model import GpuNeed
 from gpurun.core.money import usd
+from gpurun.core.records import GpuNeed
 from gpurun.planning.catalog import all_offers, cards, counts_of, offers_for, parse_gpu, terms_of
 
 
@@ -83,9 +83,9 @@ def test_every_row_is_complete_and_bills_as_its_provider_does() -> None:
         assert offer.price_source.startswith("catalogue 2026-11-20")
         assert offer.gpu_count == 0 or (offer.gpu in cards() and offer.vram_gb > 0)
     assert {o.provider: (o.billing_unit_s, o.dies_by_itself) for o in offers} == {
-        "runpod": (1, "yes · pod key"),
+        "runpod": (1, "yes · pod key, armed at boot"),
         "lambda": (60, "NO · laptop only"),
-        "aws": (1, "yes · power-off ends it"),
+        "aws": (1, "yes · power-off ends it, armed at boot"),
     }
 
 

@@ -20,8 +20,8 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.paths import Home
-from gpurun.core.plan import Request
-from gpurun.lifecycle.runs import find_run
+from gpurun.core.run_plan import Request
+from gpurun.ledger.runs import find_run
 from tests.lifecycle.tiny_runs import make_run
 from tests.unit.report_samples import opened_run
 
@@ -40,6 +40,9 @@ WRONG = [
         "above zero, for instance --price-per-hour",
     ),
     (["plan", "mini-gpt", "--hours", "0"], 2, "hours.bad", "--hours 2.5"),
+    (["plan", "mini-gpt", "--setup-limit", "0"], 2, "usage.setup_limit", "--setup-limit 30"),
+    (["plan", "mini-gpt", "--setup-limit", "nan"], 2, "usage.setup_limit", "--setup-limit 30"),
+    (["plan", "mini-gpt", "--setup-limit", "1441"], 2, "usage.setup_limit", "--setup-limit 30"),
     (["offers", "--max-price", "nan"], 2, "money.not_positive", "above zero, for instance --max-price"),
     (["train", "mini-gpt", "--provider", "local", "--data", "/nowhere"], 2, "data.missing", ""),
     (["train", "mini-gpt"], 2, "cap.missing", "--max-cost"),
@@ -127,7 +130,7 @@ def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("gpurun.core.credentials.write_atomic", full)
     words = ["auth", "set", "runpod", "--json"]
-    shown = CliRunner().invoke(build_app("auth"), words, input="rpa_0123456789abcdef\n", standalone_mode=False)
+    shown = CliRunner().invoke(build_app(), words, input="rpa_0123456789abcdef\n", standalone_mode=False)
     answer = json.loads(shown.output)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "disk.full")
     assert str(own_home) in answer["errors"][0]["message"]
@@ -146,7 +149,7 @@ def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.Monke
 )
 def test_a_path_that_cannot_be_is_no_bug_of_ours(own_home: Path, words: list[str], exit_code: int, code: str) -> None:
     make_run(Home(own_home), "fox-41")
-    shown = CliRunner().invoke(build_app(words[0]), [*words, "--json"], standalone_mode=False)
+    shown = CliRunner().invoke(build_app(), [*words, "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (exit_code, code)
 
@@ -165,7 +168,7 @@ def test_a_home_on_a_disk_that_fails_or_is_away_is_no_bug_of_ours(
         return read(path, *given, **named)
 
     monkeypatch.setattr(Path, "open", away)
-    shown = CliRunner().invoke(build_app("logs"), ["logs", "fox-41", "--json"], standalone_mode=False)
+    shown = CliRunner().invoke(build_app(), ["logs", "fox-41", "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "path.unusable")
     assert f"{log} cannot be used: {os.strerror(number)}." in answer["errors"][0]["message"]
@@ -190,8 +193,8 @@ def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
     asked: list[Request] = []
-    monkeypatch.setattr("gpurun.lifecycle.plan.make_plan", lambda request, **_: asked.append(request))
-    CliRunner().invoke(build_app("plan"), ["plan", named])
+    monkeypatch.setattr("gpurun.planning.planner.make_plan", lambda request, **_: asked.append(request))
+    CliRunner().invoke(build_app(), ["plan", named])
     monkeypatch.chdir("/")
     assert (Path(asked[0].recipe).is_absolute(), Path(asked[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
     assert shlex.split(asked[0].recipe_word) == [asked[0].recipe]
@@ -201,9 +204,9 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_prepared_or_asked(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(Home(own_home), "fox-41")
-    monkeypatch.setattr("gpurun.lifecycle.plan.make_plan", lambda *_, **__: pytest.fail("a plan was made"))
+    monkeypatch.setattr("gpurun.planning.planner.make_plan", lambda *_, **__: pytest.fail("a plan was made"))
     words = ["train", "mini-gpt", "--dry-run", "--name", "fox-41", "--json"]
-    answer = json.loads(CliRunner().invoke(build_app("train"), words, standalone_mode=False).stdout)
+    answer = json.loads(CliRunner().invoke(build_app(), words, standalone_mode=False).stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (12, "run.name_taken")
 
 
@@ -244,9 +247,9 @@ def test_a_run_that_lost_its_request_or_its_plan_is_not_forgotten(own_home: Path
     run = opened_run(Home(own_home), "fox-41")
     run.write(run.opened(), run.intended(), run.created())
     getattr(run.folder, lost).unlink()
-    shown = CliRunner().invoke(build_app("ps"), ["ps", "--json"], standalone_mode=False)
+    shown = CliRunner().invoke(build_app(), ["ps", "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
-    told = {"request": ([run.folder.name], [], 9), "plan": ([], ["run.plan_damaged"], 10)}[lost]
+    told = {"request": ([run.folder.name], [], 9), "plan": (["fox-41"], ["run.plan_damaged"], 9)}[lost]
     codes = [error["code"] for error in answer["errors"]]
     assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == told
     assert find_run(Home(own_home), "@last") == "fox-41"
@@ -275,13 +278,13 @@ def test_a_home_that_is_a_file_has_not_just_no_runs(tmp_path: Path) -> None:
     """`ps` said that there are none, and `audit` that the chain is unbroken, while another home's run was billed."""
     (tmp_path / "file").write_text("")
     for words in (["ps"], ["audit"]):
-        shown = CliRunner().invoke(build_app(words[0]), [*words, "--json", "--home", str(tmp_path / "file")])
+        shown = CliRunner().invoke(build_app(), [*words, "--json", "--home", str(tmp_path / "file")])
         answer = json.loads(shown.stdout)
         assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unusable")
 
 
 def test_where_no_runs_are_the_home_is_named(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(build_app("ps"), ["ps", "--home", str(tmp_path / "mistyped")])
+    shown = CliRunner().invoke(build_app(), ["ps", "--home", str(tmp_path / "mistyped")])
     assert f"No runs in {tmp_path}/mistyped." in shown.stdout
 
 
@@ -289,6 +292,6 @@ def test_where_no_runs_are_the_home_is_named(tmp_path: Path) -> None:
 def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's user without HOME and without an entry, too: it was a traceback of each verb."""
     monkeypatch.setenv("GPURUN_HOME", "~nobody-here/gpurun")
-    shown = CliRunner().invoke(build_app("ps"), words, standalone_mode=False)
+    shown = CliRunner().invoke(build_app(), words, standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unknown")

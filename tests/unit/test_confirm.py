@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.confirm import ANSWERS, confirm, knock
-from gpurun.cli.receipts import show_receipt
+from gpurun.cli import shutdown_probe
+from gpurun.cli.commands.confirm_shutdown import confirm_shutdown
+from gpurun.cli.commands.receipt import receipt
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
+from gpurun.cli.shutdown_probe import ANSWERS, knock
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import MayBeBilling, UsageError, VerificationFailed
-from gpurun.core.model import canonical
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit
-from gpurun.ledger.receipt import read_receipt
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, load_signer, make_envelope, payload_of
+from gpurun.ledger.write_receipt import read_receipt
 from tests.unit.ledger_samples import RATE, CloudRun, Note, finished_run
 
 BOX = "root@connect.example.com:40123"
@@ -69,13 +71,20 @@ def always(seen: str) -> Callable[[str, int], str]:
     return lambda host, port: seen
 
 
+def confirm(session: Session, run: str, words: str | None, knocks: Callable[[str, int], str]) -> Result:
+    """`gpurun confirm-shutdown` where each connection meets what `knocks` says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutdown_probe, "knock", knocks)
+        return confirm_shutdown(session, run, words)
+
+
 def row(home: Home) -> AuditRow:
     (only,) = audit(home).rows
     return only
 
 
 def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
-    """Change what is stated, as the owner of the key could: signed anew."""
+    """Change what is stated, as the owner of the key could: signed again."""
     path = folder.path / "shutdown.json"
     statement = json.loads(payload_of(json.loads(path.read_bytes())))
     change(statement)
@@ -243,7 +252,7 @@ def test_a_run_without_a_receipt_is_not_over(session: Session, home: Home) -> No
 
 
 def shown(session: Session, **flags: bool) -> Result:
-    return show_receipt(session, "fox-41", **{"markdown": False, **flags})
+    return receipt(session, "fox-41", **{"md": False, **flags})
 
 
 def test_the_audit_says_whose_duty_the_end_is_until_it_is_confirmed(home: Home, folder: RunFolder) -> None:
@@ -311,7 +320,7 @@ def test_the_receipt_shows_it_and_stays_the_same_receipt(session: Session, home:
     confirm(session, "fox-41", None, always("refused"))
     assert "shutdown confirmed at" in shown(session).text
     assert "confirm-shutdown" not in shown(session).text
-    assert "shutdown confirmed at" in shown(session, markdown=True).text
+    assert "shutdown confirmed at" in shown(session, md=True).text
     assert str(shown(session).data["shutdown"]).startswith("shutdown confirmed at")
     assert folder.receipt.read_bytes() == before
     assert read_receipt(home, folder).signature == "ok"
@@ -370,7 +379,7 @@ def test_the_receipt_shows_a_confirmation_that_does_not_hold_as_none(
 
 @contextmanager
 def server(*words: bytes, stay: bool = False) -> Iterator[int]:
-    """A server that says something to whoever calls, and hangs up unless it stays."""
+    """A server that says something to every caller, and hangs up unless it stays."""
     calls: list[socket.socket] = []
 
     def serve() -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import GpurunError, UsageError
-from gpurun.lifecycle.corpus import corpora, preparer
-from gpurun.lifecycle.corpus.corpora import inspect_data
-from gpurun.lifecycle.corpus.shards import prepared
-from gpurun.planning.bundle import bundle_root
+from gpurun.core.installed_files import bundle_root
+from gpurun.data import corpora, preparer
+from gpurun.data.corpora import inspect_data
+from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.view.paint import render
-from gpurun.view.prepared import progress_line
+from gpurun.view.shard_lines import progress_line
 from gpurun.view.style import Style
+from gpurun.view.styled_text import render
 
 WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells by the sea shore\n"
 
@@ -198,7 +198,7 @@ def test_a_command_that_is_killed_leaves_nobody_behind_who_says_nothing(is_deaf:
         f"def do(arguments):\n    {deaf}\n    print(os.getpid(), sys.stdin.read(), file=sys.stderr, flush=True)\n"
         "    time.sleep(60)\nprogram.run_program(do, left='', less='')\n"
     )
-    call = "import pathlib, sys; from gpurun.lifecycle.corpus.preparer import run_preparer; "
+    call = "import pathlib, sys; from gpurun.data.preparer import run_preparer; "
     call += "run_preparer('silent', [], root=pathlib.Path(sys.argv[1]), say=lambda line: print(line, flush=True))"
     (tmp_path / "trainer").symlink_to(bundle_root() / "trainer")
     with subprocess.Popen([sys.executable, "-c", call, str(tmp_path)], stdout=subprocess.PIPE) as command:

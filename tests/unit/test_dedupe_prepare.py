@@ -19,6 +19,8 @@ from trainer.prepare.corpora.pipeline import Order, prepare_corpus
 from trainer.prepare.dedupe.signatures import Dedupe
 from trainer.prepare.errors import Refusal
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WORDS = [f"word{number}" for number in range(3000)]
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.checkup import check_machine
-from gpurun.cli.online import check_online, online_code
+from gpurun.cli.commands.doctor import doctor
+from gpurun.cli.online_checks import check_online, online_code
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import ExitCode, SetupError, UsageError
-from gpurun.core.model import Account, Instance, InstanceState, Leftover
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.ledger.lock import RunLock
+from gpurun.core.records import Account, Instance, InstanceState, Leftover
+from gpurun.ledger.run_lock import RunLock
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 
@@ -94,27 +94,27 @@ def told(result: Result, level: str) -> str:
 
 
 def test_without_any_key_one_line_says_so_and_nothing_is_wrong_with_this_machine(session: Session) -> None:
-    result = check_machine(session)
+    result = doctor(session)
     assert "no key for any cloud" in told(result, "warn")
     assert result.exit_code is ExitCode.DONE
 
 
 def test_offline_it_names_the_keys_and_asks_nobody(session: Session, cloud: Cloud) -> None:
     cloud.fails["verify"] = failing(AssertionError("it was asked"))
-    result = check_machine(session)
+    result = doctor(session)
     assert "runpod has a key from environment RUNPOD_API_KEY, not asked" in told(result, "ok")
     assert "lambda" not in told(result, "warn"), "a cloud that one does not use is no fault"
 
 
 def test_a_named_cloud_without_a_key_is_told_with_the_command(session: Session) -> None:
-    result = check_machine(session, ["lambda"], online=True)
+    result = doctor(session, ["lambda"], online=True)
     assert "lambda has no key → gpurun auth set lambda" in told(result, "warn")
 
 
 def test_a_key_that_works_is_told_with_its_account_and_balance(session: Session, cloud: Cloud) -> None:
     account = {"balance_micros": usd("12.34"), "clock_ahead_s": -0.4}
     cloud.account = cloud.account.model_copy(update=account)
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "key works (ada@example.com; from environment RUNPOD_API_KEY), $12.34 left" in told(result, "ok")
     assert "clock within 1 s of runpod's" in told(result, "ok")
     assert "nothing of gpurun's is left at runpod" in told(result, "ok")
@@ -125,7 +125,7 @@ def test_a_key_that_works_is_told_with_its_account_and_balance(session: Session,
 def test_a_wrong_key_is_one_clear_line_and_exit_4(session: Session, cloud: Cloud) -> None:
     refused = SetupError("auth.refused", "The key is not known there.", hint="gpurun auth set runpod")
     cloud.fails["verify"] = failing(refused)
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert told(result, "bad") == "runpod: The key is not known there. → gpurun auth set runpod"
     assert result.exit_code is ExitCode.SETUP
 
@@ -133,7 +133,7 @@ def test_a_wrong_key_is_one_clear_line_and_exit_4(session: Session, cloud: Cloud
 def test_what_a_key_may_not_do_an_empty_account_and_a_wrong_clock_are_warnings(session: Session, cloud: Cloud) -> None:
     lacking = {"missing": ("ec2:DescribeInstances",), "balance_micros": usd(0), "clock_ahead_s": 75.0}
     cloud.account = cloud.account.model_copy(update=lacking)
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     warnings = told(result, "warn")
     assert "may not ec2:DescribeInstances" in warnings
     assert "no money left" in warnings
@@ -146,7 +146,7 @@ def test_a_key_that_is_sent_elsewhere_is_told_even_when_nothing_answers_there(
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_BASE_URL", "http://127.0.0.1:9")
     cloud.fails["verify"] = failing(Unknown("connection refused"))
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "your key with them, go to http://127.0.0.1:9" in told(result, "warn")
     assert "no clear answer: connection refused" in told(result, "bad")
 
@@ -156,7 +156,7 @@ def test_a_key_that_is_sent_elsewhere_is_told_even_when_nothing_answers_there(
 
 def test_an_overdue_machine_outranks_everything_and_is_not_touched(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=-7500)]
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "pod-elk-33 of elk-33 (RUNNING, $2.49/h) is 2 h 05 m past its deadline" in told(result, "bad")
     assert "gpurun reap --provider runpod" in told(result, "bad")
     assert result.exit_code is ExitCode.MAY_BE_BILLING
@@ -165,7 +165,7 @@ def test_an_overdue_machine_outranks_everything_and_is_not_touched(session: Sess
 
 def test_a_machine_within_its_lease_that_nobody_here_drives_is_a_warning(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine()]
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "is within its lease until" in told(result, "warn")
     assert result.exit_code is ExitCode.DONE
 
@@ -175,27 +175,30 @@ def test_a_machine_that_a_supervisor_here_drives_is_fine_and_so_are_its_things(s
     session.home.run("elk-33").path.mkdir()
     session.home.run("elk-33").journal.write_text(f'{{"token":"{cloud.machines[0].token}"}}\n')
     with RunLock(session.home.run("elk-33").lock):
-        result = check_machine(session, online=True)
+        result = doctor(session, online=True)
     assert "is driven by a supervisor here" in told(result, "ok")
     assert "pod-elk-33" not in told(result, "bad")
 
 
 def test_a_machine_without_a_deadline_is_told(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=None)]
-    assert "tells no deadline" in told(check_machine(session, online=True), "warn")
+    result = doctor(session, online=True)
+    assert "tells no deadline" in told(result, "bad")
+    assert "--destroy --anyones" in told(result, "bad"), "nor whose it is"
+    assert result.exit_code is ExitCode.MAY_BE_BILLING
 
 
 def test_what_a_cloud_still_lists_of_its_dead_is_nothing(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=-7500, state=InstanceState.GONE)]
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "nothing of gpurun's is left" in told(result, "ok")
 
 
 def test_things_left_over_are_a_warning_and_billed_ones_exit_9(session: Session, cloud: Cloud) -> None:
     cloud.things = [thing()]
-    assert "left over from earlier runs: volume vol-1" in told(check_machine(session, online=True), "warn")
+    assert "left over from earlier runs: volume vol-1" in told(doctor(session, online=True), "warn")
     cloud.things = [thing(billed=True)]
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "and billed" in told(result, "bad")
     assert result.exit_code is ExitCode.MAY_BE_BILLING
 
@@ -208,7 +211,7 @@ def test_what_cannot_be_seen_is_never_called_nothing(
     session: Session, cloud: Cloud, verb: str, error: Exception
 ) -> None:
     cloud.fails[verb] = failing(error)
-    result = check_machine(session, online=True)
+    result = doctor(session, online=True)
     assert "nothing of gpurun's is left" not in told(result, "ok")
     assert result.exit_code is ExitCode.SETUP
 
@@ -236,16 +239,16 @@ def test_a_cloud_that_never_answers_holds_up_no_other(
 def test_a_bug_in_a_provider_is_not_taken_for_an_answer(session: Session, cloud: Cloud) -> None:
     cloud.fails["verify"] = failing(ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
-        check_machine(session, online=True)
+        doctor(session, online=True)
 
 
 def test_own_machines_need_no_key(session: Session) -> None:
-    result = check_machine(session, ["local", "ssh"], online=True)
+    result = doctor(session, ["local", "ssh"], online=True)
     assert "nothing of gpurun's is left at ssh" in told(result, "ok")
     assert result.exit_code is ExitCode.DONE
 
 
 def test_an_unknown_provider_is_refused_before_anything_is_asked(session: Session) -> None:
     with pytest.raises(UsageError) as refused:
-        check_machine(session, ["runpad"], online=True)
+        doctor(session, ["runpad"], online=True)
     assert "runpod" in refused.value.hint

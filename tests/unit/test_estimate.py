@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.core.model import Offer
 from gpurun.core.money import usd
-from gpurun.core.plan import Earlier, Estimate
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Earlier, Estimate
 from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
-from gpurun.planning.estimate import PCIE_SCALING, START_S, estimate, flops_per_token
+from gpurun.planning.estimate import LAUNCH_S, PCIE_SCALING, START_S, estimate
 from gpurun.planning.memory import (
     CONTEXT_BYTES,
     GIB,
     REPLICA_BYTES,
     REPLICA_SHARE,
+    Way,
     fitting_micro_batch,
     peak_bytes,
 )
-from gpurun.planning.rate import LAUNCH_S
-from gpurun.planning.recipe import ResolvedRecipe, load_recipe, parameters_of, resolve
-from gpurun.planning.tables import ModelTable
-from gpurun.planning.tensors import Way
+from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, flops_per_token, load_recipe, parameters_of, resolve
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
 HERE = Offer(
@@ -43,8 +42,8 @@ HERE = Offer(
 )
 
 
-def model(layers: int = 12, width: int = 768, context: int = 1024) -> ModelTable:
-    return ModelTable(layers=layers, heads=1, width=width, context=context, vocab_size=50304)
+def model(layers: int = 12, width: int = 768, context: int = 1024) -> ModelConfig:
+    return ModelConfig(layers=layers, heads=1, width=width, context=context, vocab_size=50304)
 
 
 sizes = st.integers(1, 64)
@@ -65,7 +64,7 @@ def test_more_of_anything_never_needs_less_memory(
     size: tuple[int, int, int, int], which: int, preset: str, dropout: float, way: Way
 ) -> None:
     def peak(layers: int, width: int, context: int, batch: int) -> int:
-        table = model(layers, 32 * width, 32 * context).model_copy(update={"preset": preset, "dropout": dropout})
+        table = replace(model(layers, 32 * width, 32 * context), preset=preset, dropout=dropout)
         return peak_bytes(table, batch, way=way)
 
     larger = tuple(value + (place == which) for place, value in enumerate(size))
@@ -91,9 +90,7 @@ def test_flops_follow_the_named_convention() -> None:
 
 
 def test_the_modern_preset_counts_its_head_but_neither_its_embedding_nor_positions() -> None:
-    modern = GPT2.tables.model.model_copy(update={"preset": "modern", "bias": False, "tied": False})
-    # tests/trainer/test_modern.py has the same two figures.
-    assert parameters_of(modern) == 162_201_600
+    modern = replace(GPT2.tables.model, preset="modern", bias=False, tied=False)
     assert flops_per_token(modern) == 854_654_976
 
 
@@ -101,15 +98,14 @@ def test_the_modern_preset_counts_its_head_but_neither_its_embedding_nor_positio
 def test_memory_is_a_little_above_what_mem_tracker_traced_on_our_own_model(preset: str, traced_gib: float) -> None:
     # 124M's shape, 8 x 1024 tokens, eager under bf16 autocast, two steps of AdamW.
     plain = preset == "faithful"
-    table = model().model_copy(update={"preset": preset, "bias": plain, "tied": plain})
+    table = replace(model(), preset=preset, bias=plain, tied=plain)
     assert traced_gib < (peak_bytes(table, 8) - CONTEXT_BYTES) / GIB < 1.2 * traced_gib
 
 
 def test_a_translators_memory_is_a_little_above_what_was_traced_on_it() -> None:
     # 6 + 6 layers, 512 wide, 128 pairs of 72 positions, dropout 0.1, as above.
-    table = ModelTable(preset="encoder-decoder", layers=6, heads=8, width=512, context=72, vocab_size=512, dropout=0.1)
+    table = ModelConfig(preset="encoder-decoder", layers=6, heads=8, width=512, context=72, vocab_size=512, dropout=0.1)
     assert 3.64 < (peak_bytes(table, 128) - CONTEXT_BYTES) / GIB < 1.1 * 3.64
-    # tests/trainer/test_translation_model.py has the same number of parameters.
     assert parameters_of(table) == 44_402_688
     assert flops_per_token(table) == 6 * 44_402_688 + 36 * 6 * 512 * 72
 
@@ -154,7 +150,7 @@ def test_the_evaluation_and_the_samples_of_every_checkpoint_are_paid_time_and_co
     a_checkpoint = 110_592 / 3 / 16_384 + 2 * 500 * 256 / 2 / 16_384  # Ten steps: what it judges, what it samples.
     assert _slow_s(recipe) == pytest.approx(_slow_s(BARE) * (1 + checkpoints * a_checkpoint / 5000))
     half = Earlier(run="fox-41", step=2500, bytes=1, receipt_sha256="0" * 64)
-    going_on = recipe.model_copy(update={"earlier": half})
+    going_on = replace(recipe, earlier=half)
     left = checkpoints - 2500 // every
     assert _slow_s(going_on) == pytest.approx(_slow_s(BARE) * (0.5 + left * a_checkpoint / 5000))
 

@@ -21,7 +21,7 @@ from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.filters import LambdaFilter
 from datatrove.pipeline.readers import ParquetReader
 
-from gpurun.lifecycle.corpus.shards import inspect
+from gpurun.data.run_shards import inspect
 from trainer.prepare import tokenizers
 from trainer.prepare.corpora import __main__ as program
 from trainer.prepare.corpora.datatrove_steps import ShardSink, finish
@@ -193,7 +193,7 @@ def test_an_executor_that_is_none_or_not_installed_is_refused_in_words(
     with pytest.raises(Refusal) as refused:
         written(corpus, tmp_path / "out", "ray")
     assert refused.value.code == "prepare.not_installed"
-    assert "gpurun[ray]" in refused.value.hint
+    assert "'.[ray]'" in refused.value.hint
 
 
 class Idle:

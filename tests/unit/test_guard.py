@@ -26,14 +26,18 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from gpurun.core.model import RunKeys
+from gpurun.core.records import RunKeys
+from gpurun.core.secrets import Secret
 from gpurun.providers import guard
 
 KEY = "rpa_canary7Hq2.0f"
 NOW, DEADLINE = 1_899_999_999, 1_900_000_000
 FAR = DEADLINE + 365 * 86_400
 TOOLS = ["base64", "cat", "date", "dirname", "env", "mkdir", "mv", "rm", "sh", "sleep", "ssh-keygen", "timeout"]
-SHELLS = {"sh": ["sh"], "bash": ["bash"], "busybox": ["busybox", "sh"]}
+SHELLS = {
+    "sh": ["sh"], "bash": ["bash"], "busybox": ["busybox", "sh"],
+    "busybox-static": ["busybox-static", "sh"],  # Debian's: it runs its own applets, whatever is in PATH.
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Api(ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.changed = threading.Condition()
         self.answer: Callable[[str], int] = lambda what: 204
+        self.told: Any = None  # What a GET is answered with.
 
     @property
     def url(self) -> str:
@@ -89,8 +94,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if 300 <= status < 400:
             self.send_header("Location", f"{self.server.url}/elsewhere")
-        self.send_header("Content-Length", "0")
+        content = json.dumps(self.server.told).encode() if self.command == "GET" else b""
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        self.wfile.write(content)
 
     do_DELETE = do_GET = do_POST
 
@@ -123,6 +130,8 @@ class Shell:
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder, self.words = folder, words
         self.bin, self.disk, self.ssh = folder / "bin", folder / "disk", folder / "ssh"
+        self.clock, self.looks = folder / "clock", folder / "looks"
+        self.by_clock = f'echo look >>"{self.looks}"\ncat "{self.clock}"'
         self.bin.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
         self.how: dict[str, Any] = {}  # What else a program is started with.
@@ -147,16 +156,16 @@ class Shell:
 
     def set_clock(self, wall: int) -> None:
         """Give the machine a clock that stands still until it is set again."""
-        clock, looks = self.folder / "clock", self.folder / "looks"
+        clock, looks = self.clock, self.looks
         clock.with_suffix(".new").write_text(f"{wall}\n")
         clock.with_suffix(".new").replace(clock)
         if not looks.exists():
             looks.touch()
-            self.pretend("date", f'echo look >>"{looks}"\ncat "{clock}"')
+            self.pretend("date", self.by_clock)
 
     def is_left_waiting(self) -> None:
         """Wait until the guard has looked at that clock twice more and gone on waiting."""
-        looks = self.folder / "looks"
+        looks = self.looks
         seen = looks.stat().st_size
         until(lambda: looks.stat().st_size >= seen + 2 * len("look\n"))
 
@@ -165,6 +174,9 @@ class Shell:
             "PATH": str(self.bin), "GPURUN_GUARD_TICK_S": "0.1", "GPURUN_GUARD_PAUSE_S": "0.1",
             "GPURUN_GUARD_FOLDER": str(self.disk), "GPURUN_GUARD_SSH_FOLDER": str(self.ssh),
         }  # fmt: skip
+        if argv[0] == "-c" and self.words[0] == "busybox-static":  # It asks no `date` of PATH.
+            told = f'date() {{ if [ -f "{self.looks}" ]; then {self.by_clock}\nelse command date "$@"; fi; }}\n'
+            argv = ("-c", told + argv[1], *argv[2:])
         with open(self.folder / "console", "ab") as console:
             child = subprocess.Popen(
                 [str(self.bin / self.words[0]), *self.words[1:], *argv],
@@ -187,7 +199,9 @@ class Shell:
         return (self.folder / "console").read_text()
 
 
-@pytest.fixture(params=["sh", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bash", "busybox"))])
+@pytest.fixture(
+    params=["sh", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bash", "busybox", "busybox-static"))]
+)
 def shell(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shell]:
     words = SHELLS[request.param]
     if not shutil.which(words[0]):
@@ -498,7 +512,9 @@ def test_a_guard_that_was_killed_is_followed_by_another(shell: Shell, api: Api) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user with a limit of its own")
-@pytest.mark.parametrize("words", [["sh"], pytest.param(["busybox", "sh"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "words", [["sh"], *(pytest.param(SHELLS[one], marks=pytest.mark.slow) for one in ("busybox", "busybox-static"))]
+)
 def test_a_pod_that_was_short_of_processes_for_a_while_ends_all_the_same(api: Api, words: list[str]) -> None:
     """A shell that gets no new process ends, and nobody but a shell would start another."""
     if not shutil.which(words[0]):
@@ -691,7 +707,7 @@ def test_a_reboot_arms_it_again_for_less(vm: Vm) -> None:
 
 
 def test_an_image_of_an_earlier_machine_brings_none_of_its_time_along(vm: Vm) -> None:
-    """Whoever installs for an hour makes an image of that, which has the record of the first rental on it."""
+    """A user who installs for an hour makes an image of that, which has the record of the first rental on it."""
     vm.shell.set_clock(NOW)
     vm.boot(aws(DEADLINE))
     vm.shell.is_left_waiting()
@@ -714,33 +730,48 @@ def test_a_systemd_that_waits_for_the_boot_does_not_hold_the_boot_up(vm: Vm) -> 
 # Lambda
 
 
-class HandedOver:
-    """A Lambda machine whose guard was put into a folder with its key."""
+TOKEN, ID = "gr-0011aabb-fox-41", "0920582c7ff041399e34823a0be62549"
+
+
+class Launched:
+    """A Lambda machine that boots with its guard, in an account with others."""
 
     def __init__(self, shell: Shell, api: Api) -> None:
         self.shell, self.api = shell, api
-        self.folder = shell.folder / "a run's" / "guard"
-        self.folder.mkdir(parents=True)
+        (shell.bin / "python3").symlink_to(sys.executable)
+        api.answer = lambda what: 200
+        key = {"key": "gpurun-token", "value": TOKEN}
+        others = [{"id": "x1", "name": None, "tags": []}, {"id": "x2", "ssh_key_names": [TOKEN], "tags": None}]
+        api.told = {"data": [*others, {"id": ID, "name": TOKEN}, {"id": "renamed", "name": "mine", "tags": [key]}]}
 
-    def arm(self, deadline: float, lease_s: int = 0) -> subprocess.Popen[bytes]:
-        told = {"base_url": f"{self.api.url}/api/v1", "instance_id": "0920582c7ff041399e34823a0be62549"}
-        script = guard.lambda_hand(**told, deadline_wall=deadline, lease_s=lease_s)
-        (self.folder / "guard.sh").write_bytes(script)
-        (self.folder / "guard.key").write_text(KEY)
-        return self.shell.run(str(self.folder / "guard.sh"))
+    def boot(self, deadline: float, lease_s: int = 3600) -> int:
+        told = {"key": Secret(KEY), "base_url": f"{self.api.url}/api/v1", "token": TOKEN, "lease_s": lease_s}
+        text = guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**told, deadline_wall=deadline))
+        (command,) = yaml.safe_load(text)["bootcmd"]
+        script = self.shell.folder / "bootcmd"
+        script.write_text(f"#!/bin/sh\n{command}\n")
+        code = self.shell.run(str(script)).wait(5)
+        script.unlink()
+        return code
+
+    @property
+    def spent(self) -> Path:
+        return self.shell.disk / "spent"
 
 
 @pytest.fixture
-def handed(sh: Shell, api: Api) -> HandedOver:
-    return HandedOver(sh, api)
+def launched(sh: Shell, api: Api) -> Launched:
+    return Launched(sh, api)
 
 
-def test_the_one_secret_that_lambda_is_given_before_boot_is_the_host_key() -> None:
+@pytest.mark.parametrize("text", ["", "DEADLINE=1\n"])
+def test_lambda_is_given_the_host_key_before_boot_and_a_guard_where_there_is_one(text: str) -> None:
+    """The guard as text, of which cloud-init makes a file of root's: in a list its key would be an argument."""
     run = keys()
-    text = guard.lambda_user_data(keys=run)
-    assert text.startswith("#cloud-config\n")
-    config = yaml.safe_load(text)
-    assert config.pop("bootcmd")
+    user_data = guard.lambda_user_data(keys=run, guard=text)
+    assert user_data.startswith("#cloud-config\n")
+    config = yaml.safe_load(user_data)
+    assert config.pop("bootcmd", []) == ([text] if text else [])
     assert config == {
         "ssh_deletekeys": True,
         "ssh_genkeytypes": ["ed25519"],
@@ -749,89 +780,86 @@ def test_the_one_secret_that_lambda_is_given_before_boot_is_the_host_key() -> No
 
 
 def test_a_lambda_machine_is_terminated_at_its_deadline_and_not_before(shell: Shell, api: Api) -> None:
-    handed = HandedOver(shell, api)
-    deadline = int(time.time()) + 1
-    handed.arm(deadline + 0.9)
-    (request,) = api.wait_for(1)
-    assert deadline <= request.wall < deadline + 5
-    assert request.what == "POST /api/v1/instance-operations/terminate"
-    assert json.loads(request.body) == {"instance_ids": ["0920582c7ff041399e34823a0be62549"]}
-    assert request.authorization == f"Bearer {KEY}"
-    assert KEY not in request.seen
+    launched, deadline = Launched(shell, api), int(time.time()) + 1
+    assert launched.boot(deadline + 0.9) == 0
+    looked, *asked = api.wait_for(3)
+    assert deadline <= looked.wall < deadline + 5
+    assert looked.what == "GET /api/v1/instances"
+    assert {one.what for one in asked} == {"POST /api/v1/instance-operations/terminate"}
+    assert [json.loads(one.body) for one in asked] == [{"instance_ids": [ID]}, {"instance_ids": ["renamed"]}]
+    for one in (looked, *asked):
+        assert one.authorization == f"Bearer {KEY}"
+        assert KEY not in one.seen
+        assert base64.b64encode(KEY.encode()).decode() not in one.seen
 
 
-def test_a_lambda_machine_is_left_alone_until_its_deadline(handed: HandedOver) -> None:
-    handed.shell.set_clock(NOW)
-    handed.arm(DEADLINE)
-    handed.shell.is_left_waiting()
-    assert handed.api.requests == []
-    handed.shell.set_clock(DEADLINE)
-    handed.api.wait_for(1)
+def test_a_lambda_machine_is_left_alone_until_its_deadline(launched: Launched) -> None:
+    launched.shell.set_clock(NOW)
+    launched.boot(DEADLINE)
+    launched.shell.is_left_waiting()
+    assert launched.api.requests == []
+    launched.shell.set_clock(DEADLINE)
+    launched.api.wait_for(1)
 
 
-def test_a_terminate_that_fails_or_changes_nothing_is_asked_for_again(handed: HandedOver) -> None:
-    answers = iter([429, 500, 200, 200])
-    handed.api.answer = lambda what: next(answers, 200)
-    handed.arm(0)
-    handed.api.wait_for(5)
+def test_a_terminate_that_fails_or_changes_nothing_is_asked_for_again(launched: Launched) -> None:
+    answers = iter([429, 200, 500, 200])
+    launched.api.answer = lambda what: next(answers, 200)
+    launched.boot(0)
+    launched.api.wait_for(8)
 
 
-def test_a_lambda_machine_whose_clock_stands_still_ends_after_its_lease(handed: HandedOver) -> None:
-    handed.shell.set_clock(1000)
-    handed.arm(FAR, lease_s=1)
-    handed.api.wait_for(1)
+def test_a_list_that_lags_or_cannot_be_read_is_asked_for_again(launched: Launched) -> None:
+    told, launched.api.told = launched.api.told, {"data": []}
+    launched.boot(0)
+    launched.api.wait_for(2)
+    launched.api.told = {"error": {"code": "global/internal-error"}}
+    launched.api.wait_for(4)
+    launched.api.told = told
+    until(lambda: any(one.what.startswith("POST") for one in launched.api.requests))
 
 
-def test_a_guard_armed_again_does_not_begin_its_lease_anew(handed: HandedOver) -> None:
-    (handed.folder / "spent").write_text(f"100 987654321 another-boot {FAR}\n")
-    handed.arm(FAR, lease_s=100)
-    handed.api.wait_for(1)
+def test_a_lambda_list_that_points_elsewhere_does_not_take_the_key_there(launched: Launched) -> None:
+    launched.api.answer = lambda what: 302
+    launched.boot(0)
+    assert {one.what for one in launched.api.wait_for(3)} == {"GET /api/v1/instances"}
 
 
-@pytest.mark.parametrize("taken", ["the key", "the folder"])
-def test_a_guard_ends_with_its_key_or_its_folder_and_ends_no_machine(handed: HandedOver, taken: str) -> None:
-    child = handed.arm(FAR)
-    until(lambda: (handed.folder / "spent").exists())
-    if taken == "the key":
-        (handed.folder / "guard.key").unlink()
-    else:
-        shutil.rmtree(handed.folder.parent)
-    assert child.wait(5) == 0
-    assert handed.api.requests == []
-    assert not handed.folder.parent.exists() or taken == "the key"
+def test_a_lambda_machine_whose_clock_stands_still_ends_after_its_lease(launched: Launched) -> None:
+    launched.shell.set_clock(1000)
+    launched.boot(FAR, lease_s=1)
+    launched.api.wait_for(1)
 
 
-def test_a_guard_without_its_key_ends_even_when_its_time_is_over(handed: HandedOver) -> None:
-    handed.api.answer = lambda what: 500
-    child = handed.arm(0)
-    handed.api.wait_for(1)
-    (handed.folder / "guard.key").unlink()
-    assert child.wait(5) == 0
+def test_a_reboot_of_a_lambda_machine_does_not_begin_its_lease_anew(launched: Launched) -> None:
+    launched.boot(FAR, lease_s=100)
+    until(launched.spent.exists)
+    launched.shell.kill()
+    launched.spent.write_text(f"100 987654321 another-boot {FAR}\n")
+    assert launched.api.requests == []
+    launched.boot(FAR, lease_s=100)
+    launched.api.wait_for(1)
 
 
-def test_a_reboot_starts_again_what_was_handed_over_and_nothing_else(handed: HandedOver) -> None:
-    """As cloud-init does at every boot, in a home that is where Lambda's is."""
-    (command,) = yaml.safe_load(guard.lambda_user_data(keys=keys()))["bootcmd"]
-    home, run = handed.shell.folder / "home", "ubuntu/.gpurun/gr-fox-41-0011aabb"
-    handed.folder = home / run / "guard"
-    reboot = command[2].replace("/home/", f"{home}/")
-    assert handed.shell.run("-c", reboot).wait(5) == 0
-    handed.folder.mkdir(parents=True)
-    handed.arm(FAR, lease_s=100)
-    until(lambda: (handed.folder / "spent").exists())
-    handed.shell.kill()
-    (handed.folder / "spent").write_text(f"100 987654321 another-boot {FAR}\n")
-    assert handed.api.requests == []
-    assert handed.shell.run("-c", reboot).wait(5) == 0
-    handed.api.wait_for(1)
+def test_a_lambda_deadline_can_be_brought_forward(launched: Launched) -> None:
+    launched.boot(FAR)
+    until(launched.spent.exists)
+    (launched.shell.disk / "deadline").write_text("1")
+    launched.api.wait_for(1)
+
+
+def test_neither_key_nor_guard_of_a_lambda_machine_is_left_in_a_file(launched: Launched) -> None:
+    launched.boot(FAR)
+    until(launched.spent.exists)
+    assert sorted(path.name for path in launched.shell.disk.iterdir()) == ["spent"]
 
 
 # All of them
 
 
 def test_no_text_holds_more_than_plain_characters_or_the_name_of_a_shell_that_may_be_missing() -> None:
-    texts = [guard.runpod_wrapper(), aws(FAR), guard.lambda_user_data(keys=keys())]
-    texts += [guard.lambda_hand(base_url="https://x", instance_id="i", deadline_wall=1, lease_s=1).decode()]
+    told = {"key": Secret(KEY), "base_url": "https://x", "token": TOKEN, "deadline_wall": 1, "lease_s": 1}
+    texts = [guard.runpod_wrapper(), aws(FAR), guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**told))]
     for text in texts:
         assert text.isascii()
         assert "\0" not in text

@@ -304,7 +304,7 @@ class TestTheEnd:
         boot(ready=False, user_data=keys.user_data(bootcmd=[["sh", "-c", timer]])).wait_dead()
 
     def test_a_timer_whose_accuracy_is_left_open_is_late(self, boot: Boot, keys: Keys) -> None:
-        """By up to a minute, as systemd has it: whoever counts on seconds finds out here."""
+        """By up to a minute, as systemd has it: code that counts on seconds finds out here."""
         soon = "systemd-run --on-active=1 {} touch ${{GUEST_ROOT}}/var/{}".format
         armed = [soon("--timer-property=AccuracySec=1s", "exact"), soon("", "lax")]
         guest = boot(user_data=keys.user_data(bootcmd=armed))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.lifecycle.corpus.corpora import add_hellaswag
-from gpurun.lifecycle.corpus.shards import prepared
-from gpurun.planning.bundle import bundle_root
+from gpurun.core.installed_files import bundle_root
+from gpurun.data.corpora import add_hellaswag
+from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import load_recipe, resolve
 from trainer.items import read_items
 from trainer.prepare.build import Request, prepare

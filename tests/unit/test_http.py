@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from decimal import Decimal
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import pytest
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import SetupError
 from gpurun.providers import _http
-from gpurun.providers._http import Http
+from gpurun.providers._http import Gap, Http
 from gpurun.providers.base import Unknown
 
 KEY = "rpa_canary_0123456789"
@@ -181,13 +182,41 @@ def test_patience_ends_under_endless_refusals() -> None:
 def test_a_least_gap_is_kept_between_requests() -> None:
     clock = VirtualClock()
     with serving(says()) as server:
-        http = client(server.url, clock, least_gap_s=1.0)
+        http = client(server.url, clock, gap=Gap(1.0, clock))
         http.request("GET", "/")
         assert clock.monotonic() == 0
         http.request("GET", "/")
         clock.sleep(0.75)
         http.request("GET", "/")
     assert clock.monotonic() == 2.0
+
+
+def test_a_least_gap_is_kept_by_all_who_name_the_same_file(tmp_path: Path) -> None:
+    """Two supervisors and a `ps` under one account: each is another process, and Lambda counts them together."""
+    clock, turns = VirtualClock(), tmp_path / "turns" / "lambda"
+    gaps = [Gap(1.0, clock, turns) for _ in range(3)]
+    sent = []
+    for gap in (*gaps, *gaps):
+        gap.wait()
+        sent.append(clock.monotonic())
+    assert sent == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("left", ["9e9", "nothing", "", "nan"])
+def test_what_an_earlier_boot_or_a_crash_left_in_the_file_keeps_nobody_waiting(tmp_path: Path, left: str) -> None:
+    clock = VirtualClock()
+    (tmp_path / "lambda").write_text(left)
+    Gap(1.0, clock, tmp_path / "lambda").wait()
+    assert clock.monotonic() == 0.0
+
+
+def test_a_gap_whose_file_cannot_be_used_is_kept_by_this_process_alone(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    (tmp_path / "lambda").mkdir()
+    gap = Gap(1.0, clock, tmp_path / "lambda")
+    gap.wait()
+    gap.wait()
+    assert clock.monotonic() == 1.0
 
 
 def hang_up(handler: Handler) -> None:

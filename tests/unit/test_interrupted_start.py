@@ -27,7 +27,7 @@ def interrupted_at(module: str, *words: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("module", ["gpurun.cli.app", "typer", "gpurun.core.settings", "gpurun.lifecycle.runs"])
+@pytest.mark.parametrize("module", ["gpurun.cli.app", "typer", "gpurun.core.settings", "gpurun.ledger.runs"])
 def test_it_is_said_in_a_sentence(module: str) -> None:
     done = interrupted_at(module, "ps")
     assert "Interrupted." in done.stderr

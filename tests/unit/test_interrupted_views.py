@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli.app import build_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.cli.interrupts import decide
 from gpurun.cli.session import Session
-from gpurun.cli.verb import run_app
+from gpurun.core.journal_records import Phase
 from gpurun.core.paths import Home
-from gpurun.core.progress import Phase
-from gpurun.lifecycle.control import read_wish
-from gpurun.lifecycle.runs import Sight, look
+from gpurun.core.stop_request import read_stop_request
+from gpurun.ledger.runs import Sight, look
 from tests.lifecycle.tiny_runs import make_run
 
 BEFORE = [Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED]
@@ -35,7 +34,7 @@ def interrupted(words: list[str], phase: Phase, number: int, home: Path, patch: 
     patch.setattr("gpurun.cli.viewer.look", lambda home, name: seen_in(home, phase))
     patch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *given: None)
     patch.setattr(sys, "argv", ["gpurun", *words, "fox-41"])
-    return run_app(build_app(words[0]))
+    return run_app(build_app())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
@@ -45,7 +44,7 @@ def test_a_view_of_a_run_that_boots_or_ships_ends_alone(
     verb: str, phase: Phase, number: int, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert interrupted([verb], phase, number, own_home, monkeypatch) == 8
-    assert read_wish(Home(own_home).run("fox-41")) is None
+    assert read_stop_request(Home(own_home).run("fox-41")) is None
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["on a terminal", "off it"])
@@ -54,7 +53,7 @@ def test_an_attached_view_that_is_killed_leaves_a_training_run(
 ) -> None:
     monkeypatch.setattr(Session, "interactive", property(lambda self: terminal))
     assert interrupted(["attach"], Phase.TRAINING, signal.SIGTERM, own_home, monkeypatch) == 8
-    assert read_wish(Home(own_home).run("fox-41")) is None
+    assert read_stop_request(Home(own_home).run("fox-41")) is None
 
 
 @pytest.mark.parametrize("phase", BEFORE)
@@ -65,7 +64,7 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_told_to_detach(
     home = Home(own_home)
     folder = make_run(home)
     assert decide(Session(home), seen_in(home, phase), signal.SIGINT, on_interrupt) is leaves
-    wish = read_wish(folder)
+    wish = read_stop_request(folder)
     assert (wish.how if wish else None) == (None if leaves else "now")
 
 
@@ -79,6 +78,6 @@ def test_off_a_terminal_a_run_that_trains_or_may_is_stopped_with_a_checkpoint(
     folder = make_run(home)
     sight = seen_in(home, phase, start_asked=True)
     assert decide(Session(home), sight, signal.SIGTERM, on_interrupt) is False
-    wish = read_wish(folder)
+    wish = read_stop_request(folder)
     assert wish is not None
-    assert wish.how == "save"
+    assert (wish.how, wish.signal) == ("save", "SIGTERM")

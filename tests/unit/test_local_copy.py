@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpurun.lifecycle.home.local_copy import LocalCopy
+from gpurun.lifecycle.artifacts.log_copy import LocalCopy
 
 
 def copy_of(path: Path) -> LocalCopy:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpurun.core.clock import VirtualClock
-from gpurun.core.moving import PERIOD_S, STALE_S, Moving, moving, read_moving
 from gpurun.core.paths import RunFolder
-from gpurun.view.moving import moving_line, moving_words
-from gpurun.view.paint import width_of
-from gpurun.view.plain import PlainView
+from gpurun.core.transfer_progress import PERIOD_S, STALE_S, Moving, moving, read_moving
+from gpurun.view.plain_lines import PlainView
+from gpurun.view.progress_line import moving_line, moving_words
 from gpurun.view.style import Style
+from gpurun.view.styled_text import width_of
 
 BEGUN = 1_800_000_000.0
 
 
-def told(done_bytes: int = 1_200_000_000, *, seconds: float = 20.0) -> Moving:
-    return Moving("ship", done_bytes, 4_700_000_000, BEGUN + seconds, 440_000_000, BEGUN)
+def told(done: int = 1_200_000_000, *, seconds: float = 20.0) -> Moving:
+    return Moving("ship", done, 4_700_000_000, BEGUN + seconds, 440_000_000, BEGUN)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_what_is_told_is_read_by_another_until_the_transfer_ends(folder: RunFold
         tell(60)
         seen = read_moving(folder, clock.wall())
         assert seen is not None
-        assert (seen.what, seen.done_bytes, seen.total_bytes, seen.begun_bytes) == ("ship", 60, 100, 10)
+        assert (seen.what, seen.done, seen.total, seen.begun) == ("ship", 60, 100, 10)
         assert seen.bytes_per_s == pytest.approx(50 / PERIOD_S)
     assert read_moving(folder, clock.wall()) is None
     assert list(folder.path.iterdir()) == []
@@ -48,7 +49,7 @@ def test_it_is_written_once_a_second_however_often_it_is_told(folder: RunFolder)
             tell(done)
         seen = read_moving(folder, clock.wall())
         assert seen is not None
-        assert seen.done_bytes == 0
+        assert seen.done == 0
 
 
 def test_what_a_killed_supervisor_left_and_what_is_damaged_is_nothing(folder: RunFolder) -> None:
@@ -74,6 +75,15 @@ def test_it_is_shown_with_rate_and_the_time_that_is_left() -> None:
     assert moving_words(told(440_000_000)) == "440 MB of 4.7 GB"
     for width in (40, 80, 200):
         assert width_of(moving_line(told(), Style(width=width), label=8)) <= max(width, 60)
+
+
+def test_a_set_up_is_shown_with_its_time_and_the_last_that_it_said() -> None:
+    seen = Moving("setup", 130, 600, BEGUN, 0, BEGUN, "one\nCollecting\rInstalling \x1b[32mlion\x1b[0m\n\n")
+    assert moving_words(seen) == "2 m 10 s of 10 m 00 s · Installing lion"
+    assert moving_words(replace(seen, words="")) == "2 m 10 s of 10 m 00 s"
+    assert len(moving_words(replace(seen, words="x" * 5000))) < 130
+    drawn = "".join(span.text for span in moving_line(seen, Style(width=80), label=8))
+    assert drawn.startswith(" set-up ")
 
 
 def test_a_log_has_a_line_of_a_long_transfer_every_half_minute_and_none_of_a_short_one() -> None:

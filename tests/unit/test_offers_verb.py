@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.offers import list_offers
+from gpurun.cli.commands.offers import offers
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, SetupError, UsageError
-from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 
@@ -69,7 +69,7 @@ def silent(error: Exception) -> Asked:
 
 
 def listed(session: Session, gpu: str = "8xA100", *providers: str, **flags: Any) -> Result:
-    return list_offers(session, gpu, providers, **{"max_price": "", "region": "", "spot": False, **flags})
+    return offers(session, gpu, providers, **{"max_price": "", "region": "", "spot": False, **flags})
 
 
 def test_live_offers_come_cheapest_first_and_say_when_they_were_read(

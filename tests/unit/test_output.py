@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli import listing
-from gpurun.cli.app import build_app
-from gpurun.cli.output import OutputLost
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
+from gpurun.cli.render import OutputLost
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
-from gpurun.lifecycle.home import local_copy
-from gpurun.lifecycle.home.local_copy import LocalCopy
+from gpurun.lifecycle.artifacts import log_copy
+from gpurun.lifecycle.artifacts.log_copy import LocalCopy
 from tests.lifecycle.tiny_runs import make_run
 from tests.unit.report_samples import opened_run
 
@@ -89,7 +87,7 @@ def test_the_code_of_what_was_found_outranks_a_reader_that_has_left(folder: Path
 
 def in_process(words: list[str], patch: pytest.MonkeyPatch) -> int:
     patch.setattr(sys, "argv", ["gpurun", *words])
-    return run_app(build_app(words[0]))
+    return run_app(build_app())
 
 
 def test_logs_json_is_json_line_by_line_and_the_envelope_last(
@@ -103,7 +101,7 @@ def test_logs_json_is_json_line_by_line_and_the_envelope_last(
     assert (len(lines), envelope["command"], envelope["ok"]) == (10_000, "logs", True)
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r"], ids=["lines", "one line that is drawn anew"])
+@pytest.mark.parametrize("end", [b"\n", b"\r"], ids=["lines", "one line that is drawn again"])
 @pytest.mark.parametrize("form", [[], ["--json"], ["--raw"]], ids=" ".join)
 def test_a_log_is_never_held_whole(
     form: list[str], end: bytes, folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +134,7 @@ def test_a_log_comes_out_as_it_went_in_wherever_its_lines_end(
 def test_what_a_flood_says_after_its_copy_was_cut_is_followed(
     folder: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(local_copy, "HEAD_BYTES", 40)
+    monkeypatch.setattr(log_copy, "HEAD_BYTES", 40)
     run = Home(own_home).run("fox-41")
     run.log.unlink()
     copy, said = LocalCopy(run.log, most_bytes=100, head_bytes=40), iter(range(30))
@@ -147,7 +145,7 @@ def test_what_a_flood_says_after_its_copy_was_cut_is_followed(
             return "its supervisor"
         return None
 
-    monkeypatch.setattr(listing, "holder_of", still_driven)
+    monkeypatch.setattr("gpurun.cli.commands.logs.holder_of", still_driven)
     monkeypatch.setattr(SystemClock, "sleep", lambda clock, seconds: None)
     assert in_process(["logs", "fox-41", "-f"], monkeypatch) == 0
     assert capsys.readouterr().out.splitlines() == [f"{number:09d}" for number in range(30)]
@@ -176,7 +174,7 @@ def test_ctrl_c_leaves_an_envelope_too(monkeypatch: pytest.MonkeyPatch, capsys: 
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpurun.cli.sampling.sample_run", interrupted)
+    monkeypatch.setattr("gpurun.cli.run_control.find", interrupted)
     assert in_process(["sample", "fox-41", "--prompt", "def ", "--json"], monkeypatch) == 130
     answer = json.loads(capsys.readouterr().out)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (130, "interrupted")

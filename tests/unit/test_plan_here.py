@@ -12,19 +12,22 @@ import pytest
 from typer.testing import CliRunner
 
 from gpurun.cli.app import build_app
-from gpurun.core.clock import SystemClock
+from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError
-from gpurun.core.model import GpuNeed
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices, DataSummary, Plan, Request
-from gpurun.lifecycle.corpus.shards import inspect
-from gpurun.lifecycle.job import surroundings_of
-from gpurun.lifecycle.plan import make_plan
-from gpurun.lifecycle.quotes import renting
-from gpurun.lifecycle.quotes.market import Market
-from gpurun.lifecycle.runs import open_run, read_plan
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import Choices, DataSummary, Plan, Request
+from gpurun.data.run_shards import inspect
+from gpurun.ledger.plan_from_journal import read_plan
+from gpurun.ledger.runs import open_run
+from gpurun.lifecycle.job_spec import surroundings_of
+from gpurun.planning import cloud_plan
 from gpurun.planning.catalog import offers_for, parse_gpu
+from gpurun.planning.cloud_plan import PRICES_HOLD_S
+from gpurun.planning.live_offers import Market
+from gpurun.planning.planner import make_plan
+from tests.changed_plan import changed_plan
 
 
 def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) -> Plan:
@@ -34,7 +37,7 @@ def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) ->
 
 
 def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.lifecycle.plan._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
     assert planned_here(tmp_path).form == "rehearsal"
     assert planned_here(tmp_path, "hardware.on_cpu=as_written").form == "full"
     with pytest.raises(GpurunError, match="has no CUDA device"):
@@ -45,7 +48,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
-    monkeypatch.setattr("gpurun.lifecycle.plan._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
     huge = ("model.layers=64", "model.width=16384")
     with pytest.raises(UsageError, match=r"takes at least 3[0-9,.]+ GiB of memory here, and this") as refused:
         planned_here(tmp_path, *huge)
@@ -53,7 +56,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
     with pytest.raises(UsageError, match=r"at least 0\.0 GiB"):
         planned_here(tmp_path)
-    monkeypatch.setattr("gpurun.lifecycle.plan._has_cuda", lambda: True)
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: True)
     assert planned_here(tmp_path, *huge).form == "full", "on a GPU its memory counts, which is not known here"
 
 
@@ -68,7 +71,7 @@ def test_hours_that_hold_a_part_of_a_run_say_how_far_it_gets_on_a_machine_of_one
 
 def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path))
-    done = CliRunner().invoke(build_app("plan"), ["plan", "mini-gpt", "--dry-run", "--set", "data.limit_mb=1"])
+    done = CliRunner().invoke(build_app(), ["plan", "mini-gpt", "--dry-run", "--set", "data.limit_mb=1"])
     assert done.exit_code == 0
     assert list((tmp_path / "cache" / "shards").iterdir())
     assert not list((tmp_path / "cache" / "staged").glob("*"))
@@ -94,7 +97,7 @@ def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> N
         folder.mkdir(parents=True)
         (folder / "train.bin").write_bytes(bytes(10))
         os.utime(folder, (now - age_s, now - age_s))
-    CliRunner().invoke(build_app("plan"), ["plan", "gpt2-124m"])
+    CliRunner().invoke(build_app(), ["plan", "gpt2-124m"])
     assert sorted(home.staged.iterdir()) == sorted((waiting, fresh))
 
 
@@ -145,7 +148,7 @@ def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(
         return Market((), (("runpod", "runpod gave no whole answer: Name or service not known"),), 0.0, ("runpod",))
 
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_x")
-    monkeypatch.setattr("gpurun.lifecycle.quotes.market.live_offers", silent)
+    monkeypatch.setattr("gpurun.planning.live_offers.live_offers", silent)
     request = Request(recipe="mini-gpt", providers=("runpod",), max_cost_micros=1_000_000)
     home = Home(tmp_path).prepare()
     with pytest.raises(SetupError, match="No cloud could be asked") as refused:
@@ -153,18 +156,37 @@ def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(
     assert refused.value.code == "market.unreachable"
 
 
-def rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *overrides: str) -> Plan:
-    """The plan of a paid run at the catalogue's prices, as if the cloud had been asked."""
+def rented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *overrides: str, clock: VirtualClock | None = None
+) -> Plan:
+    """The plan of a paid run at the catalogue's prices, as if the cloud had been asked; its notes tell how often."""
+    asked: list[GpuNeed] = []
 
     def live(need: GpuNeed, *_: object) -> Market:
+        asked.append(need)
         return Market(tuple(one for one in offers_for(need) if one.provider == provider), (), 0.0, (provider,))
 
-    monkeypatch.setattr("gpurun.lifecycle.quotes.market.live_offers", live)
-    monkeypatch.setattr(renting, "_with_keys", lambda request, home: [provider])
+    monkeypatch.setattr("gpurun.planning.live_offers.live_offers", live)
+    monkeypatch.setattr(cloud_plan, "_with_keys", lambda request, home: [provider])
     request = Request(recipe="mini-gpt", providers=(provider,), max_cost_micros=usd(50), gpu=parse_gpu("1xA100"),
                       overrides=("data.limit_mb=1", *overrides), choices=Choices(weak_lease=True))  # fmt: skip
     home = Home(tmp_path).prepare()
-    return make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=True)
+    made = make_plan(request, run="fox-41", home=home, clock=clock or SystemClock(), say=print, need_data=True)
+    return made.model_copy(update={"notes": (f"asked {len(asked)}x",)})
+
+
+@pytest.mark.parametrize(("took_s", "times"), [(PRICES_HOLD_S, 1), (PRICES_HOLD_S + 1, 2)])
+def test_the_clouds_are_asked_again_only_where_preparing_took_longer_than_their_prices_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, times: int
+) -> None:
+    clock, held = VirtualClock(), cloud_plan.prepared
+
+    def slowly(*told: Any, **places: Any) -> DataSummary:
+        clock.sleep(took_s)
+        return held(*told, **places)
+
+    monkeypatch.setattr(cloud_plan, "prepared", slowly)
+    assert rented(tmp_path, monkeypatch, "runpod", clock=clock).notes == (f"asked {times}x",)
 
 
 def test_a_disk_that_checkpoints_would_fill_on_paid_time_is_refused_at_home(
@@ -182,12 +204,12 @@ def test_a_disk_that_checkpoints_would_fill_on_paid_time_is_refused_at_home(
 
 
 def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = renting.prepared
+    held = cloud_plan.prepared
 
     def huge(*told: Any, **places: Any) -> DataSummary:
         return held(*told, **places).model_copy(update={"bytes": 20 * 10**9})
 
-    monkeypatch.setattr(renting, "prepared", huge)
+    monkeypatch.setattr(cloud_plan, "prepared", huge)
     with pytest.raises(UsageError, match=r"the data \(20\.0 GB\) and"):
         rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=20")
     assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease
@@ -198,5 +220,5 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
 ) -> None:
     here = planned_here(tmp_path)
     assert surroundings_of(here, 8) == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
-    rented = here.model_copy(update={"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8})
+    rented = changed_plan(here, {"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8})
     assert surroundings_of(rented, 96) == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "12"}

@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli.recipes import list_recipes_result
+from gpurun.cli.commands.recipes import list_all
 from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.money import parse_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Choices, Estimate, Plan, Request
-from gpurun.lifecycle.job import command_of
-from gpurun.lifecycle.plan import make_plan
-from gpurun.lifecycle.quotes.market import Market
-from gpurun.lifecycle.quotes.quote import WEAK
-from gpurun.lifecycle.quotes.unprepared import load_for
+from gpurun.core.run_plan import Choices, Estimate, Plan, Request
+from gpurun.lifecycle.job_spec import command_of
 from gpurun.planning import catalog
-from gpurun.planning.budget import candidates
+from gpurun.planning.budget import candidates, rental_cost
+from gpurun.planning.candidates import WEAK
 from gpurun.planning.catalog import all_offers, asked_as, offers_for, parse_gpu, terms_of
 from gpurun.planning.estimate import estimate
-from gpurun.planning.load import load_of
+from gpurun.planning.live_offers import Market
+from gpurun.planning.planner import make_plan
 from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.view.paint import cells
-from gpurun.view.plan import plan_text
-from gpurun.view.quantities import format_bytes, format_duration
+from gpurun.planning.transfer import load_for, load_of
+from gpurun.view.number_format import format_bytes, format_duration
+from gpurun.view.plan_screen import plan_text
 from gpurun.view.style import Style
+from gpurun.view.styled_text import cells
+from tests.changed_plan import changed_plan
 
 OFFERS = [offer for offer in all_offers() if offer.gpu_count]
 
@@ -44,7 +44,7 @@ def planned(home: Path, cap: str, **asked: object) -> Plan:
 
 @pytest.fixture(autouse=True)
 def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: [])
+    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: [])
 
 
 def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_table_says_what_fits_on_a_machine_without_a_gpu(tmp_path: Path, dro
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
     """It ended in a KeyError."""
     asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
-    plan = planned(tmp_path, "0.06", choices=Choices(weak_lease=True), **asked)
+    plan = planned(tmp_path, "0.09", choices=Choices(weak_lease=True), **asked)
     assert plan.offer.gpu_count == 0
     assert plan.notes[-1].endswith("`train` takes this one with --gpu cpu.")
 
@@ -246,10 +246,10 @@ def test_beside_live_prices_it_is_said_which_are_the_catalogues_and_no_cloud_wit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = [one.model_copy(update={"price_source": "live"}) for one in OFFERS if one.type_id == "NVIDIA A100-SXM4-80GB"]
-    monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: ["runpod"])
+    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: ["runpod"])
     for offers in ([one for one in live if one.gpu_count == 8], []):
         market = Market(tuple(offers), (), 1_800_000_000.0, ("runpod",))
-        monkeypatch.setattr("gpurun.lifecycle.quotes.market.live_offers", lambda *_, market=market: market)
+        monkeypatch.setattr("gpurun.planning.live_offers.live_offers", lambda *_, market=market: market)
         plan = planned(tmp_path, "60")
         eights = [one.offer for one in plan.candidates if (one.offer.gpu, one.offer.gpu_count) == ("A100 SXM", 8)]
         assert {one.provider for one in eights} == {"aws", "lambda", *(one.provider for one in offers)}
@@ -490,10 +490,35 @@ def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, ask
     assert ("by the minute" in told) is (cloud == "lambda")
 
 
+def test_the_limit_of_a_set_up_is_in_the_lease_and_the_worst_case_and_shown(tmp_path: Path) -> None:
+    asked = {"gpu": parse_gpu("8xA100"), "providers": ("runpod",)}
+    bare, usual, long = (
+        planned(tmp_path, "500", **asked, choices=choices)
+        for choices in (Choices(), Choices(setup="true"), Choices(setup="true", setup_limit_s=1800))
+    )
+    assert [one.lease.setup_s for one in (bare, usual, long)] == [0, 600, 1800]
+    assert [one.lease.total_s - bare.lease.total_s for one in (usual, long)] == [600, 1800]
+    hourly = rental_cost(bare.offer, 3600, bare.parameters, 0) - rental_cost(bare.offer, 0, bare.parameters, 0)
+    assert long.worst_micros - bare.worst_micros >= hourly // 2
+    for one in (*usual.candidates, *long.candidates):
+        assert one.lease is None or one.lease.setup_s in (600, 1800)
+    text = [" ".join(plan_text(one, Style(width=200)).split()) for one in (bare, usual, long)]
+    assert ["set-up" in told.lower() for told in text] == [False, True, True]
+    assert "Set-up a script on the machine, before anything is sent · 30 m at most (--setup-limit)" in text[2]
+    assert " + set-up 30 m + " in text[2]
+    tight = planned(tmp_path, "30", **asked, choices=Choices(setup="true"))
+    assert tight.worst_micros <= usd(30)
+
+
+def test_the_hugging_face_libraries_have_the_time_of_a_set_up_where_pip_brings_them(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "500", recipe="tiny-hf", providers=("runpod",), gpu=parse_gpu("1xA100"))
+    assert (bool(plan.choices.setup), plan.lease.setup_s) == (True, 600)
+
+
 def test_what_is_left_of_the_cap_is_never_rounded_up(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "25").model_copy(update={"worst_micros": usd("24.995")})
+    plan = changed_plan(planned(tmp_path, "25"), {"worst_micros": usd("24.995")})
     assert "left $0.00" in plan_text(plan, Style(width=120))
-    over = plan.model_copy(update={"worst_micros": usd("25.001")})
+    over = changed_plan(plan, {"worst_micros": usd("25.001")})
     assert "left -$0.01" in plan_text(over, Style(width=120))
 
 
@@ -507,8 +532,6 @@ def test_forty_offers_are_planned_well_within_300_ms() -> None:
 
 def test_the_list_of_recipes_counts_the_parameters_that_a_plan_counts(tmp_path: Path) -> None:
     """It knew one vocabulary, of characters, and told of a translation two thirds of its size."""
-    listed = {
-        row["name"]: row["parameters"] for row in list_recipes_result(Session(home=Home(tmp_path))).data["recipes"]
-    }
+    listed = {row["name"]: row["parameters"] for row in list_all(Session(home=Home(tmp_path))).data["recipes"]}
     for name in ("annotated-transformer", "mini-gpt", "gpt2-124m"):
         assert listed[name] == planned(tmp_path, "2000", recipe=name).parameters

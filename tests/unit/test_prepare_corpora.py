@@ -113,6 +113,7 @@ def test_any_number_of_processes_gives_the_same_bytes(corpus: Path, tmp_path: Pa
     assert 0.01 < held / (held + sum(entry["tokens"] for entry in manifest["train"])) < 0.12
 
 
+@pytest.mark.slow
 def test_every_document_of_the_corpus_is_in_the_shards_once(corpus: Path, tmp_path: Path) -> None:
     prepared(corpus, tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "data.json").read_bytes())
@@ -124,6 +125,7 @@ def test_every_document_of_the_corpus_is_in_the_shards_once(corpus: Path, tmp_pa
     assert sorted(text.split("<|endoftext|>")[1:]) == sorted(rows)
 
 
+@pytest.mark.slow
 def test_a_character_tokenisers_vocabulary_is_that_of_the_whole_corpus(corpus: Path, tmp_path: Path) -> None:
     (corpus / "2.jsonl").write_text(json.dumps({"text": "Ωmega " * 4000}) + "\n")
     found = prepared(corpus, tmp_path / "out", tokenizer="char", val_fraction=0.2)["data"]
@@ -144,6 +146,7 @@ def test_half_a_character_that_json_spells_ends_no_prepare(tmp_path: Path, token
     assert (manifest["source"]["documents"], manifest["source"]["dropped"]) == (40, 0)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_and_redoes_at_most_a_shard_a_process(tmp_path: Path) -> None:
     source, out = large(tmp_path / "corpus"), tmp_path / "out"
     running = started(source, out, **{"shard-tokens": 60_000})
@@ -164,6 +167,7 @@ def test_killed_in_the_middle_it_goes_on_and_redoes_at_most_a_shard_a_process(tm
     assert content(out) == content(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_prepare_that_was_killed(tmp_path: Path) -> None:
     source, out = large(tmp_path / "corpus"), tmp_path / "out"
     running = started(source, out)
@@ -181,6 +185,7 @@ def _alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_shard_that_was_damaged_meanwhile_is_made_again(corpus: Path, tmp_path: Path) -> None:
     # So small that the program, which knows nothing of this module's smallest tasks, divides it alike.
     size = 10_000
@@ -195,6 +200,7 @@ def test_a_shard_that_was_damaged_meanwhile_is_made_again(corpus: Path, tmp_path
     assert content(tmp_path / "out") == content(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_it_with_a_word_and_the_rest_is_kept(tmp_path: Path) -> None:
     source, out = large(tmp_path / "corpus"), tmp_path / "out"
     killed: list[int] = []
@@ -243,6 +249,7 @@ def test_going_on_with_other_options_is_refused_and_says_which(
     assert (found.code, told in found.message) == ("prepare.other", True)
 
 
+@pytest.mark.slow
 def test_going_on_with_a_source_that_changed_is_refused(corpus: Path, begun: Path) -> None:
     with (corpus / "1.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
@@ -250,6 +257,7 @@ def test_going_on_with_a_source_that_changed_is_refused(corpus: Path, begun: Pat
     assert (found.code, "files differ" in found.message) == ("prepare.other", True)
 
 
+@pytest.mark.slow
 def test_going_on_with_another_versions_work_is_refused(corpus: Path, begun: Path) -> None:
     state = json.loads((begun / "prepare.json").read_bytes())
     state["asked"]["format"] -= 1
@@ -258,6 +266,7 @@ def test_going_on_with_another_versions_work_is_refused(corpus: Path, begun: Pat
     assert (found.code, "another version of gpurun began it" in found.message) == ("prepare.other", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_what_was_refused_before_anything_was_done_is_begun_anew_with_what_the_hint_says(
     form: str, tmp_path: Path
@@ -282,12 +291,14 @@ def test_what_was_refused_before_anything_was_done_is_begun_anew_with_what_the_h
     assert content(tmp_path / "out") == content(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on_with_it(corpus: Path, begun: Path, tmp_path: Path) -> None:
     prepared(corpus, begun, workers=1)
     prepared(corpus, tmp_path / "straight")
     assert content(begun) == content(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_a_text_is_not_looked_through_for_separators_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = tmp_path / "books.txt", tmp_path / "out"
     source.write_text("<|endoftext|>\n".join(f"Book {i}.\n" + WORDS * 2000 for i in range(8)))
@@ -303,6 +314,7 @@ def test_a_text_is_not_looked_through_for_separators_again(tmp_path: Path, monke
     assert json.loads((out / "data.json").read_bytes())["source"]["documents"] == 8
 
 
+@pytest.mark.slow
 def test_two_prepares_into_one_folder_are_refused(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +329,7 @@ def test_two_prepares_into_one_folder_are_refused(
     prepared(corpus, out)
 
 
+@pytest.mark.slow
 def test_a_second_one_that_is_refused_leaves_the_first_its_folder(tmp_path: Path) -> None:
     """It is empty while the first looks through a large text, or downloads one."""
     with folders.held(tmp_path / "out"):
@@ -326,6 +339,7 @@ def test_a_second_one_that_is_refused_leaves_the_first_its_folder(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_went_with_who_held_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, left = folders._locked, [(tmp_path / "out").rmdir]
     monkeypatch.setattr(folders, "_locked", lambda descriptor: (left and left.pop()(), real(descriptor))[1])
@@ -335,6 +349,7 @@ def test_a_folder_that_went_with_who_held_it_is_made_again(tmp_path: Path, monke
             pass
 
 
+@pytest.mark.slow
 def test_asked_for_again_a_finished_folder_is_left_as_it_is(corpus: Path, tmp_path: Path) -> None:
     made = prepared(corpus, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
@@ -346,6 +361,7 @@ def test_asked_for_again_a_finished_folder_is_left_as_it_is(corpus: Path, tmp_pa
     assert refusal(lambda: prepared(corpus, tmp_path / "out")).code == "data.out_in_use"
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
@@ -353,6 +369,7 @@ def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["notes.txt", "notes.txt/shards", "nowhere"])
 def test_an_out_that_can_be_no_folder_is_refused_and_nothing_is_said_to_be_finished(
     corpus: Path, tmp_path: Path, out: str
@@ -364,6 +381,7 @@ def test_an_out_that_can_be_no_folder_is_refused_and_nothing_is_said_to_be_finis
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["corpus", "corpus/../corpus", "link"])
 def test_a_folder_within_the_source_is_refused_whatever_way_it_is_named(corpus: Path, tmp_path: Path, way: str) -> None:
     (tmp_path / "link").symlink_to(corpus)
@@ -374,6 +392,7 @@ def test_a_folder_within_the_source_is_refused_whatever_way_it_is_named(corpus: 
     assert refusal(lambda: prepared(tmp_path / "loop", tmp_path / "out")).code == "data.missing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["[1]", '{"source": "web"}', "{", "null"])
 def test_another_programs_data_json_is_left_alone(corpus: Path, tmp_path: Path, other: str) -> None:
     (tmp_path / "out").mkdir()
@@ -382,6 +401,7 @@ def test_another_programs_data_json_is_left_alone(corpus: Path, tmp_path: Path, 
     assert (tmp_path / "out" / "data.json").read_text() == other
 
 
+@pytest.mark.slow
 def test_what_somebody_put_into_the_folder_meanwhile_is_never_removed(corpus: Path, begun: Path) -> None:
     (begun / "notes.txt").write_text("mine")
     assert refusal(lambda: prepared(corpus, begun, least_train_tokens=10**9)).code == "data.too_small"
@@ -393,6 +413,7 @@ def test_what_somebody_put_into_the_folder_meanwhile_is_never_removed(corpus: Pa
     assert (begun / "logs").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{}, {"dedupe": Dedupe(("url",))}, {"tokenizer": "char"}], ids=str)
 def test_a_disk_too_small_is_said_before_starting_with_the_number(
     asked: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -409,6 +430,7 @@ def test_a_disk_too_small_is_said_before_starting_with_the_number(
     assert not records(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [f"{UNFINISHED}000007-killed/train_000008.bin", "dedupe/.signatures-000007.bin-99"])
 def test_what_a_killed_one_left_half_done_takes_no_room_from_the_one_that_goes_on(
     corpus: Path, begun: Path, left: str, monkeypatch: pytest.MonkeyPatch
@@ -425,6 +447,7 @@ def test_what_a_killed_one_left_half_done_takes_no_room_from_the_one_that_goes_o
     assert prepared(corpus, begun)["made"] is True
 
 
+@pytest.mark.slow
 def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: Path) -> None:
     said: list[str] = []
     prepare_corpus(order(corpus, tmp_path / "out"), said.append, lambda _: None)
@@ -433,6 +456,7 @@ def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: 
     assert 0.8 * taken < float(line.split("about ")[1].split(" MB")[0]) * 1e6 < 1.6 * taken
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_half_way_is_named_and_what_is_finished_stays(tmp_path: Path) -> None:
     source, out = large(tmp_path / "corpus"), tmp_path / "out"
     line = f"ulimit -f 1000; exec {sys.executable} -m trainer.prepare.corpora --source {source} --out {out} --workers 2"
@@ -457,6 +481,7 @@ def test_a_corpus_smaller_than_a_batch_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert refusal(lambda: prepared(tmp_path / "none", tmp_path / "out")).code == "data.empty"

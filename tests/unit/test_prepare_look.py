@@ -69,6 +69,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dedupe", [None, Dedupe(("exact",))], ids=["all", "dedupe"])
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_far_behind_is_refused_before_any_shard_and_mending_it_is_enough(
@@ -122,6 +123,7 @@ def test_one_that_goes_on_does_not_look_again(rows: Path, tmp_path: Path, monkey
     assert told[-1]["total_bytes"] == len(LINES), "the look is no part of what is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "half written", "another column"])
 def test_a_look_that_was_not_ended_is_made_again(
     how: str, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +179,7 @@ def test_of_two_things_the_one_that_stands_first_is_told_whichever_was_found_fir
     assert raised.value.code == ("test.1" if first else "test.2")
 
 
+@pytest.mark.slow
 def test_the_time_that_is_left_is_not_judged_by_the_look_alone(rows: Path, tmp_path: Path) -> None:
     """A byte that was only read counts little; with duplicates there is one more pass, and it ends with all of it."""
     for number, dedupe in enumerate((None, Dedupe(("exact",)))):

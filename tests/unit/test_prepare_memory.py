@@ -19,7 +19,10 @@ from trainer.prepare.sources.opening import open_source
 from trainer.prepare.sources.reading import load_for, read_spans
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is told by /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is told by /proc"),
+]
 
 _OPENED = """
 import os, sys

@@ -401,7 +401,7 @@ def test_a_file_with_something_wrong_is_refused_with_what_and_where(
 def test_a_text_that_is_not_utf8_somewhere_is_refused_before_any_work(
     tmp_path: Path, before: bytes, end: bytes, pack: Callable[[bytes], bytes]
 ) -> None:
-    """It was found when its turn came, and whoever mended it had another source: what was finished was of no use."""
+    """It was found when its turn came, and the mended file was another source: what was finished was of no use."""
     good = before + "caf\u00e9 \u20ac ".encode() * 100_000
     written(tmp_path / "a.txt", good)
     path = written(tmp_path / ("b.txt" if pack(b"") == b"" else "b.txt.gz"), pack(good + end))

@@ -1,4 +1,4 @@
-"""A task's shards are the same bytes whoever writes them, and its record is believed only while they hold to it."""
+"""A task's shards are the same bytes, whatever writes them, and its record is believed only while they hold to it."""
 
 from __future__ import annotations
 

@@ -12,20 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.errors import NoOffer
-from gpurun.core.model import digest_of
 from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Request
-from gpurun.lifecycle.corpus.shards import read_manifest
-from gpurun.lifecycle.quotes.priors import load_priors
-from gpurun.lifecycle.quotes.quote import quote
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Request
+from gpurun.data.run_shards import read_manifest
 from gpurun.planning.budget import candidates, choose
+from gpurun.planning.candidates import quote
 from gpurun.planning.catalog import offers_for, parse_gpu
-from gpurun.planning.estimate import estimate, flops_per_token
-from gpurun.planning.load import load_of
-from gpurun.planning.priors import MOST_RUNS, Prior, Priors, loss_at
-from gpurun.planning.rate import LAUNCH_S
-from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.estimate import LAUNCH_S, estimate
+from gpurun.planning.history import MOST_RUNS, Prior, Priors, load_priors, loss_at
+from gpurun.planning.recipe import ResolvedRecipe, flops_per_token, load_recipe, resolve
+from gpurun.planning.transfer import load_of
 
 FULL = resolve(load_recipe("gpt2-124m"), "full")
 EIGHT = [offer for offer in offers_for(parse_gpu("8xA100-80GB")) if offer.provider == "runpod"]

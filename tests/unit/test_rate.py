@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.planning.rate import LAUNCH_S, Measured, Meter, Pieces
+from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.planning.estimate import LAUNCH_S, Pieces
+from gpurun.planning.throughput import Measured, Meter
 
 RESOLVED = {
     "train": {"steps": 400, "batch_tokens": 1000, "checkpoint_every": 100},
@@ -39,9 +41,15 @@ def training(
     yield {"kind": "stop", "elapsed_s": elapsed_s}
 
 
+def read(told: dict[str, Any]) -> TrainerEvent:
+    event = event_of(told)
+    assert event is not None
+    return event
+
+
 def first(events: list[Any], resolved: dict[str, Any] = RESOLVED) -> Measured:
     meter = Meter(resolved)
-    return next(found for event in events if (found := meter.take(event)) is not None)
+    return next(found for event in events if (found := meter.take(read(event))) is not None)
 
 
 def test_the_end_is_told_from_fifty_steps() -> None:
@@ -125,7 +133,7 @@ def test_a_trainer_that_began_again_is_measured_anew() -> None:
 @pytest.mark.parametrize("steps", [1, 30, 50])
 def test_a_run_that_is_over_by_then_is_not_told(steps: int) -> None:
     meter = Meter({**RESOLVED, "train": {**RESOLVED["train"], "steps": steps}})
-    assert not [event for event in training(step_s=1, eval_s=1, save_s=0) if meter.take(event)]
+    assert not [event for event in training(step_s=1, eval_s=1, save_s=0) if meter.take(read(event))]
 
 
 values = st.sampled_from(
@@ -139,7 +147,7 @@ kinds = st.sampled_from(["start", "step", "eval", "sample", "checkpoint", "stop"
 def test_whatever_a_machine_says_the_figures_are_sane_or_there_are_none(told: list[tuple[str, dict[str, Any]]]) -> None:
     meter = Meter(RESOLVED)
     for kind, values in told:
-        found = meter.take({"kind": kind, **values})
+        found = meter.take(read({"kind": kind, **values}))
         if found is not None:
             assert 0 < found.step_s < 1e10
             assert 0 <= found.left_s < 1e13

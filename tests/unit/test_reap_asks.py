@@ -9,15 +9,21 @@ from typing import NoReturn
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
+from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError
+from gpurun.core.paths import Home
+from gpurun.core.secrets import Secret
+from gpurun.providers.aws import AwsProvider
+from gpurun.providers.base import endpoint_of
+from gpurun.providers.lambdalabs import LambdaProvider
 from gpurun.providers.local import LocalProvider
+from gpurun.providers.runpod import RunPodProvider
 
 
 def reap(patch: pytest.MonkeyPatch, *words: str) -> int:
     patch.setattr(sys, "argv", ["gpurun", "reap", *words])
-    return run_app(build_app("reap"))
+    return run_app(build_app())
 
 
 def test_a_cron_job_without_its_keys_does_not_look_well(
@@ -64,3 +70,42 @@ def test_nor_where_somebody_did_not_show_what_exists(
     said = capsys.readouterr()
     assert "could not be seen at local" in said.err
     assert "Nothing" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("name", "environment"),
+    [
+        ("runpod", {"RUNPOD_API_KEY": "rpa_x", "RUNPOD_API_BASE_URL": "https://proxy.example/rp/"}),
+        ("lambda", {"LAMBDA_API_KEY": "secret_x", "LAMBDA_API_BASE_URL": "https://proxy.example/l"}),
+        ("aws", {"AWS_PROFILE": "", "AWS_ENDPOINT_URL_EC2": "https://proxy.example/ec2"}),
+        ("aws", {"AWS_PROFILE": "", "AWS_ENDPOINT_URL": "https://proxy.example/all"}),
+    ],
+)
+def test_an_all_clear_from_elsewhere_than_the_provider_says_where_from(
+    own_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    environment: dict[str, str],
+) -> None:
+    for variable, value in (environment | {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}).items():
+        monkeypatch.setenv(variable, value) if value else monkeypatch.delenv(variable, raising=False)
+    for provider in (RunPodProvider, LambdaProvider, AwsProvider):
+        monkeypatch.setattr(provider, "find", lambda self, token: [])
+        monkeypatch.setattr(provider, "leftovers", lambda self, token: [], raising=False)
+    assert reap(monkeypatch, "--provider", name) == 0
+    assert f"asked: {name} at https://proxy.example/" in " ".join(capsys.readouterr().out.split())
+    assert reap(monkeypatch, "--provider", name, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["data"]["endpoints"][name].startswith("https://proxy.example/")
+
+
+def test_an_all_clear_of_the_providers_own_names_no_address(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = VirtualClock()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    for one in (RunPodProvider(Secret("k"), clock), LambdaProvider(Secret("k"), clock), AwsProvider(clock)):
+        assert endpoint_of(one) == ""
+    assert endpoint_of(AwsProvider(clock, region="cn-north-1")) == ""
+    assert endpoint_of(LocalProvider(Home(own_home), clock)) == ""

@@ -16,13 +16,15 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.progress import Event
-from gpurun.ledger import durable, receipt
+from gpurun.core.receipt_record import Signature
+from gpurun.ledger import fsync
+from gpurun.ledger import write_receipt as receipt
 from gpurun.ledger.audit import audit
 from gpurun.ledger.chain import GENESIS, read_chain
-from gpurun.ledger.receipt import read_receipt, write_receipt
-from gpurun.ledger.signing import PRIVATE_NAME, Signature
+from gpurun.ledger.signing import PRIVATE_NAME
+from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from tests.unit.ledger_samples import RATE, CloudRun, finished_run
 
 
@@ -82,7 +84,7 @@ def test_a_create_that_was_refused_costs_nothing_and_the_next_one_is_added(home:
 def test_a_duplicate_machine_is_paid_for_like_the_one_that_was_kept(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended())
-    run.write((Event.INCIDENT, {"code": "create.duplicate", "message": "a second instance pod-x bears the token"}))
+    run.write((Event.INCIDENT, {"code": "create.duplicate", "message": "a second instance pod-x carries the token"}))
     run.write(run.created()).play(run.through_training(), run.death())
     told = predicate(run)
     assert told["cost"]["rentals"][0]["machines"] == 2
@@ -199,7 +201,7 @@ def test_a_receipt_that_is_lost_or_damaged_is_made_again_byte_for_byte(home: Hom
 
 
 def test_what_is_asked_for_after_the_end_does_not_change_the_receipt(home: Home) -> None:
-    """A wish to stop may still be recorded between the proof of death and a receipt that a crash delayed."""
+    """A request to stop may still be recorded between the proof of death and a receipt that a crash delayed."""
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
     before = run.folder.receipt.read_bytes()
@@ -281,7 +283,7 @@ def test_a_full_disk_leaves_nothing_half_written(home: Home, monkeypatch: pytest
     if step == "receipt.json":
         monkeypatch.setattr(receipt, "write_atomic", full)
     else:
-        monkeypatch.setattr(durable.os, "write", full)
+        monkeypatch.setattr(fsync.os, "write", full)
     with pytest.raises(SetupError, match=step) as caught:
         write_receipt(home, run.folder)
     assert caught.value.code == "disk.full"
@@ -315,7 +317,7 @@ _WRITE = """
 import sys
 from pathlib import Path
 from gpurun.core.paths import Home
-from gpurun.ledger.receipt import write_receipt
+from gpurun.ledger.write_receipt import write_receipt
 home = Home(Path(sys.argv[1]))
 for name in sys.argv[2:]:
     write_receipt(home, home.run(name))

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.receipts import show_receipt, view_of
+from gpurun.cli.commands.receipt import receipt
+from gpurun.cli.receipts import next_command
 from gpurun.cli.session import Session
 from gpurun.core.errors import VerificationFailed
-from gpurun.core.model import canonical
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.plan import Request
-from gpurun.core.progress import Event
-from gpurun.ledger.receipt import read_receipt
+from gpurun.core.records import canonical
+from gpurun.core.run_plan import Request
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, make_envelope, payload_of
-from gpurun.view.story import tell_record
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.view.event_text import tell_record
 from tests.unit.ledger_samples import CloudRun, Note, finished_run
 
 COST = 57 * 60 * 2_490_000 // 3600
@@ -58,7 +59,7 @@ def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
     finished_run(session.home)
     if after is not None:
         after(session.home)
-    shown = show_receipt(session, "fox-41", markdown=False)
+    shown = receipt(session, "fox-41", md=False)
     assert ("BAD SIGNATURE" in shown.text) is bool(code)
     assert (int(shown.exit_code), [error.code for error in shown.errors]) == (code, [told] if told else [])
 
@@ -78,10 +79,10 @@ def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(se
     run.journal.append = with_losses  # type: ignore[method-assign]
     run.until_gone().settle()
     assert any(f"2 MISSING: {', '.join(lost)}" in line for line in told)
-    shown = " ".join(show_receipt(session, "fox-41", markdown=markdown).text.replace("\\", "").split())
+    shown = " ".join(receipt(session, "fox-41", md=markdown).text.replace("\\", "").split())
     assert f"Not home {'| ' if markdown else ''}{lost[0]} · {lost[1]}" in shown
     finished_run(session.home, "owl-07")
-    assert "Not home" not in show_receipt(session, "owl-07", markdown=markdown).text
+    assert "Not home" not in receipt(session, "owl-07", md=markdown).text
 
 
 def test_a_receipt_whose_lost_files_have_names_too_long_to_quote_is_shown(session: Session) -> None:
@@ -92,7 +93,7 @@ def test_a_receipt_whose_lost_files_have_names_too_long_to_quote_is_shown(sessio
         event, {**data, "missing": lost} if event is Event.COLLECT_OBSERVED else data
     )
     run.until_gone().settle()
-    assert "fox-41" in show_receipt(session, "fox-41", markdown=False).text
+    assert "fox-41" in receipt(session, "fox-41", md=False).text
 
 
 @pytest.mark.parametrize("markdown", [False, True])
@@ -108,7 +109,7 @@ def test_a_receipt_that_lacks_what_one_states_is_no_bug_of_gpurun(
     statement["predicate"][part] = value
     folder.receipt.write_text(json.dumps(make_envelope(canonical(statement), None)))
     with pytest.raises(VerificationFailed, match="lacks what a receipt states") as refused:
-        show_receipt(session, "fox-41", markdown=markdown)
+        receipt(session, "fox-41", md=markdown)
     assert refused.value.code == "receipt.unreadable"
 
 
@@ -117,7 +118,7 @@ def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_k
     envelope = json.loads(session.home.run("fox-41").receipt.read_bytes())
     envelope["signatures"][0]["sig"] = "AAAA" + envelope["signatures"][0]["sig"][4:]
     session.home.run("fox-41").receipt.write_text(json.dumps(envelope))
-    shown = show_receipt(session, "fox-41", markdown=False)
+    shown = receipt(session, "fox-41", md=False)
     assert (int(shown.exit_code), shown.errors[0].code) == (10, "receipt.signature")
 
 
@@ -132,7 +133,7 @@ def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_k
 @pytest.mark.parametrize("markdown", [False, True])
 def test_a_cap_that_was_not_kept_is_not_called_used(session: Session, cap: int, says: str, markdown: bool) -> None:
     CloudRun(session.home, cap=cap).until_gone().settle()
-    assert says in " ".join(show_receipt(session, "fox-41", markdown=markdown).text.split())
+    assert says in " ".join(receipt(session, "fox-41", md=markdown).text.split())
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
     with run.folder.events.open("a") as events:
         events.write(json.dumps({"kind": "sample", "step": 120, "prompt": prompt, "text": text}) + "\n")
     run.settle()
-    told = show_receipt(session, "fox-41", markdown=True).text
+    told = receipt(session, "fox-41", md=True).text
     assert told.endswith(f"## Sample\n\n```text\n{shown}\n```")
 
 
@@ -171,15 +172,15 @@ def test_what_to_type_after_a_rehearsal_names_the_recipe_as_it_was_asked_for(
     run = Rehearsed(session.home).until_gone()
     run.folder.request.write_text(Request(recipe=recipe, dry_run=True).to_json())
     run.settle()
-    shown = view_of(read_receipt(session.home, run.folder), run.folder).next_command
+    shown = next_command(read_receipt(session.home, run.folder).predicate, run.folder)
     assert shown.split("   #")[0] == after
     run.folder.request.unlink()
-    assert view_of(read_receipt(session.home, run.folder), run.folder).next_command == "gpurun audit fox-41"
+    assert next_command(read_receipt(session.home, run.folder).predicate, run.folder) == "gpurun audit fox-41"
 
 
 def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:
     finished_run(session.home)
-    text = show_receipt(session, "fox-41", markdown=True).text
+    text = receipt(session, "fox-41", md=True).text
     cut = re.findall(r"\b([0-9a-f]{4})…([0-9a-f]{4})\b", text)
     assert cut
     assert [pair for pair in cut if not re.search(rf"\b{pair[0]}[0-9a-f]{{56}}{pair[1]}\b", text)] == []
@@ -191,7 +192,7 @@ def test_whose_receipt_it_is_can_be_read_however_narrow_the_terminal(
 ) -> None:
     finished_run(session.home)
     monkeypatch.setenv("COLUMNS", str(columns))
-    head = show_receipt(session, "fox-41", markdown=False).text.split("\n\n")[0]
+    head = receipt(session, "fox-41", md=False).text.split("\n\n")[0]
     assert "Receipt fox-41" in head
     assert "#0001" in head
     assert max(map(len, head.splitlines())) <= columns

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import gpurun
-from gpurun.cli.recipes import list_recipes_result
+from gpurun.cli.commands.recipes import list_all
 from gpurun.cli.session import Session
+from gpurun.core import installed_files
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.model import digest_of
 from gpurun.core.paths import Home
-from gpurun.planning import bundle
-from gpurun.planning.overrides import parse_override
-from gpurun.planning.recipe import bundle_root, list_recipes, load_recipe, new_recipe, parameters_of, resolve
-from gpurun.planning.tables import TABLES
-from gpurun.view.paint import cells
-from trainer.config import parse_recipe
+from gpurun.core.records import digest_of
+from gpurun.planning.recipe import (
+    bundle_root,
+    list_recipes,
+    load_recipe,
+    new_recipe,
+    parameters_of,
+    parse_override,
+    resolve,
+)
+from gpurun.view.styled_text import cells
+from trainer.recipe import TABLES, parse_recipe
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -50,7 +59,7 @@ def test_every_bundled_recipe_resolves_in_both_forms(name: str) -> None:
     for form in ("full", "rehearsal"):
         resolved = resolve(recipe, form)
         assert list(resolved.record) == ["about", *TABLES]
-        assert all(set(resolved.record[table]) == set(kind.model_fields) for table, kind in TABLES.items())
+        assert all(set(resolved.record[table]) == {key.name for key in fields(kind)} for table, kind in TABLES.items())
         assert resolved.sha256 == digest_of(json.loads(json.dumps(resolved.record)))
         assert parse_recipe(resolved.record).as_record() | {"rehearsal": {}} == resolved.record | {"rehearsal": {}}
 
@@ -181,15 +190,15 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         ("train = { steps", "train = { stpes", ("rehearsal.train.stpes", "rehearsal.train.steps")),
         ("[rehearsal]", "[rehearsal]\nhardware = { gpu = 'cpu' }", ("rehearsal.hardware",)),
         ("layers = 4\n", "", ("has no model.layers",)),
-        ("layers = 4", "layers = '4'", ("model.layers is '4'", "integer")),
-        ("layers = 4", "layers = true", ("model.layers is True",)),
-        ("layers = 4", "layers = 0", ("model.layers is 0", "greater than or equal to 1")),
+        ("layers = 4", "layers = '4'", ('model.layers is "4"', "integer")),
+        ("layers = 4", "layers = true", ("model.layers is true",)),
+        ("layers = 4", "layers = 0", ("model.layers is 0", "at least 1")),
         ("layers = 4", "layers = 99999999", ("model.layers is 99999999", "10000")),
         ("tokens = 200", f"tokens = {10**310}", ("sample.tokens", str(2**53))),
         ("every = 100", f"every = 100\nhellaswag_items = {10**310}", ("eval.hellaswag_items", str(2**53))),
         ("lr = 1e-3", "lr = inf", ("optim.lr is inf", "finite")),
         ("lr = 1e-3", "lr = -1", ("optim.lr is -1",)),
-        ('kind = "cosine"', 'kind = "linear"', ("schedule.kind is 'linear'", "'trapezoid' or 'noam'")),
+        ('kind = "cosine"', 'kind = "linear"', ('schedule.kind is "linear"', '"trapezoid" or "noam"')),
         ("heads = 4", "heads = 3", ("model.width 128", "model.heads 3")),
         ("warmup_steps = 50", "warmup_steps = 5000", ("warmup_steps 5000", "train.steps 1000")),
         ("[train]", "[train]\nmicro = 1\n", ("train.micro", "micro_batch")),
@@ -249,12 +258,30 @@ def test_a_wheel_without_its_bundle_says_so(tmp_path: Path, monkeypatch: pytest.
     package = tmp_path / "gpurun"
     monkeypatch.setattr(gpurun, "__file__", str(package / "__init__.py"))
     with pytest.raises(SetupError, match="trainer"):
-        bundle.bundle_root()
+        installed_files.bundle_root()
     inside = package / "_bundle"
     (inside / "trainer").mkdir(parents=True)
     (inside / "trainer" / "__init__.py").touch()
     (inside / "recipes").mkdir()
-    assert bundle.bundle_root() == inside
+    assert installed_files.bundle_root() == inside
+
+
+def test_the_schema_is_that_of_this_installation_whatever_else_is_called_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, bundle = bundle_root() / "trainer", tmp_path / "gpurun" / "_bundle"
+    (bundle / "trainer").mkdir(parents=True)
+    (bundle / "recipes").mkdir()
+    for name in ("__init__.py", "recipe.py"):
+        shutil.copyfile(package / name, bundle / "trainer" / name)
+    (tmp_path / "trainer.py").write_text("raise SystemExit('another')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gpurun, "__file__", str(tmp_path / "gpurun" / "__init__.py"))
+    for name in [name for name in sys.modules if name.split(".")[0] == "trainer"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert installed_files.recipe.__file__ == str(bundle / "trainer" / "recipe.py")
+    with pytest.raises(ImportError, match="train"):
+        from gpurun.core.installed_files import train  # noqa: F401
 
 
 def test_what_a_hint_names_can_be_opened_without_a_checkout(tmp_path: Path) -> None:
@@ -262,14 +289,14 @@ def test_what_a_hint_names_can_be_opened_without_a_checkout(tmp_path: Path) -> N
         load_recipe(written(tmp_path, 'about = "owl"\n[model]\nlayers = 0\nheads = 1\nwidth = 8\ncontext = 8\n'))
     assert Path(raised.value.hint.split(" lists every key")[0]).read_text().startswith("# ")
     build = tomllib.loads((bundle_root() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert build["wheel"]["force-include"]["docs"] == "gpurun/_bundle/docs"
+    assert build["wheel"]["sources"]["docs"] == "gpurun/_bundle/docs"
     assert "/docs" in build["sdist"]["include"], "a wheel is built from it"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_list_tells_of_every_recipe_what_it_is_about_uncut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    listed = list_recipes_result(Session(home=Home(Path("nowhere"))))
+    listed = list_all(Session(home=Home(Path("nowhere"))))
     words = " ".join(listed.text.split())
     assert all(" ".join(load_recipe(name).about.split()) in words for name in list_recipes())
     assert all(cells(line) <= width for line in listed.text.splitlines())

@@ -13,21 +13,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gpurun.cli import reports
 from gpurun.cli.app import build_app
-from gpurun.cli.exporting import figures_of
-from gpurun.cli.reports import report_runs
+from gpurun.cli.commands import report as verb
+from gpurun.cli.commands.export import figures_of
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, cost_of, format_exact_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.plan import Earlier, Mode
-from gpurun.core.progress import Event
-from gpurun.lifecycle.runs import look
-from gpurun.view.paint import cells
-from gpurun.view.report.charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
+from gpurun.core.run_plan import Earlier, Mode
+from gpurun.ledger.runs import look
 from gpurun.view.report.grid import aligned
-from gpurun.view.report.told import MOST_MARKS, Kept, Mark, Sample, hear
+from gpurun.view.report.series import MOST_MARKS, Kept, Mark, Written, hear
+from gpurun.view.report.svg_charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
+from gpurun.view.styled_text import cells
 from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
@@ -56,7 +55,7 @@ def session(tmp_path: Path) -> Session:
 def report(session: Session, *runs: str) -> tuple[Page, str, dict[str, Any]]:
     """The page of some runs, its bytes as text, and the data that it is made of."""
     path = session.home.root / "report.html"
-    result = report_runs(session, list(runs), html=str(path))
+    result = verb.report(session, list(runs), html=str(path))
     json.dumps(dict(result.data), allow_nan=False)
     return Page(page_of(path)), page_of(path), dict(result.data)
 
@@ -117,12 +116,12 @@ def test_losses_of_another_measure_are_not_held_against_one_another(
     page, content, _ = report(session, "fox-41", "elk-33")
     assert "Best validation loss 2.100 by fox-41" in page.words
     assert "<b>2.100</b>" in content
-    assert said not in page.words + " ".join(report_runs(session, ["fox-41"], html="").text.split())
+    assert said not in page.words + " ".join(verb.report(session, ["fox-41"], html="").text.split())
     page, content, _ = report(session, "fox-41", "owl-07")
     assert "Best validation loss" not in page.words
     assert "<b>2.100</b>" not in content
     assert said in page.words
-    assert said in " ".join(report_runs(session, ["fox-41", "owl-07"], html="").text.split())
+    assert said in " ".join(verb.report(session, ["fox-41", "owl-07"], html="").text.split())
 
 
 def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
@@ -238,7 +237,7 @@ def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monke
     assert "bad signature" in report(session, "fox-41")[0].words
     for width in ("60", "120"):
         monkeypatch.setenv("COLUMNS", width)
-        row = report_runs(Session(home=session.home, quiet=True), ["fox-41"], html="").text.splitlines()[1]
+        row = verb.report(Session(home=session.home, quiet=True), ["fox-41"], html="").text.splitlines()[1]
         assert row.endswith("BAD SIGNATURE")
     folder.receipt.write_text("{}")
     page, _, data = report(session, "fox-41")
@@ -293,7 +292,7 @@ def test_the_best_loss_is_the_best_of_all_also_where_not_all_are_kept() -> None:
         return best and (best.step, best.loss)
 
     assert heard() == (7_002, 2.0)
-    assert heard({"kind": "start", "step": 7_001, "resumed_from": 7_001}) == (1, 3.000001), "7 002 is done anew"
+    assert heard({"kind": "start", "step": 7_001, "resumed_from": 7_001}) == (1, 3.000001), "7 002 is done again"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
@@ -304,13 +303,13 @@ def test_the_table_and_its_notes_fit_the_terminal(
     folder = finished_run(session.home, "fox-41")
     folder.plan.write_text(plan_of("fox-41").model_copy(update={"continues": earlier}).to_json())
     monkeypatch.setenv("COLUMNS", str(width))
-    text = report_runs(Session(home=session.home, quiet=True), ["fox-41"], html="").text
+    text = verb.report(Session(home=session.home, quiet=True), ["fox-41"], html="").text
     assert "It went on from owl-07" in " ".join(text.split())
     assert max(cells(line) for line in text.splitlines()) <= width
 
 
 def test_samples_stand_by_step_where_the_steps_are_shared_else_in_order() -> None:
-    columns = [[Sample(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
+    columns = [[Written(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
     assert [name for name, _ in aligned(columns[:2])] == ["step 60", "step 120", "step 180"]
     rows = aligned(columns[1:])
     assert [name for name, _ in rows] == ["no. 1", "no. 2", "no. 3"]
@@ -347,22 +346,22 @@ def test_a_table_needs_no_matplotlib_and_a_page_says_that_it_does(
 ) -> None:
     finished_run(session.home, "fox-41")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "2.100" in report_runs(session, ["fox-41"], html="").text
+    assert "2.100" in verb.report(session, ["fox-41"], html="").text
     with pytest.raises(SetupError, match="not installed") as missing:
         report(session, "fox-41")
-    assert "gpurun[report]" in missing.value.hint
+    assert "'.[report]'" in missing.value.hint
     assert not (session.home.root / "report.html").exists()
 
 
 def test_wrong_wishes_are_told(session: Session, tmp_path: Path) -> None:
     finished_run(session.home, "fox-41")
     with pytest.raises(UsageError, match="no run"):
-        report_runs(session, ["nosuch"], html="")
+        verb.report(session, ["nosuch"], html="")
     with pytest.raises(GpurunError, match="cannot be written"):
-        report_runs(session, ["fox-41"], html=str(tmp_path / "no" / "r.html"))
+        verb.report(session, ["fox-41"], html=str(tmp_path / "no" / "r.html"))
     with pytest.raises(UsageError, match="standard output"):
-        report_runs(Session(home=session.home, json=True), ["fox-41"], html="-")
-    assert report_runs(session, ["fox-41", "fox"], html="-").text.count('<th scope="row"><svg') == 1, "named twice"
+        verb.report(Session(home=session.home, json=True), ["fox-41"], html="-")
+    assert verb.report(session, ["fox-41", "fox"], html="-").text.count('<th scope="row"><svg') == 1, "named twice"
 
 
 @pytest.mark.parametrize("place", [".", "/", "a-folder", "a-file/x.html", "no-folder/x.html", "x" * 300])
@@ -375,14 +374,14 @@ def test_a_place_that_cannot_be_written_is_told_and_keeps_what_is_there(
     (tmp_path / "a-file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SetupError, match="cannot be written"):
-        report_runs(session, ["fox-41"], html=place)
+        verb.report(session, ["fox-41"], html=place)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_device_is_written_to_and_never_replaced(session: Session, tmp_path: Path) -> None:
     finished_run(session.home, "fox-41")
     (tmp_path / "device").symlink_to("/dev/null")
-    assert "kB" in report_runs(session, ["fox-41"], html=str(tmp_path / "device")).text
+    assert "kB" in verb.report(session, ["fox-41"], html=str(tmp_path / "device")).text
     assert (tmp_path / "device").is_char_device()
 
 
@@ -391,7 +390,7 @@ def test_a_page_in_the_users_own_folder_is_told_where_it_is(
 ) -> None:
     finished_run(session.home, "fox-41")
     monkeypatch.setenv("HOME", str(tmp_path))
-    told = str(report_runs(session, ["fox-41"], html="~/fox.html").data["html"])
+    told = str(verb.report(session, ["fox-41"], html="~/fox.html").data["html"])
     assert told == str(tmp_path / "fox.html")
     assert Path(told).is_file()
 
@@ -417,10 +416,10 @@ def test_the_command_line_writes_the_page_and_says_what_is_on_it(session: Sessio
 def test_more_runs_than_a_chart_can_tell_apart_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fox-41", "owl-07"):
         finished_run(session.home, name)
-    monkeypatch.setattr(reports, "MOST_RUNS", 1)
+    monkeypatch.setattr("gpurun.view.report.svg_charts.MOST_RUNS", 1)
     with pytest.raises(UsageError, match="2 runs cannot be told apart"):
-        report_runs(session, ["fox-41", "owl-07"], html="-")
-    assert len(report_runs(session, ["fox-41", "owl-07"], html="").data["runs"]) == 2, "a table has room for all"
+        verb.report(session, ["fox-41", "owl-07"], html="-")
+    assert len(verb.report(session, ["fox-41", "owl-07"], html="").data["runs"]) == 2, "a table has room for all"
 
 
 def test_a_run_that_failed_is_called_that_in_the_terminal_too(
@@ -437,6 +436,6 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     finished_run(session.home, "owl-07")
     monkeypatch.setattr(CloudRun, "through_training", killed)
     finished_run(session.home, "fox-41")
-    shown = report_runs(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
+    shown = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
     assert "fox-41: The run is over without having done what it was to: failed." in shown
     assert "owl-07: The run is over" not in shown

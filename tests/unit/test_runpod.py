@@ -24,16 +24,16 @@ from hypothesis import strategies as st
 
 from gpurun.core.clock import SystemClock, VirtualClock, ticks
 from gpurun.core.errors import ExitCode, SetupError
-from gpurun.core.model import GpuNeed, Instance, InstanceState, Offer, Order, RunKeys
 from gpurun.core.money import usd
+from gpurun.core.records import GpuNeed, Instance, InstanceState, Offer, Order, RunKeys
 from gpurun.core.secrets import Secret, child_environment
 from gpurun.planning.catalog import all_offers, rows_for
 from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import NoCapacity, Rejected, ReportsCharges, Unknown
+from gpurun.providers.errors import RejectedFor
 from gpurun.providers.guard import runpod_wrapper
-from gpurun.providers.refusals import RejectedFor
 from gpurun.providers.runpod import RunPodProvider, graphql, spot
-from gpurun.providers.runpod.answers import money, rate, refusal, refusal_in_words
+from gpurun.providers.runpod.parse import money, rate, refusal, refusal_in_words
 from gpurun.providers.runpod.pods import IMAGE, instance_of
 from gpurun.providers.runpod.provider import _next, _user_of
 from tests.emulators.guests import missing
@@ -116,7 +116,7 @@ def test_offers_are_the_known_rows_at_the_price_of_now_in_both_clouds(
     offer = offers[SXM, "secure"]
     assert (offer.rate_micros_per_hour, offer.gpu_count, offer.region) == (usd("14.80"), 8, "any")
     assert (offer.gpu, offer.vram_gb, offer.boot_s) == ("A100 SXM", 80, 300)
-    assert (offer.price_source, offer.dies_by_itself) == ("live 2026-11-20 10:00 UTC", "yes · pod key")
+    assert (offer.price_source, offer.dies_by_itself) == ("live 2026-11-20 10:00 UTC", "yes · pod key, armed at boot")
     assert not any(one.spot for one in offers.values())
     assert cloud.world.pods == {}
 
@@ -152,7 +152,7 @@ def test_a_cpu_pod_costs_its_flavour_times_its_vcpus(runpod: RunPodProvider) -> 
 def test_a_catalogue_that_cannot_be_read_is_no_empty_one(
     cloud: RunPodEmulator, runpod: RunPodProvider, fault: Fault
 ) -> None:
-    cloud.fail("gpus", fault)
+    cloud.fail("gpus", *[fault] * 3)
     with pytest.raises(Unknown):
         runpod.offers(A100, rows_for(A100, "runpod"))
 
@@ -409,7 +409,7 @@ def test_a_page_that_fails_leaves_no_half_list(cloud: RunPodEmulator, runpod: Ru
     for _ in range(4):
         runpod.create(order())
     cloud.page_size = 2
-    cloud.fail("list", None, Fault.ERROR_BEFORE)
+    cloud.fail("list", None, *[Fault.ERROR_BEFORE] * 3)
     with pytest.raises(Unknown):
         runpod.find(TOKEN)
 
@@ -435,9 +435,32 @@ def test_a_broken_answer_is_never_an_absence(
     cloud: RunPodEmulator, runpod: RunPodProvider, route: str, fault: Fault
 ) -> None:
     born = runpod.create(order())
-    cloud.fail(route, fault)
+    cloud.fail(route, *[fault] * 3)
     with pytest.raises(Unknown):
         runpod.find(TOKEN) if route == "list" else runpod.read(born.id)
+
+
+@pytest.mark.parametrize("route", ["list", "read"])
+def test_a_read_at_which_the_server_failed_once_is_made_again(
+    cloud: RunPodEmulator, runpod: RunPodProvider, route: str
+) -> None:
+    born = runpod.create(order())
+    cloud.fail(route, Fault.ERROR_BEFORE, Fault.HTML_AFTER)
+    assert (runpod.find(TOKEN)[0] if route == "list" else runpod.read(born.id)).id == born.id
+
+
+def test_a_create_at_which_the_server_failed_is_never_sent_again(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    cloud.fail("create", Fault.ERROR_BEFORE)
+    with pytest.raises(Unknown):
+        runpod.create(order())
+    assert len(cloud.bodies("create")) == 1
+
+
+def test_a_500_that_names_the_balance_is_about_the_balance() -> None:
+    told = '{"detail": "You must have at least $0.01 in your account."}'
+    judged = refusal(Answer(500, {}, told))
+    assert isinstance(judged, RejectedFor)
+    assert "at least $0.01" in judged.error.what
 
 
 def test_a_key_that_was_revoked_proves_no_death(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
@@ -536,6 +559,24 @@ def test_a_delete_in_the_wrong_state_becomes_a_terminate(cloud: RunPodEmulator, 
     cloud.fail("delete", Fault.CONFLICT)
     runpod.destroy(born.id)
     assert cloud.world.alive == []
+
+
+def test_a_pod_that_somebody_locked_is_unlocked_and_deleted(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
+    born = runpod.create(order())
+    cloud.world.pods[born.id].locked = True
+    runpod.destroy(born.id)
+    assert cloud.world.alive == []
+
+
+def test_a_lock_that_cannot_be_taken_off_is_told_with_where_it_can(
+    cloud: RunPodEmulator, runpod: RunPodProvider
+) -> None:
+    born = runpod.create(order())
+    cloud.world.pods[born.id].locked = True
+    cloud.fail("update", Fault.ERROR_BEFORE)
+    with pytest.raises(Unknown, match=r"locked.*https://console\.runpod\.io/pods"):
+        runpod.destroy(born.id)
+    assert len(cloud.world.alive) == 1
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR_BEFORE, Fault.ERROR_AFTER, Fault.DROP_REQUEST, Fault.DROP_RESPONSE])
@@ -719,13 +760,13 @@ def test_graphql_says_only_in_words_what_it_did(words: str, expected: type[Excep
 def test_spot_without_the_sdk_says_what_to_install(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     with pytest.raises(SetupError) as raised:
         provider(cloud, clock, spot=True).offers(A100, rows_for(A100, "runpod"))
-    assert "gpurun[runpod]" in raised.value.hint
+    assert "'.[runpod]'" in raised.value.hint
 
 
 @pytest.fixture
 def sdk(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real SDK, which is asked in a process of its own."""
-    pytest.importorskip("runpod", reason="the extra gpurun[runpod] is not installed")
+    pytest.importorskip("runpod", reason="the extra runpod is not installed")
     monkeypatch.setattr(graphql, "is_installed", lambda: True)
 
 
@@ -821,7 +862,7 @@ def test_a_spot_create_without_a_whole_answer_is_unknown_and_is_found(
 
 @pytest.mark.slow
 def test_the_sdk_is_given_up_when_its_time_is_over(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("runpod", reason="the extra gpurun[runpod] is not installed")
+    pytest.importorskip("runpod", reason="the extra runpod is not installed")
     monkeypatch.setattr(graphql, "is_installed", lambda: True)
     with cloud.world.lock, pytest.raises(Unknown):  # The server hangs as long as the lock is held.
         graphql.ask("query{myself{id}}", Secret(FULL_KEY), cloud.base_url, limit_s=4)
@@ -899,7 +940,7 @@ def test_a_container_that_is_started_again_has_no_more_time(tmp_path: Path) -> N
 
 
 def test_a_container_whose_disk_is_wiped_by_a_restart_still_ends_at_the_absolute_time(tmp_path: Path) -> None:
-    """The seconds of its lease begin anew there; the time in its environment does not."""
+    """The seconds of its lease begin again there; the time in its environment does not."""
     guests: list[ProcessGuest] = []
 
     def boot(container: Container) -> ProcessGuest:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.cli.result import Result
-from gpurun.cli.verb import run_app
 from gpurun.core.paths import Home
 from tests.lifecycle.tiny_runs import make_run
 
@@ -24,11 +23,11 @@ def gpurun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Run a command line in a folder of its own: the exit code and standard output."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("gpurun.lifecycle.quotes.renting.ready_providers", lambda home: [])
+    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: [])
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["gpurun", *words])
-        code = run_app(build_app(words[0]))
+        code = run_app(build_app())
         return code, capsys.readouterr().out
 
     return run
@@ -101,6 +100,6 @@ def test_a_machine_can_be_ended_whatever_the_settings_are(
     gpurun: Gpurun, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(Home(own_home))
-    monkeypatch.setattr("gpurun.cli.control.stop_run", lambda *given, **named: Result(text="ended"))
+    monkeypatch.setattr("gpurun.cli.run_control.stop_run", lambda *given, **named: Result(text="ended"))
     Path("gpurun.toml").write_text("color = [")
     assert gpurun("destroy", "fox-41", "--yes") == (0, "ended\n")

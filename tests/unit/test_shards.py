@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.lifecycle.corpus.shards import inspect, prepared
-from gpurun.planning.bundle import bundle_root
+from gpurun.core.installed_files import bundle_root
+from gpurun.data.run_shards import inspect, prepared
 from gpurun.planning.recipe import load_recipe, resolve
 
 TOKENS = np.arange(300, dtype="<u2") % 97

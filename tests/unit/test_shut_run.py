@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app
-from gpurun.cli.verb import run_app
+from gpurun.cli.app import build_app, run_app
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Instance, InstanceState
 from gpurun.core.paths import Home
-from gpurun.ledger.receipt import read_receipt
-from gpurun.lifecycle.reap import _is_ours
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.reaper import _has_it_open
 from tests.lifecycle.tiny_runs import make_run
 
 
@@ -46,7 +44,7 @@ def shut(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def told(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
     """A verb's exit code, what it found, and what it said was wrong."""
     patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json"])
-    code = run_app(build_app(words.split()[0]))
+    code = run_app(build_app())
     answer = json.loads(capsys.readouterr().out)
     return code, answer["data"], str(answer["errors"])
 
@@ -73,8 +71,7 @@ def test_the_doctor_does_not_call_it_finished(
 def test_reap_goes_on_asking(shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, data, errors = told("reap", monkeypatch, capsys)
     assert (code, data["asked"], errors) == (0, ["local"], "[]")
-    machine = Instance(id="pod-1", provider="runpod", token="gr-fox-41-0000", run="fox-41", state=InstanceState.RUNNING)
-    assert not _is_ours(machine, shut)
+    assert not _has_it_open("fox-41", "gr-fox-41-00000000", shut)
 
 
 def test_the_audit_calls_its_journal_a_problem_and_goes_on(

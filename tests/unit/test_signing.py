@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.core.receipt_record import Signature
 from gpurun.ledger import signing
 from gpurun.ledger.signing import (
     PRIVATE_NAME,
     PUBLIC_NAME,
-    Signature,
     Signer,
     load_signer,
     make_envelope,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.core.plan import Choices, Request
-from gpurun.lifecycle.quotes.quote import paid_plan, quote
+from gpurun.core.run_plan import Choices, Request
+from gpurun.planning.candidates import paid_plan, quote
 from gpurun.planning.catalog import parse_gpu, terms_of
 from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.planning.software import HUGGINGFACE_SETUP, images_by_provider, outfitted
+from gpurun.planning.requirements import HUGGINGFACE_SETUP, images_by_provider, outfitted
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
 
 MUON, STOCK = load_recipe("modern-124m").tables, load_recipe("tiny-hf").tables

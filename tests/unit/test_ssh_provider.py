@@ -11,9 +11,9 @@ import pytest
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.known_hosts import known_host, remember_host
-from gpurun.core.model import GpuNeed, InstanceState, Offer, Order, Teardown
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, InstanceState, Offer, Order, Teardown
 from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.ssh import Login, SshBox, SshProvider, parse_host
 

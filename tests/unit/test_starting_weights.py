@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,21 @@ import pytest
 import torch
 
 from gpurun.core.errors import UsageError
-from gpurun.core.plan import DataSummary, Earlier
-from gpurun.lifecycle.corpus import weights
-from gpurun.lifecycle.corpus.shards import prepared
-from gpurun.lifecycle.corpus.weights import started, weights_of
-from gpurun.lifecycle.shipment import sources_of
-from gpurun.machine.pack import survey
-from gpurun.planning.bundle import bundle_root
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.run_plan import DataSummary, Earlier
+from gpurun.data.run_shards import prepared
+from gpurun.planning import initial_weights
+from gpurun.planning.initial_weights import started, weights_of
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.upload_list import sources_of
+from gpurun.remote.archive import survey
 from tests.unit.report_samples import plan_of
 from trainer import pretrained
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.prepare.build import Request, prepare
 from trainer.pretrained import find_weights, load_weights
+from trainer.recipe import ModelConfig
 from trainer.tensors import write_tensors
 
 SHAPE = {"layers": 2, "heads": 2, "width": 64, "context": 64}
@@ -76,7 +77,7 @@ def test_weights_beside_the_shards_are_shipped_and_counted(shards: Path) -> None
 
 def test_a_run_that_goes_on_from_a_checkpoint_takes_no_weights_along(shards: Path) -> None:
     earlier = Earlier(run="elk-40", step=3, bytes=1, receipt_sha256="0" * 64, spent_micros=None)
-    data, going_on = data_of(shards, recipe()), recipe().model_copy(update={"earlier": earlier})
+    data, going_on = data_of(shards, recipe()), replace(recipe(), earlier=earlier)
     shutil.rmtree(shards / "gpt2")
     assert started(data, going_on) == data
     assert shipped(data, going_on, continues=earlier) == shipped(data, recipe(""))
@@ -208,7 +209,7 @@ def test_a_network_that_only_has_gpt2s_tensors_is_refused_by_the_trainers_own_ru
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match="scale_attn_by_inverse_layer_idx true"):
         started(data_of(shards, recipe()), recipe())
-    assert weights.AS_PUBLISHED == pretrained.AS_PUBLISHED
+    assert initial_weights.AS_PUBLISHED == pretrained.AS_PUBLISHED
 
 
 def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:

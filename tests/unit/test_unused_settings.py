@@ -9,10 +9,10 @@ import pytest
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
-from gpurun.core.plan import Request
-from gpurun.lifecycle.corpus.unused import unused_notes
-from gpurun.lifecycle.plan import make_plan
+from gpurun.core.run_plan import Request
+from gpurun.planning.planner import make_plan
 from gpurun.planning.recipe import Form, load_recipe, resolve
+from gpurun.planning.transfer import unused_notes
 from tests.unit.test_data_verbs import gpurun, texts
 from trainer.prepare.build import Request as Text
 from trainer.prepare.build import prepare

@@ -15,17 +15,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
 from gpurun.cli.reader import RunReader
+from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.progress import Event
-from gpurun.ledger.receipt import read_receipt
-from gpurun.lifecycle.home import local_copy
-from gpurun.lifecycle.home.local_copy import LocalCopy
-from gpurun.view.paint import cells, render
-from gpurun.view.panels import live_screen
-from gpurun.view.screen import Screen
-from gpurun.view.story import APART, BEGINS, ENDS, GOES_ON, tell_record
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.artifacts import log_copy
+from gpurun.lifecycle.artifacts.log_copy import LocalCopy
+from gpurun.view.event_text import APART, BEGINS, ENDS, GOES_ON, tell_record
+from gpurun.view.live_layout import live_screen
+from gpurun.view.live_state import Screen
 from gpurun.view.style import Style, probe
+from gpurun.view.styled_text import cells, render
 from tests.unit.ledger_samples import RATE, CloudRun
 
 
@@ -177,7 +177,7 @@ def test_when_a_word_came_is_known_to_whoever_attaches_later(tmp_path: Path) -> 
 @pytest.mark.parametrize("width", [40, 50, 80])
 def test_how_long_it_still_takes_is_never_cut(width: int) -> None:
     screen, now = samples.rented_screen()
-    screen.update([], [{"kind": "step", "step": 4000, "step_s": 100.25, "loss": 3.0}], [])
+    screen.update([], samples.told({"kind": "step", "step": 4000, "step_s": 100.25, "loss": 3.0}), [])
     assert "eta 21 h 23 m\n" in drawn(screen, now, width)
 
 
@@ -190,7 +190,7 @@ def test_a_progress_bar_that_writes_over_itself_is_one_line_of_the_log(tmp_path:
 
 
 def test_a_flood_is_shown_on_after_its_copy_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_copy, "HEAD_BYTES", 40)
+    monkeypatch.setattr(log_copy, "HEAD_BYTES", 40)
     folder = RunFolder(tmp_path)
     copy, reader = LocalCopy(folder.log, most_bytes=100, head_bytes=40), RunReader(folder)
     shown: list[bytes] = []
@@ -231,9 +231,9 @@ _SHOW = """
 import sys
 sys.path.insert(0, {golden!r})
 import view_samples as samples
-from gpurun.view.live import LiveWindow
-from gpurun.view.paint import render
-from gpurun.view.panels import live_screen
+from gpurun.view.live_window import LiveWindow
+from gpurun.view.styled_text import render
+from gpurun.view.live_layout import live_screen
 from gpurun.view.style import probe
 screen, now = samples.rented_screen()
 style = probe(sys.stdout)

@@ -10,14 +10,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
-from gpurun.core.progress import Event
-from gpurun.view.plain import PlainView
+from gpurun.core.journal_records import Event
+from gpurun.core.trainer_events import TrainerEvent
+from gpurun.view.plain_lines import PlainView
 
 NOW = samples.NOW
 
 
-def step(number: int, wall: float) -> dict[str, object]:
-    return {"kind": "step", "step": number, "wall": wall, "loss": 3.0, "lr": 1e-3}
+def step(number: int, wall: float) -> TrainerEvent:
+    return samples.told({"kind": "step", "step": number, "wall": wall, "loss": 3.0, "lr": 1e-3})[0]
 
 
 def test_every_record_is_a_line_with_a_utc_stamp() -> None:
@@ -38,7 +39,7 @@ def test_the_last_figures_come_out_before_the_stop() -> None:
     view = PlainView()
     view.update([], [step(1, NOW)], NOW)
     stop = {"kind": "stop", "step": 120, "reason": "done", "wall": NOW + 2}
-    lines = view.update([], [step(120, NOW + 1), stop], NOW + 2)
+    lines = view.update([], [step(120, NOW + 1), *samples.told(stop)], NOW + 2)
     assert "step 120" in lines[0]
     assert "trainer stopped: done" in lines[1]
 
@@ -47,17 +48,19 @@ def test_whoever_attaches_later_reads_records_and_events_as_they_followed_one_an
     begun = samples.NOW - 20_000
     records = [*samples.story(begun, samples.usd(0)), *samples.ending(begun)]
     stop = {"kind": "stop", "step": 120, "reason": "done", "wall": begun + 10_991}
-    events = [step(120, begun + 10_990), stop]
+    events = [step(120, begun + 10_990), *samples.told(stop)]
     stamps = [line[:20] for line in PlainView().update(records, events, NOW)]
     assert len(stamps) == len(records) + 2
     assert stamps == sorted(stamps)
 
 
 def test_of_a_long_history_the_newest_is_told_and_how_much_is_not() -> None:
-    began: dict[str, object] = {"kind": "start", "wall": NOW - 1000, "device": "cuda", "steps": 200}
-    evals = [{"kind": "eval", "step": s, "wall": NOW - 900 + s, "val_loss": 9.0 - s / 100} for s in range(200)]
+    began = {"kind": "start", "wall": NOW - 1000, "device": "cuda", "steps": 200}
+    evals = samples.told(
+        *({"kind": "eval", "step": s, "wall": NOW - 900 + s, "val_loss": 9.0 - s / 100} for s in range(200))
+    )
     view = PlainView()
-    lines = view.update([], [began, *evals], NOW)
+    lines = view.update([], [*samples.told(began), *evals], NOW)
     assert "device cuda" in lines[0]
     assert lines[1].endswith("160 lines of the trainer left out")
     assert "step 199  val loss 7.010" in lines[-1]
@@ -88,7 +91,8 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
 
 def test_plain_lines_need_neither_rich_nor_pydantic() -> None:
     code = (
-        "import sys\nfrom gpurun.view import audits, envelope, errors, listings, plain, plan, receipt\n"
+        "import sys\nfrom gpurun.view import audit_table, envelope, error_text, list_tables\n"
+        "from gpurun.view import plain_lines, plan_screen, receipt_screen\n"
         "sys.exit(any(name in sys.modules for name in ('rich', 'pydantic', 'torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

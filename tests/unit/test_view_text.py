@@ -10,11 +10,9 @@ import pytest
 
 from gpurun.core.errors import ExitCode, NoOffer
 from gpurun.providers.aws.setup import commands
-from gpurun.view.charts import Scale, line_chart, scale_of, sparkline
 from gpurun.view.envelope import ENVELOPE_KEYS, ERROR_KEYS, envelope_json
-from gpurun.view.errors import error_text
-from gpurun.view.paint import cells, clip, fold, line, render, words_of
-from gpurun.view.quantities import (
+from gpurun.view.error_text import error_text
+from gpurun.view.number_format import (
     format_bytes,
     format_count,
     format_duration,
@@ -26,7 +24,9 @@ from gpurun.view.quantities import (
     short_hash,
 )
 from gpurun.view.style import Style
-from gpurun.view.tables import Column, table
+from gpurun.view.styled_text import cells, clip, fold, line, render, words_of
+from gpurun.view.table import Column, table
+from gpurun.view.terminal_charts import Scale, line_chart, scale_of, sparkline
 
 
 def test_durations() -> None:
@@ -87,6 +87,11 @@ def test_what_is_to_be_copied_from_a_hint_stands_on_lines_of_its_own_whole_and_a
 
 def test_a_line_of_a_hint_that_somebody_else_wrote_steers_no_terminal() -> None:
     assert "\x1b" not in error_text("It failed.", "It said:\n\x1b[2Jno", "a.b", Style())
+
+
+def test_what_is_quoted_after_the_first_line_of_an_error_keeps_its_lines() -> None:
+    shown = error_text("It failed. Its last words:\nE: no lion\n\x1b[2Jat all", "Mend it.", "setup.failed", Style())
+    assert [line.strip() for line in shown.splitlines()][1:3] == ["E: no lion", "[2Jat all"]
 
 
 def test_the_envelope_has_its_six_keys_and_no_other() -> None:

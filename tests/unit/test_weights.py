@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from gpurun.cli import weights
 from gpurun.cli.app import build_app
-from gpurun.cli.exporting import export_run
-from gpurun.cli.sampling import sample_run
+from gpurun.cli.commands.export import export
+from gpurun.cli.commands.sample import sample
 from gpurun.cli.session import Session
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder
-from gpurun.lifecycle.home.collect_now import bring_now
+from gpurun.lifecycle.artifacts.on_demand import bring_now
 from tests.lifecycle.test_early import FREE, Instance
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
@@ -67,7 +67,7 @@ def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_har
     session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "secret")
-    result = sample_run(session, "fox", "--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1)
+    result = sample(session, "fox", "--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1)
     asked = result.data["argv"]
     assert asked[:3] == [str(folder.artifacts / WEIGHTS), "--data", "/nowhere"]
     assert asked[3:] == ["--tokens=7", "--temperature=0.0", "--seed=1", "--prompt=--help"]
@@ -77,56 +77,56 @@ def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_har
 
 
 def test_a_translation_stands_below_its_source(session: Session, folder: RunFolder) -> None:
-    assert sample_run(session, "fox", "ein Hund", checkpoint="best", beams=4).text == "ein Hund\na dog"
+    assert sample(session, "fox", "ein Hund", checkpoint="best", beams=4).text == "ein Hund\na dog"
 
 
 @pytest.mark.parametrize("name", ["last", "best", "120", "000120", WEIGHTS])
 def test_a_checkpoint_has_several_names(session: Session, folder: RunFolder, name: str) -> None:
-    assert sample_run(session, "fox-41", "a", checkpoint=name).data["prompt"] == "a"
+    assert sample(session, "fox-41", "a", checkpoint=name).data["prompt"] == "a"
 
 
 def test_a_checkpoint_that_is_not_the_one_that_came_home_is_never_opened(session: Session, folder: RunFolder) -> None:
     path = folder.artifacts / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(VerificationFailed, match="changed since it came home"):
-        sample_run(session, "fox-41", "a", checkpoint="best")
+        sample(session, "fox-41", "a", checkpoint="best")
     path.unlink()
     with pytest.raises(VerificationFailed, match="No such file"):
-        sample_run(session, "fox-41", "a", checkpoint="best")
+        sample(session, "fox-41", "a", checkpoint="best")
 
 
 def test_what_collect_brought_while_the_run_goes_on_is_used_and_no_other(session: Session, tmp_path: Path) -> None:
     instance, going = Instance(tmp_path / "instance"), opened_run(session.home, "owl-07").folder
     instance.save(10, 20, best=10)
     with pytest.raises(UsageError, match="goes on") as early:
-        sample_run(session, "owl-07", "a", checkpoint="last")
+        sample(session, "owl-07", "a", checkpoint="last")
     assert "gpurun collect owl-07" in early.value.hint
     bring_now(instance.far, going, "best", VirtualClock(), lambda file, have_bytes: None, FREE)
     for name in ("best", "last", "10"):
-        asked = sample_run(session, "owl-07", "a", checkpoint=name).data["argv"]
+        asked = sample(session, "owl-07", "a", checkpoint=name).data["argv"]
         assert asked[0] == str(going.artifacts / "checkpoints/000010.weights")
     with pytest.raises(UsageError, match="no checkpoint '20'"):
-        sample_run(session, "owl-07", "a", checkpoint="20")
-    made = export_run(session, "owl-07", tmp_path / "hf", form="hf", checkpoint="best")
+        sample(session, "owl-07", "a", checkpoint="20")
+    made = export(session, "owl-07", tmp_path / "hf", to="hf", checkpoint="best")
     assert made.data["figures"]["receipt sha256"] is None
     brought = going.artifacts / "checkpoints/000010.state"
     brought.write_bytes(b"S" + brought.read_bytes()[1:])
     with pytest.raises(VerificationFailed, match="changed since it came home"):
-        sample_run(session, "owl-07", "a", checkpoint="best")
+        sample(session, "owl-07", "a", checkpoint="best")
 
 
 def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no checkpoint '7'") as unknown:
-        sample_run(session, "fox-41", "a", checkpoint="7")
+        sample(session, "fox-41", "a", checkpoint="7")
     assert "000120" in unknown.value.hint
     with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
-        sample_run(session, "fox-41", "refuse", checkpoint="best")
+        sample(session, "fox-41", "refuse", checkpoint="best")
     with pytest.raises(SetupError, match="MemoryError: no room"):
-        sample_run(session, "fox-41", "break", checkpoint="best")
+        sample(session, "fox-41", "break", checkpoint="best")
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="PyTorch") as missing:
-        sample_run(session, "fox-41", "a", checkpoint="best")
-    assert "gpurun[local]" in missing.value.hint
+        sample(session, "fox-41", "a", checkpoint="best")
+    assert "'.[local]'" in missing.value.hint
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_a_setting_that_no_sampler_takes_is_refused_before_torch_is_loaded(
 ) -> None:
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=re.escape(told)):
-        sample_run(session, "fox-41", "a", checkpoint="best", **setting)
+        sample(session, "fox-41", "a", checkpoint="best", **setting)
 
 
 def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFolder, tmp_path: Path) -> None:
-    result = export_run(session, "fox-41", tmp_path / "hf", form="hf", checkpoint="best")
+    result = export(session, "fox-41", tmp_path / "hf", to="hf", checkpoint="best")
     card = json.loads((tmp_path / "hf" / "figures.json").read_text())
     assert result.text == str(tmp_path / "hf" / "figures.json")
     assert (card["GPU"], card["final training loss"], card["best validation loss"]) == ("NVIDIA H100", 2.0, 2.1)
@@ -158,12 +158,12 @@ def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFol
     assert card["cost of the whole rental"].startswith("$2.")
     assert "went on from" not in card, "it went on from nothing, which is not unknown"
     with pytest.raises(UsageError, match="'onnx'"):
-        export_run(session, "fox-41", tmp_path / "x", form="onnx", checkpoint="best")
+        export(session, "fox-41", tmp_path / "x", to="onnx", checkpoint="best")
 
 
 def test_a_card_calls_no_cpu_a_gpu(session: Session, folder: RunFolder, tmp_path: Path) -> None:
     folder.events.write_text(folder.events.read_text().replace('"cuda"', '"cpu"').replace('"NVIDIA H100"', "null"))
-    card = export_run(session, "fox-41", tmp_path / "hf", form="hf", checkpoint="best").data["figures"]
+    card = export(session, "fox-41", tmp_path / "hf", to="hf", checkpoint="best").data["figures"]
     assert (card.get("GPU"), card["device"]) == (None, "cpu")
 
 
@@ -182,8 +182,8 @@ def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, f
     """The plan has them where they were."""
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
     folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
-    asked = sample_run(session, "fox-41", "a", checkpoint="best").data["argv"]
+    asked = sample(session, "fox-41", "a", checkpoint="best").data["argv"]
     assert asked[2] == old, "where they are nowhere, it is told where they were"
     folder.data.mkdir()
-    asked = sample_run(session, "fox-41", "a", checkpoint="best").data["argv"]
+    asked = sample(session, "fox-41", "a", checkpoint="best").data["argv"]
     assert asked[2] == str(folder.data)

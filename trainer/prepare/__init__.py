@@ -13,5 +13,5 @@ tokenizers.py   characters, and GPT-2's byte-pair encoding; bpe.py trains one li
 gpt2/           GPT-2's merges, so that tokenising needs no network
 shards.py       writes llm.c token files and the files beside them; manifest.py is what data.json says
 folders.py      a folder is there whole or not at all, and one prepare's at a time
-errors.py       a refusal, with what to do about it; program.py tells it to whoever called
+errors.py       a refusal, with what to do about it; program.py tells it to the caller
 """

@@ -51,7 +51,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 0) -> list[bytes]:
         raise Refusal(
             "tokenizer.not_installed",
             "Training a tokeniser needs the tokenizers library.",
-            hint="Install it: pip install 'gpurun[data]'; or take GPT-2's: --set data.tokenizer=gpt2.",
+            hint="Install it, from the clone: pip install '.[data]'; or take GPT-2's: --set data.tokenizer=gpt2.",
         ) from None
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

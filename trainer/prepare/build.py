@@ -161,7 +161,7 @@ def _demand_items(folder: Path, shards: Path, items: int, vocab_size: int) -> No
     try:
         read_items(folder, items, vocab_size)
     except Refused as refused:
-        hint = "Make it anew: gpurun data hellaswag hellaswag_val.jsonl DIR; or --set eval.hellaswag_items=0."
+        hint = "Make it again: gpurun data hellaswag hellaswag_val.jsonl DIR; or --set eval.hellaswag_items=0."
         raise Refusal("data.untrainable", f"The trainer would not take {shards}: {refused}.", hint=hint) from None
 
 

@@ -1,4 +1,4 @@
-"""What data.json says of shards (docs/FORMATS.md), and what is said of it to whoever asked for them."""
+"""What data.json says of shards (docs/FORMATS.md), and what is said of it to the caller."""
 
 from __future__ import annotations
 

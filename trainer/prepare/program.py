@@ -48,7 +48,7 @@ def run_program(do: Callable[[list[str]], dict[str, Any]], *, left: str, less: s
 
 
 def say(line: str) -> None:
-    """Talk to whoever waits."""
+    """Talk to the caller that waits."""
     print(f"prepare: {line}", file=sys.stderr, flush=True)
 
 

@@ -109,7 +109,7 @@ class CharTokenizer:
         if not known.all():
             character = chr(codes[~known][0])
             what = f"The vocabulary has no {json.dumps(character, ensure_ascii=False)} (U+{ord(character):04X})"
-            hint = "Leave it out, in a prompt by sample.prompts, or prepare the text anew with gpurun data prepare."
+            hint = "Leave it out, in a prompt by sample.prompts, or prepare the text again with gpurun data prepare."
             raise Refusal("data.unknown_character", f"{what}, nor U+FFFD to stand for it.", hint=hint)
         return codes
 
@@ -222,7 +222,7 @@ def _from_tiktoken() -> list[bytes] | None:
             encoding = tiktoken.get_encoding("gpt2")
             found.extend([*map(encoding.decode_single_token_bytes, range(GPT2_EOT_ID)), GPT2_EOT])
         except (OSError, ValueError, AssertionError, ImportError):
-            return  # Offline, or a damaged cache that could not be fetched anew: the caller has another source.
+            return  # Offline, or a damaged cache that could not be fetched again: the caller has another source.
 
     # The cache answers at once. The download has no time limit of its own, so it runs where it can be left behind.
     thread = threading.Thread(target=load, daemon=True)

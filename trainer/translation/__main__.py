@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import completed, parse_recipe
 from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.pretrained import check_digest, find_weights
+from trainer.recipe import completed, parse_recipe
 from trainer.shards import open_data
 from trainer.tensors import TensorFileError, read_tensors
 from trainer.translation.bleu import corpus_bleu

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.loss import chunked_cross_entropy
+from trainer.recipe import ModelConfig
 from trainer.translation.batch import source_mask, target_mask
 
 __all__ = ["Translator", "sinusoids"]
@@ -172,7 +172,3 @@ class Translator(nn.Module):
     def flops_per_token(self) -> int | None:
         """Return None: sentences differ in length, so that the positions of a step do not tell its work."""
         return None
-
-    def parameter_count(self) -> int:
-        """Count the weights; the embedding, which is the head too, counts once."""
-        return sum(parameter.numel() for parameter in self.parameters())

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from trainer.config import Recipe
 from trainer.data import VALIDATION_SEED
 from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.model import with_vocabulary
+from trainer.recipe import Recipe
 from trainer.shards import TokenData
 from trainer.translation.interpret import Interpreter
 from trainer.translation.model import Translator

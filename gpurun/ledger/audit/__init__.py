@@ -1,7 +1,8 @@
-"""Checks every receipt and journal of a home again, from the files alone, with code of its own.
+"""Checks every receipt and journal of a home again, from the files alone.
 
-Nothing of what wrote a receipt is used to check it: the journal is parsed anew, its order judged, every figure of the
-receipt derived a second time, every digest taken again. It claims no more than docs/RECEIPTS.md says.
+With code of its own it parses the journal, judges its order, takes every digest, and computes seconds, money and ends a
+second time. Every other figure is compared with what the receipt's builder makes of the run folder now. It claims no
+more than docs/RECEIPTS.md says.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from gpurun.core.errors import UsageError
 from gpurun.core.money import total
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
-from gpurun.ledger.audit.lines import GENESIS, Json, chain_lines, journal_lines
-from gpurun.ledger.audit.report import AuditReport, AuditRow
-from gpurun.ledger.audit.run import audit_run
+from gpurun.core.untrusted import plain_line
+from gpurun.ledger.audit.audit_run import audit_run
+from gpurun.ledger.audit.findings import AuditReport, AuditRow
+from gpurun.ledger.audit.strict_lines import GENESIS, Json, chain_lines, journal_lines
 from gpurun.ledger.signing import parse_public_key, payload_of, public_keys
-from gpurun.ledger.untrusted import plain_line
 
 __all__ = ["AuditReport", "AuditRow", "audit"]
 
@@ -65,7 +66,7 @@ def audit(
         f"the chain names a run {name!r}, which none can be called" for name in place if not RUN_NAME.fullmatch(name)
     ]
     if kept is not None and kept not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
-        found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or written anew")
+        found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or rewritten")
     if kept is not None:  # A head stands for the receipts before it only as far as each names the one before.
         seen = {row.run for row in rows}
         found += [problem for name, link in place.items() if name not in seen for problem in _unlike(home, link)]

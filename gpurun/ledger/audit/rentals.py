@@ -1,25 +1,17 @@
-"""Derives each rental's machine, seconds, money and end from the raw journal, for the audit alone."""
+"""Computes each rental's seconds, money and end from the raw journal a second time, with code of the audit alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING, Decimal
 
-from gpurun.core.clock import utc
-from gpurun.core.money import Micros, cost_of, times, total
-from gpurun.ledger.audit.lines import Json
-from gpurun.ledger.untrusted import plain_data
+from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.untrusted import plain_data
+from gpurun.ledger.audit.strict_lines import Json
 
-MILESTONES = {
-    "asked": "create.intended",
-    "exists": "create.observed",
-    "ready": "ready.observed",
-    "shipped": "ship.observed",
-    "train_start": "train.started",
-    "train_end": "train.observed",
-    "collected": "collect.observed",
-    "gone": "death.proven",
-}
+_ALIVE = {"create.observed", "ready.observed", "ship.observed", "train.started", "rate.observed"}
+_ALIVE |= {"train.observed", "collect.observed"}
+_WATCHED, _STAMPS = 120, 2.0
 
 
 def named(records: Sequence[Json], event: str) -> list[Json]:
@@ -53,80 +45,166 @@ def split_rentals(records: Sequence[Json]) -> list[list[Json]]:
     return rentals
 
 
-def rental_facts(rental: Sequence[Json]) -> Json:
-    """One line of the receipt's `cost.rentals`, with what it has cost so far where it has not ended."""
+def rental_facts(rental: Sequence[Json], records: Sequence[Json]) -> Json:
+    """The figures of a line of the receipt's `cost.rentals`, with its cost so far where it has not ended."""
     intent, events = rental[0]["data"], {record["event"]: record for record in rental}
     told = [record["data"]["instance"] for record in rental if record["data"].get("instance")]
     rates = [one["rate_micros_per_hour"] for one in told if one["rate_micros_per_hour"] is not None]
-    machines = 1 + sum(record["data"]["code"] == "create.duplicate" for record in named(rental, "incident"))
+    doubles = [one["data"] for one in named(rental, "incident") if one["data"]["code"] == "create.duplicate"]
     refused, proven = "create.refused" in events, events.get("death.proven")
+    extras = _extras(rental, records)
     end = "refused" if refused else proven["data"]["teardown"] if proven else "not_proven"
-    until = proven["seq"] if proven else rental[-1]["seq"]
-    seconds = 0.0 if refused else float(seconds_between(rental, rental[0]["seq"], until))
+    seconds, end_is = (0.0, None) if refused else _billable(rental)
     rate = max(rates) if rates else intent["rate_micros_per_hour"]
-    hourly, once = (Micros(intent.get(key, 0)) for key in ("beside_micros_per_hour", "egress_micros"))
-    lasting = total(*(cost_of(Micros(one), seconds, intent["billing_unit_s"]) for one in (rate, hourly)))
-    spent = times(total(lasting, once if seconds else Micros(0)), machines)
+    hourly, planned = (Micros(intent.get(key, 0)) for key in ("beside_micros_per_hour", "egress_micros"))
+    once = Micros(events.get("collect.observed", rental[0])["data"].get("egress_micros", planned))
+
+    def lasting(so_long: float) -> Micros:
+        paid_s = max(so_long, intent.get("least_billed_s", 0)) if so_long else 0.0
+        return total(*(cost_of(Micros(one), paid_s, intent["billing_unit_s"]) for one in (rate, hourly)))
+
+    rises, dearer = [], Micros(0)
+    for to, more, since in _rises(rental, rate):
+        so_long = float(max(Decimal(0), Decimal(str(seconds)) - since))
+        rises.append({"rate_micros_per_hour": to, "billable_s": so_long})
+        dearer = total(dearer, cost_of(more, so_long, intent["billing_unit_s"]))
+    machines = 1 + sum(not one.get("id") for one in doubles)
+    beside = [{**one, "micros": lasting(one["billable_s"])} for one in extras]
+    own = times(total(lasting(seconds), dearer, once if seconds else Micros(0)), machines)
+    told_only = {"end_is": end_is if proven else None, "extras": beside, "price_rose": rises}
     return {
-        "attempt": intent["attempt"],
-        "token": intent["token"],
         "machines": machines,
         "billable_s": seconds,
-        "billing_unit_s": intent["billing_unit_s"],
         "rate_micros_per_hour": rate,
-        "rate_is": "provider-reported" if rates else "quoted",
-        "micros": spent,
+        "micros": total(own, *(one["micros"] for one in beside)),
         "end": end,
+        **{key: value for key, value in told_only.items() if value},
     }
+
+
+def paid_until(rental: Sequence[Json]) -> int:
+    """The line until which a machine was paid at most: the first of the reads behind its proof, else the last line."""
+    proofs = named(rental, "death.proven")
+    if not proofs:
+        return int(rental[-1]["seq"])
+    reads = [one for one in named(rental, "death.read") if one["seq"] < proofs[-1]["seq"]]
+    first = reads[len(reads) - proofs[-1]["data"]["reads"]]
+    return int((first if "found_gone" in first["data"] else proofs[-1])["seq"])
+
+
+def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
+    """The seconds that may be billed, and what their end rests on: the least of the bounds that hold."""
+    start, last = rental[0]["seq"], paid_until(rental)
+    longest = seconds_between(rental, start, last)
+    gone = next(one for one in rental if one["seq"] == last)
+    read, intent = gone["data"], rental[0]["data"]
+    if gone["event"] != "death.read":
+        return float(longest), None
+    lives = [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
+    lives += [longest - Decimal(str(read["alive_s_ago"]))] if read["alive_s_ago"] is not None else []
+    alive = max(lives, default=Decimal(0))
+    bounds: list[tuple[Decimal, str]] = [(longest, "measured" if longest - alive <= _WATCHED else "unseen")]
+    told = [record["data"]["instance"].get("created_wall") for record in rental if record["data"].get("instance")]
+    births = [one for one in told if one is not None]
+    if births and read["ended_wall"] is not None:
+        lasted = _milli(read["ended_wall"] - min(births) + _STAMPS)
+        seen = [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
+        if lasted >= alive - (seen[0] if seen else 0):
+            bounds.append((lasted, "provider-reported"))
+    timed = named(rental, "destroy.intended")
+    if len(timed) == 1 and timed[0]["data"].get("timer") and read["found_gone"]:
+        by_timer = _milli(intent["deadline_wall"] - rental[0]["wall"] + intent["lease"]["kill_allowance_s"])
+        if by_timer >= alive:
+            bounds.append((by_timer, "its own timer"))
+    least = min(bounds, key=lambda bound: bound[0])
+    return float(least[0]), least[1]
+
+
+def _lives(record: Json) -> bool:
+    data = record["data"]
+    if record["event"] == "incident":
+        return bool(data["code"] == "price.rose")
+    return record["event"] in _ALIVE and data.get("outcome") != "lost" and not data.get("remembered")
+
+
+def _milli(seconds: float) -> Decimal:
+    return Decimal(str(round(seconds, 3)))
+
+
+def _rises(rental: Sequence[Json], rate: int) -> Iterator[tuple[int, Micros, Decimal]]:
+    """Each price that rose: the new one, how much more it is, and after how many seconds of the rental."""
+    for one in named(rental, "incident"):
+        data = one["data"]
+        if data["code"] != "price.rose" or data["rate_micros_per_hour"] <= rate:
+            continue
+        late = Decimal(str(max(0.0, one["wall"] - data["since_wall"])))
+        since = max(Decimal(0), seconds_between(rental, rental[0]["seq"], one["seq"]) - late)
+        yield data["rate_micros_per_hour"], left_of(Micros(data["rate_micros_per_hour"]), Micros(rate)), since
+        rate = data["rate_micros_per_hour"]
+
+
+def _extras(rental: Sequence[Json], records: Sequence[Json]) -> list[Json]:
+    """The machines beside it that have its token, from its intent to their proven end, or so far."""
+    token, found, last = rental[0]["data"]["token"], dict[str, Json](), int(records[-1]["seq"])
+    kinds = {"create.duplicate"} | ({"create.late"} if "home" in records[0]["data"] else set())
+    ends: dict[str, int] = {}
+    for record in records:
+        data = record["data"]
+        if record["event"] == "incident" and data.get("token") == token and data.get("id"):
+            if data["code"] in kinds:
+                found[data["id"]] = {"id": plain_data(data["id"])}
+                ends.pop(data["id"], None)
+            elif data["code"] in ("create.late_gone", "create.duplicate_gone"):
+                ends.setdefault(data["id"], record["seq"])
+        elif record["event"] == "death.proven" and any(record is one for one in rental):
+            ends = {**dict.fromkeys(found, int(record["seq"])), **ends}
+    return [
+        told
+        | {"billable_s": float(seconds_between(records, rental[0]["seq"], ends.get(name, last)))}
+        | {"ended": name in ends}
+        for name, told in found.items()
+    ]
 
 
 def measured_micros(records: Sequence[Json]) -> Micros:
     """What a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far."""
-    return total(*(rental_facts(rental)["micros"] for rental in split_rentals(records)))
+    return total(*(rental_facts(rental, records)["micros"] for rental in split_rentals(records)))
 
 
 def is_more(records: Sequence[Json]) -> bool:
     """Whether more was paid than the journal can tell: for a machine that came late, or something beside one."""
-    told = [(record["data"]["code"], record["data"].get("billed") is True) for record in named(records, "incident")]
-    return any(code == "create.late" or (code == "leftover" and billed) for code, billed in told)
+    is_new = bool(records) and "home" in records[0]["data"]
+    tokens = {intent["data"]["token"] for intent in named(records, "create.intended")}
+    for data in (record["data"] for record in named(records, "incident")):
+        is_told = is_new and data.get("id") and data.get("token") in tokens
+        if (data["code"] == "create.late" and not is_told) or (
+            data["code"] == "leftover" and data.get("billed") is True
+        ):
+            return True
+    return False
 
 
-def instance_of(rentals: Sequence[Sequence[Json]]) -> Json | None:
-    """The last machine that was seen."""
-    for rental in reversed(rentals):
-        told = [record["data"]["instance"] for record in rental if record["data"].get("instance")]
-        if not told:
-            continue
-        intent, seen, ready = rental[0]["data"], plain_data(told[-1]), named(rental, "ready.observed")
-        hello = {"is": "instance-reported", "hello": plain_data(ready[-1]["data"]["facts"])} if ready else None
-        named_by_offer = {key: seen.get(key) or intent["offer"][key] for key in ("region", "gpu", "gpu_count")}
-        return {
-            "is": "provider-reported",
-            "provider": intent["provider"],
-            "id": seen.get("id"),
-            "token": intent["token"],
-            "type": intent["offer"]["type_id"],
-            "created_wall": seen.get("created_wall"),
-            "facts": hello,
-            **named_by_offer,
-        }
-    return None
-
-
-def proof_of(rental: Sequence[Json], facts: Json) -> Json:
-    """How a rental ended, and every read of it."""
-    proven = named(rental, "death.proven")
-    claim = plain_data(proven[-1]["data"]) if proven else {}
-    readings = [
-        {"at": utc(read["wall"]), **{key: value for key, value in read["data"].items() if key not in ("id", "at_s")}}
-        for read in named(rental, "death.read")
-    ]
+def money_and_death(records: Sequence[Json]) -> Json:
+    """What the receipt must say of seconds, money and ends, and of nothing else."""
+    facts = [rental_facts(rental, records) for rental in split_rentals(records)]
+    is_live, cap = is_more(records) or any(_is_open(one) for one in facts), records[0]["data"]["cap_micros"]
+    spent = None if is_live else total(*(one["micros"] for one in facts))
+    kept = None if cap is None or spent is None else left_of(cap, spent) >= 0
+    is_unseen = any(one.get("extras") or one.get("end_is") in ("unseen", "its own timer") for one in facts)
+    billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))
+    ends = [one["end"] for one in facts if one["end"] != "refused"]
+    hidden = {"billable_s": None, "micros": None}
     return {
-        "token": facts["token"],
-        "teardown": facts["end"],
-        "id": claim.get("id"),
-        "reads": claim.get("reads"),
-        "spread_s": claim.get("spread_s"),
-        "evidence_sha256": claim.get("evidence_sha256"),
-        "readings": readings,
+        "runtime": {"billable_s": None if is_live else float(billable)},
+        "cost": {
+            "upper_bound_micros": spent,
+            "cap_micros": cap,
+            "cap_kept": (kept or None) if is_unseen else kept,
+            "rentals": [{**one, **hidden} if _is_open(one) else one for one in facts],
+        },
+        "teardown": {"is": "not_proven" if "not_proven" in ends else (ends or [None])[-1]},
     }
+
+
+def _is_open(fact: Json) -> bool:
+    return fact["end"] == "not_proven" or not all(extra["ended"] for extra in fact.get("extras", ()))

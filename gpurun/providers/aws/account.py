@@ -9,13 +9,13 @@ from math import inf
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.model import Account
+from gpurun.core.records import Account
+from gpurun.providers.account_ids import mark_of_account
 from gpurun.providers.aws.errors import NOT_ALLOWED, action_of, trouble
 from gpurun.providers.aws.image import PARAMETERS
 from gpurun.providers.aws.offers import PRICING_REGION
 from gpurun.providers.aws.wire import Refused, Wire
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.marks import mark_of_account
 
 _NO_INSTANCE, _NO_IMAGE = "i-00000000000000000", "ami-00000000000000000"
 # Dry runs: EC2 says whether it would, and does not. What it says first of a thing that is not there differs by action,
@@ -65,7 +65,7 @@ def whoami(wire: Wire) -> dict[str, Any]:
 
 
 def mark_of(wire: Wire) -> str:
-    """The mark of the account, which whoever has its credentials may ask for."""
+    """The mark of the account, which anyone with its credentials may ask for."""
     number = str(whoami(wire).get("Account") or "")
     if not number:
         raise Unknown("AWS does not say whose credentials these are")

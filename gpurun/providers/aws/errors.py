@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpurun.core.errors import SetupError
 from gpurun.providers.aws.wire import Refused
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
-from gpurun.providers.refusals import RejectedFor, bad_key, no_quota, not_allowed, not_ready
+from gpurun.providers.errors import RejectedFor, bad_key, no_quota, not_allowed, not_ready
 
 NO_CAPACITY = frozenset(
     {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
@@ -61,10 +61,10 @@ def refusal(error: Refused, type_id: str, region: str, *, spot: bool) -> NoCapac
     return Unknown(str(error))
 
 
-def preparing(error: Refused) -> Rejected | Unknown:
-    """What a refusal before the launch means: nothing was made, unless it is AWS that is out of order."""
+def preparing(error: Refused) -> Rejected:
+    """What a refusal before the launch means: nothing was made, and where AWS is out of order another offer may do."""
     if error.status >= 500:
-        return Unknown(f"{error.operation}: {error}")
+        return Rejected(f"{error.operation}: {error}", of_offer=True)
     told = _about_the_account(error)
     return RejectedFor(told) if told else Rejected(f"{error.operation}: {error}")
 

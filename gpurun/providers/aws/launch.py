@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from gpurun.core.clock import ticks
-from gpurun.core.model import Order
+from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros
+from gpurun.core.records import Instance, Order
 from gpurun.providers.aws.errors import refusal
 from gpurun.providers.aws.image import Image
 from gpurun.providers.aws.tags import client_token, marked
 from gpurun.providers.aws.wire import Refused, Told, Wire
-from gpurun.providers.base import NoCapacity, Rejected
+from gpurun.providers.base import NoCapacity, Rejected, Unknown
 
 USER_DATA_LIMIT_BYTES = 16_384
 DISK_KIND = "gp3"
@@ -42,10 +44,13 @@ def network_of(wire: Wire, region: str) -> Network:
     return Network(vpc, zones)
 
 
-def launch(wire: Wire, order: Order, image: Image, network: Network, group: str) -> Told:
-    """The instance as EC2 answers it.
+def launch(
+    wire: Wire, order: Order, image: Image, network: Network, group: str, made: Callable[[Told], Instance]
+) -> Instance:
+    """The instance, which `made` reads from EC2's answer.
 
     First where EC2 likes, then in each zone. A doubt ends it: no other zone is asked while there may be an instance.
+    The same request may be sent again: EC2 answers one of the same ClientToken with what the first has made.
     """
     region, offer = order.offer.region, order.offer
     refused = NoCapacity("no zone was asked")
@@ -55,12 +60,24 @@ def launch(wire: Wire, order: Order, image: Image, network: Network, group: str)
             answer = _run(wire, region, request)
         except Refused as error:
             judged = refusal(error, offer.type_id, region, spot=offer.spot)
+            if isinstance(judged, Unknown):
+                judged.again = partial(_again, wire, region, request, made)
             if not isinstance(judged, NoCapacity):
                 raise judged from error
             refused = NoCapacity(f"{offer.type_id} in {zone or region}: {judged}")
             continue
-        return _the_one(answer)
+        except Unknown as error:
+            raise Unknown(str(error), again=partial(_again, wire, region, request, made)) from error
+        return made(_the_one(answer))
     raise refused
+
+
+def _again(wire: Wire, region: str, request: dict[str, Any], made: Callable[[Told], Instance]) -> Instance:
+    """What a request made whose answer was lost; whatever is not the instance itself leaves the doubt."""
+    try:
+        return made(_the_one(_run(wire, region, request)))
+    except (Refused, SetupError) as error:
+        raise Unknown(str(error)) from error
 
 
 def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) -> dict[str, Any]:
@@ -101,7 +118,10 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
 def _places(wire: Wire, order: Order, network: Network) -> Iterator[tuple[str, str]]:
     """Zone and subnet of each launch; the zones that sell the type are looked up only once they are needed."""
     yield "", ""
-    selling = zones_selling(wire, order.offer.region, [order.offer.type_id])
+    try:
+        selling = zones_selling(wire, order.offer.region, [order.offer.type_id])
+    except Unknown as error:  # Each launch so far was refused, so that there is nothing.
+        raise NoCapacity(f"no other zone could be looked up: {error}") from error
     yield from (
         (zone, network.subnets[zone]) for zone in sorted(selling[order.offer.type_id]) if zone in network.subnets
     )

@@ -9,8 +9,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gpurun.core.errors import SetupError
-from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import Micros, usd
+from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers.aws.image import WITHOUT_DRIVER
 from gpurun.providers.aws.launch import zones_selling
 from gpurun.providers.aws.wire import Refused, Told, Wire

@@ -8,18 +8,25 @@ from typing import TypeVar
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
+from gpurun.core.records import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.providers.aws.account import account_of, mark_of, may_launch, whoami
 from gpurun.providers.aws.errors import NOT_ALLOWED, preparing, trouble
 from gpurun.providers.aws.image import Image, choose_image
 from gpurun.providers.aws.launch import launch, network_of
 from gpurun.providers.aws.offers import offers_for_need
-from gpurun.providers.aws.reading import NOT_THERE, instance_of, instances_in, place_of, read_instance
+from gpurun.providers.aws.parse import NOT_THERE, instance_of, instances_in, place_of, read_instance
 from gpurun.providers.aws.schedule import arm_schedule
-from gpurun.providers.aws.side import group_of, leftovers_in, let_in, make_group, public_address, remove_leftover
-from gpurun.providers.aws.wire import Refused, Wire, everywhere
-from gpurun.providers.base import Traits, Unknown
-from gpurun.providers.refusals import RejectedFor, no_such_region
+from gpurun.providers.aws.side_resources import (
+    group_of,
+    leftovers_in,
+    let_in,
+    make_group,
+    public_address,
+    remove_leftover,
+)
+from gpurun.providers.aws.wire import Refused, Told, Wire, everywhere
+from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.errors import RejectedFor, no_such_region
 
 T = TypeVar("T")
 
@@ -34,6 +41,7 @@ class AwsProvider:
     """
 
     name = "aws"
+    guard_shares_key = False
     notice_url = "http://169.254.169.254"
 
     def __init__(
@@ -87,24 +95,36 @@ class AwsProvider:
         region = order.offer.region
         self._homes[order.token] = region
         try:
-            for one in instances_in(self._wire, region, order.token):
-                if one.state is not InstanceState.GONE:
-                    return one
-            image = self._image(region, order.image)
-            network = network_of(self._wire, region)
-            group = make_group(self._wire, order, network.vpc, self._my_address)
-            told = launch(self._wire, order, image, network, group)
+            try:
+                for one in instances_in(self._wire, region, order.token):
+                    if one.state is not InstanceState.GONE:
+                        return one
+                image = self._image(region, order.image)
+                network = network_of(self._wire, region)
+                group = make_group(self._wire, order, network.vpc, self._my_address)
+            except Unknown as error:  # No launch was sent.
+                raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
+            return launch(self._wire, order, image, network, group, partial(self._made, order))
         except Refused as refused:
             raise preparing(refused) from refused
         except SetupError as error:  # The SDK could not sign the request, so that none was sent.
             raise RejectedFor(error) from error
-        made = instance_of(region, told)
+
+    def _made(self, order: Order, told: Told) -> Instance:
+        made = instance_of(order.offer.region, told)
         arm_schedule(self._wire, order, made.id.rpartition("/")[2])
         return made
 
     def find(self, token: str | None) -> list[Instance]:
-        """All that bears the token, the terminated of the last hour too, as long as EC2 lists them."""
-        answers, doubt = self._everywhere(token, lambda region: instances_in(self._wire, region, token))
+        """All that carries the token, the terminated of the last hour too, as long as EC2 lists them."""
+        return self._found(token, ())
+
+    def find_in(self, regions: Sequence[str]) -> list[Instance]:
+        """All that is gpurun's in these regions."""
+        return self._found(None, regions)
+
+    def _found(self, token: str | None, regions: Sequence[str]) -> list[Instance]:
+        answers, doubt = self._everywhere(token, lambda region: instances_in(self._wire, region, token), regions)
         found = sorted((one for here in answers for one in here), key=lambda one: (one.created_wall or 0.0, one.id))
         if isinstance(doubt, Unknown):
             raise Unknown(str(doubt), found=tuple(found)) from doubt
@@ -130,6 +150,10 @@ class AwsProvider:
             if refused.code not in NOT_THERE:
                 raise trouble(refused) from refused
 
+    def guard_folder(self, instance: Instance) -> str:
+        """The folder of the timer that was armed at boot, named by the deadline as it was ordered."""
+        return "" if instance.deadline_wall is None else f"/var/lib/gpurun/{int(instance.deadline_wall)}"
+
     def let_in(self, instance: Instance) -> None:
         """Open its firewall to the address that this laptop has now, once a minute at most."""
         now = self._wire.clock.monotonic()
@@ -151,6 +175,11 @@ class AwsProvider:
         return [one for here in answers for one in here]
 
     @property
+    def endpoint(self) -> str:
+        """Where the SDK sends what is for EC2, if not to AWS."""
+        return self._wire.endpoint
+
+    @property
     def clock_ahead_s(self) -> float | None:
         """How far this machine's clock is ahead of AWS's; None before its first answer."""
         return self._wire.clock_ahead_s
@@ -160,7 +189,7 @@ class AwsProvider:
         return tuple(self._regions)
 
     def ask_time(self) -> None:
-        """Ask whose the credentials are, whose answer bears a date as every one does."""
+        """Ask whose the credentials are, whose answer carries a date as every one does."""
         whoami(self._wire)
 
     def account_mark(self) -> str:
@@ -211,15 +240,15 @@ class AwsProvider:
         raise SetupError(told.code, told.what, hint=f"{told.hint} The AWS SDK's settings name it: aws configure.")
 
     def _everywhere(
-        self, token: str | None, look: Callable[[str], list[T]]
+        self, token: str | None, look: Callable[[str], list[T]], regions: Sequence[str] = ()
     ) -> tuple[list[list[T]], SetupError | Unknown | None]:
-        """What each region answers: the token's own, where that is known, else all that are switched on; and the doubt.
+        """What each region answers: the token's own, where that is known, else those named, or all; and the doubt.
 
         A region that does not answer leaves one, unless what was looked for was found elsewhere, or nothing can be
         there: these credentials may neither look into it nor launch in it.
         """
         home = self._homes.get(token or "")
-        told, silent = everywhere([home] if home else self._regions, look)
+        told, silent = everywhere([home] if home else regions or self._regions, look)
         if token and any(told.values()):
             return list(told.values()), None
         doubtful = {region: error for region, error in silent.items() if home or not self._is_closed(region, error)}

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from math import ceil
 
 from gpurun.core.clock import utc
-from gpurun.core.model import Order
+from gpurun.core.machine_token import PREFIXES, Token, parse
+from gpurun.core.records import Order
 from gpurun.providers.aws.errors import NOT_ALLOWED, trouble
-from gpurun.providers.aws.tags import run_of
 from gpurun.providers.aws.wire import Refused, Wire
 
 ROLE = "gpurun-terminate"
@@ -68,19 +68,20 @@ def arm_schedule(wire: Wire, order: Order, identifier: str) -> bool:
     return True
 
 
-def schedules_in(wire: Wire, region: str, token: str | None) -> Iterator[tuple[str, str]]:
-    """Name and run of the schedules for a token, or of all; none where they may not be listed.
+def schedules_in(wire: Wire, region: str, token: str | None) -> Iterator[Token]:
+    """The tokens that name the schedules for a token, or of all; none where they may not be listed.
 
     A schedule costs nothing and ends with its deadline, so that not being allowed to see one holds nothing up.
     """
     if not wire.serves("scheduler", region):
         return
-    asked = {"GroupName": _GROUP, "NamePrefix": token or "gr-"}
     try:
-        for told in wire.pages("scheduler", region, "list_schedules", "Schedules", **asked):
-            name = str(told.get("Name"))
-            if run_of(name) and token in (None, name):
-                yield name, run_of(name)
+        for prefix in (token,) if token else PREFIXES:
+            asked = {"GroupName": _GROUP, "NamePrefix": prefix}
+            for told in wire.pages("scheduler", region, "list_schedules", "Schedules", **asked):
+                named = parse(str(told.get("Name")))
+                if named and token in (None, named.text):
+                    yield named
     except Refused as refused:
         if refused.code not in NOT_ALLOWED:
             raise trouble(refused) from refused

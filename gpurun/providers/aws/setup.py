@@ -1,4 +1,4 @@
-"""What an account needs once: the role of the outside schedules, and the policy of whoever uses gpurun."""
+"""What an account needs once: the role of the outside schedules, and the policy of those who use gpurun."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make_role(wire: Wire, plan: RolePlan) -> str:
 
 
 def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
-    """The same by hand, for whoever may."""
+    """The same by hand, for a person who may."""
     return [
         f"aws iam create-role --role-name {ROLE} --assume-role-policy-document '{json.dumps(trust)}'",
         f"aws iam put-role-policy --role-name {ROLE} --policy-name {POLICY} --policy-document '{json.dumps(policy)}'",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from string import ascii_lowercase
 from typing import Any
 
-from gpurun.core.model import Order
+from gpurun.core.machine_token import PREFIXES, parse
+from gpurun.core.records import Order
 
 RUN, TOKEN, DEADLINE = "gpurun:run", "gpurun:token", "gpurun:deadline"
-_FORM = re.compile(r"gr-([a-z0-9-]{1,40})-[0-9a-f]{8}")
 
 
 def tags_of(order: Order) -> list[dict[str, str]]:
@@ -27,19 +26,12 @@ def marked(order: Order, *kinds: str) -> list[dict[str, Any]]:
 def owner(told: Mapping[str, Any]) -> tuple[str, str, float | None]:
     """Token, run and deadline of a thing; empty where it is not gpurun's.
 
-    Tags can be taken off; the client token and the name with which a thing was made cannot.
+    Tags can be taken off and edited; the client token and the name with which a thing was made cannot.
     """
     tags = {str(tag.get("Key")): str(tag.get("Value")) for tag in told.get("Tags") or told.get("TagSet") or ()}
-    words = (tags.get(TOKEN), str(told.get("ClientToken") or "").partition(".")[0], tags.get("Name"))
-    token = next((word for word in words if word and _FORM.fullmatch(word)), "")
-    deadline = tags.get(DEADLINE, "")
-    return token, tags.get(RUN) or run_of(token), float(deadline) if re.fullmatch(r"\d{1,12}", deadline) else None
-
-
-def run_of(token: str) -> str:
-    """The run that a token names; empty when it is none."""
-    named = _FORM.fullmatch(token)
-    return named[1] if named else ""
+    made_as = (str(told.get("ClientToken") or "").partition(".")[0], str(told.get("GroupName") or ""))
+    token = parse(*made_as, tags.get(TOKEN), tags.get("Name"))
+    return (token.text, token.run_or(tags.get(RUN)), token.deadline_or(tags.get(DEADLINE))) if token else ("", "", None)
 
 
 def client_token(token: str, zone: str) -> str:
@@ -53,10 +45,10 @@ def client_tokens(token: str) -> list[str]:
 
 
 def by_tag(token: str | None) -> dict[str, Any]:
-    """The filter for what bears a token, or (None) for all that is gpurun's."""
+    """The filter for what carries a token, or (None) for all that is gpurun's."""
     return {"Name": f"tag:{TOKEN}", "Values": [token]} if token else {"Name": "tag-key", "Values": [TOKEN]}
 
 
 def by_client_token(token: str | None) -> dict[str, Any]:
     """The same by the idempotency key, which nobody can take off an instance."""
-    return {"Name": "client-token", "Values": client_tokens(token) if token else ["gr-*"]}
+    return {"Name": "client-token", "Values": client_tokens(token) if token else [f"{one}*" for one in PREFIXES]}

@@ -6,7 +6,6 @@ lost; and it would sleep where nobody counts.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,13 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gpurun import __version__
+from gpurun.core.aws_session import AwsSession
+from gpurun.core.background_call import Background
 from gpurun.core.clock import Clock
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
-from gpurun.providers.base import Rejected, Unknown
+from gpurun.core.retry import Retry
+from gpurun.providers.base import Rejected, Throttled, Unknown
 
 Told = dict[str, Any]
 """An answer as boto3 gives it."""
@@ -30,7 +32,9 @@ T = TypeVar("T")
 FALLBACK_REGION = "us-east-1"
 _HOMES = {"cn-": "cn-north-1", "us-gov-": "us-gov-west-1"}
 """The partitions whose credentials are no good in the fallback region."""
-CONNECT_S, READ_S = 5, 30
+_OWN = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".api.amazonwebservices.com.cn")
+CONNECT_S, READ_S, EXCHANGE_S = 5, 25, 30.0
+"""The last is for a whole exchange: a server that drips would hold the socket for ever."""
 PATIENCE_S = 60.0
 _LOST_TRIES = 3
 _MOST_PAGES = 1_000
@@ -49,7 +53,7 @@ _NO_WAY = (
 
 
 class Refused(Exception):
-    """AWS answered with an error; what that means is for whoever asked to judge."""
+    """AWS answered with an error; what that means is for the caller to judge."""
 
     clock_ahead_s: float | None = None
     """How far this machine's clock was ahead of AWS's, by the refusal's own Date header."""
@@ -70,8 +74,9 @@ class Wire:
     def __init__(self, clock: Clock, region: str | None = None) -> None:
         self.clock = clock
         self._given = region
-        self._session: Any = None
+        self._session = AwsSession(clock)
         self._clients: dict[tuple[str, str], Any] = {}
+        self._clients_of: Any = None
         self._lock = threading.RLock()
 
     @property
@@ -97,25 +102,23 @@ class Wire:
         "Not so fast" is waited out. A lost answer or a server's error is asked for again, but not with `once`: there
         the first has to be judged, since what was asked for may have been done.
         """
-        started, lost = self.clock.monotonic(), 0
-        for attempt in range(1_000):
+        slow = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25)
+        lost = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25, tries=_LOST_TRIES - 1)
+        while True:
             try:
                 return self._send(service, region, operation, asked)
             except Refused as refused:
-                too_fast = refused.code in _TOO_FAST
-                if not too_fast and (once or refused.status < 500):
+                words = f"AWS {region} gave no clear answer to {operation}: {refused}"
+                if refused.code in _TOO_FAST:
+                    slow.wait(Throttled(words))
+                elif once or refused.status < 500:
                     raise
-                lost += 0 if too_fast else 1
-                trouble = Unknown(f"AWS {region} gave no clear answer to {operation}: {refused}")
+                else:
+                    lost.wait(Unknown(words))
             except Unknown as unknown:
                 if once:
                     raise
-                lost, trouble = lost + 1, unknown
-            pause_s = min(20.0, 0.5 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
-            if lost >= _LOST_TRIES or self.clock.monotonic() - started + pause_s > PATIENCE_S:
-                raise trouble
-            self.clock.sleep(pause_s)
-        raise Unknown(f"AWS {region} takes no more requests for now")
+                lost.wait(unknown)
 
     def pages(self, service: str, region: str, operation: str, key: str, **asked: Any) -> Iterator[Any]:
         """Every item of a listing, over all its pages; Unknown when it does not end, or is none.
@@ -136,6 +139,15 @@ class Wire:
             more = {"NextToken": token}
         raise Unknown(f"AWS {region} does not come to an end of {operation}")
 
+    @property
+    def endpoint(self) -> str:
+        """Where the SDK sends what is for EC2, by its own settings; "" for AWS, and where they are of no use."""
+        try:
+            url = str(self._client("ec2", self.region).meta.endpoint_url)
+        except (Unknown, SetupError):
+            return ""
+        return "" if (urlsplit(url).hostname or "").endswith(_OWN) else url
+
     def is_near(self, service: str, region: str) -> bool:
         """Whether the endpoint is on this machine, which only an emulator's is."""
         host = urlsplit(self._client(service, region).meta.endpoint_url).hostname or ""
@@ -151,7 +163,7 @@ class Wire:
     def key_ends_wall(self) -> float:
         """When the credentials end: infinity for those that renew themselves or never end, 0 if nobody says when."""
         try:
-            found = self._opened().get_credentials()
+            found = self._session.keyed().get_credentials()
             token = found.get_frozen_credentials().token if found else None
         except Exception as error:
             raise _told(error, "credentials", self.region) from error
@@ -167,8 +179,11 @@ class Wire:
         if changes:
             crashpoint(f"before aws.{operation}")
         sent_wall = self.clock.wall()
+        exchange = Background[Told](lambda: getattr(client, operation)(**asked))
+        if not exchange.wait(EXCHANGE_S):
+            raise Unknown(f"AWS {region} gave no whole answer to {operation} within {EXCHANGE_S:.0f} s")
         try:
-            answer: Told = getattr(client, operation)(**asked)
+            answer = exchange.result()
         except Exception as error:
             told = _told(error, operation, region)
             if isinstance(told, Refused):
@@ -191,18 +206,19 @@ class Wire:
         return ahead_s
 
     def _opened(self) -> Any:
-        with self._lock:
-            if self._session is None:
-                import boto3  # type: ignore[import-untyped]
-
-                try:
-                    self._session = boto3.session.Session()
-                except Exception as error:
-                    raise _told(error, "opening", self._given or "") from error
-            return self._session
+        try:
+            return self._session.boto()
+        except Exception as error:
+            raise _told(error, "opening", self._given or "") from error
 
     def _client(self, service: str, region: str) -> Any:
+        try:
+            session = self._session.keyed()
+        except Exception as error:
+            raise _told(error, "credentials", region) from error
         with self._lock:  # Making one is not safe for threads; using one is.
+            if session is not self._clients_of:
+                self._clients, self._clients_of = {}, session
             client = self._clients.get((service, region))
             if client is None:
                 from botocore.config import Config  # type: ignore[import-untyped]
@@ -214,7 +230,7 @@ class Wire:
                     user_agent_extra=f"gpurun/{__version__}",
                 )
                 try:
-                    client = self._opened().client(service, region_name=region, config=config)
+                    client = session.client(service, region_name=region, config=config)
                 except Exception as error:
                     raise _told(error, service, region) from error
                 self._clients[service, region] = client

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Leftover, Order
 from gpurun.core.money import Micros
+from gpurun.core.records import Leftover, Order
 
 
 class Fault(StrEnum):
@@ -74,5 +74,5 @@ def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
 
 
 def revoked() -> SetupError:
-    """What whoever uses a key that was withdrawn is told."""
+    """What the user of a withdrawn key gets as an answer."""
     return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

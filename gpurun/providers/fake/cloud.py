@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpurun.core.clock import Clock
-from gpurun.core.model import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
 from gpurun.core.money import Micros, cost_of, times, total
-from gpurun.core.secrets import Secret
-from gpurun.providers.base import Hand, NoCapacity, Rejected, Unknown
+from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
+from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.fake.boxes import Box, Fault, Thing, revoked, thing_of
 from gpurun.providers.fake.profile import Profile
 
@@ -22,11 +21,11 @@ CALL_S = 0.2
 
 @dataclass
 class FakeCloud:
-    """Six verbs, side resources and a timer to hand over; every call takes a little virtual time.
+    """Six verbs, side resources and a timer; every call takes a little virtual time.
 
     `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
-    called around each verb, and may raise to kill whoever called. In `outages` (true seconds) nobody gets an answer.
-    `account` is the mark of whoever's key is used, `laptop` the clock of whoever asks where it may be set apart.
+    called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer.
+    `account` is the mark of the key's owner, `laptop` the clock of the caller where it may be set apart.
     """
 
     profile: Profile
@@ -38,6 +37,7 @@ class FakeCloud:
     stock: Sequence[Offer] = ()
     account: str = "account:simulated"
     laptop: Clock | None = None
+    guard_shares_key: bool = False
     boxes: list[Box] = field(default_factory=list)
     things: list[Thing] = field(default_factory=list)
     history: list[tuple[float, str, str]] = field(default_factory=list)
@@ -121,12 +121,6 @@ class FakeCloud:
                 thing.removed_s = self.now
         self._ends("remove", fault)
 
-    def hand(self, instance: Instance) -> Hand | None:
-        """The timer to hand over, where that is how a box gets one."""
-        if self.profile.timer != "handed":
-            return None
-        return Hand(script=b"#!/bin/sh\nexit 0\n", secret=Secret("simulated-guard-key"), words="guard key")
-
     @property
     def clock_ahead_s(self) -> float:
         """How far the laptop's clock is ahead of true time."""
@@ -139,11 +133,17 @@ class FakeCloud:
         """Whose key it is."""
         return self.account
 
-    def arm(self, instance_id: str) -> None:
-        """The handed timer has arrived on a box."""
-        for box in self.boxes:
-            if box.id == instance_id and box.works:
-                box.ends_s = self._deadline_s(box)
+    def guard_folder(self, instance: Instance) -> str:
+        """Where a box's timer keeps its time, where it has one."""
+        return "" if self.profile.timer == "none" else "/var/lib/gpurun"
+
+    def bring_forward(self, instance_id: str, at_wall: float) -> float | None:
+        """An earlier time for a box's timer: the time that it goes by then; None where none is armed and works."""
+        for box in self.alive:
+            if box.id == instance_id and box.ends_s is not None:
+                box.ends_s = min(box.ends_s, max(self.now, at_wall - self._epoch))
+                return self._epoch + box.ends_s
+        return None
 
     @property
     def now(self) -> float:
@@ -232,7 +232,7 @@ class FakeCloud:
         return max(box.up_s, min(by_wall, by_lease))
 
     def _end(self, box: Box, at_s: float) -> None:
-        """Its end begins; asking again begins nothing anew."""
+        """Its end begins; asking again changes nothing."""
         if box.died_s is None:
             box.asked_s, box.died_s = at_s, at_s + self.profile.dying_s
 

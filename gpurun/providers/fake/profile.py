@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpurun.core.model import Teardown
+from gpurun.core.records import Teardown
 from gpurun.providers.base import Traits
 
 _SETTLE_S = 120.0
@@ -18,13 +18,13 @@ class Profile:
     `hidden_s`: how long every verb denies what was just made. `list_lag_s`: how long the list lags behind births and
     deaths; `tomb_s`: how long it shows the dead as such. `late_s`: when a request arrives whose sender gave up.
     `stale_s`: how old an old view is. `least_billed_s`: the least that is billed for a machine, however short its life.
-    `timer`: who arms the dead-man timer, the machine's own boot, a hand over SSH, or nobody.
+    `timer`: who arms the dead-man timer, the machine's own boot or nobody.
     """
 
     name: str
     traits: Traits
     idempotent: bool
-    timer: Literal["boot", "handed", "none"]
+    timer: Literal["boot", "none"]
     tells_rate: bool
     timer_needs_api: bool = False
     boot_s: float = 40.0
@@ -65,7 +65,7 @@ LAMBDA = Profile(
     billing_unit_s=60,
     leaves=("ssh_key",),
 )
-LAMBDA_GUARDED = replace(LAMBDA, timer="handed", timer_needs_api=True)
+LAMBDA_GUARDED = replace(LAMBDA, timer="boot", timer_needs_api=True)
 AWS = Profile(
     name="aws",
     traits=_traits("https://console.aws.amazon.com/ec2/home#Instances:"),

@@ -1,18 +1,20 @@
-"""The dead-man texts: what a machine is given so that it ends itself at its deadline, whoever else is lost.
+"""The dead-man texts: what a machine is given so that it ends itself at its deadline, even if everybody else is lost.
 
 Programs for any POSIX shell, in the files beside this one: `deadline.sh` knows when the time is over, `request.sh`
-speaks HTTP, and each cloud has one that ends its machine. They go with the create, or are handed over as a `base.Hand`.
+speaks HTTP, and each cloud has one that ends its machine. All of them go with the create.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.model import RunKeys
+from gpurun.core.records import RunKeys
+from gpurun.core.secrets import Secret
 
 
 def runpod_wrapper() -> str:
@@ -25,7 +27,7 @@ def runpod_wrapper() -> str:
 
 
 def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
-    """Cloud-config that powers the machine off at its deadline, at every boot anew, and gives it its keys."""
+    """Cloud-config that powers the machine off at its deadline, at every boot again, and gives it its keys."""
     calendar = datetime.fromtimestamp(int(deadline_wall), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     told = _told(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
     return _cloud_config(
@@ -36,21 +38,25 @@ def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
     )
 
 
-def lambda_user_data(*, keys: RunKeys) -> str:
-    """Cloud-config that gives the machine its host key, and holds no other secret.
+def lambda_user_data(*, keys: RunKeys, guard: str = "") -> str:
+    """Cloud-config that gives the machine its host key and, at every boot again, its guard (`lambda_guard`), if any."""
+    return _cloud_config(**_host_key(keys), **({"bootcmd": [guard]} if guard else {}))
 
-    A reboot ends every program: what was handed over (`lambda_hand`) is started again from where the agent keeps it.
+
+def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float, lease_s: int) -> str:
+    """The program that ends what carries the token, with an account's key, which is in it: it is as secret as that.
+
+    As text among the commands of the boot it becomes part of a file of root's; in a list it would be an argument. The
+    key is in base64, one run of letters that needs no quoting and is left out wherever an answer repeats it.
     """
-    return _cloud_config(**_host_key(keys), bootcmd=[["sh", "-c", _text("rearm")]])
-
-
-def lambda_hand(*, base_url: str, instance_id: str, deadline_wall: float, lease_s: int) -> bytes:
-    """The script of a `base.Hand`: ends the machine by the account key in `guard.key` beside it.
-
-    It goes on trying until the machine is gone, and ends by itself once that key is taken away.
-    """
-    told = _told(BASE_URL=base_url, INSTANCE=instance_id, DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s))
-    return (told + _text("deadline", "request", "lambda")).encode()
+    told = _told(
+        BASE_URL=base_url,
+        TOKEN=token,
+        DEADLINE=str(int(deadline_wall)),
+        LEASE_S=str(lease_s),
+        KEY_B64=b64encode(key.reveal().encode()).decode(),
+    )
+    return told + _text("deadline", "request", "lambda")
 
 
 def _text(*names: str) -> str:
@@ -64,7 +70,7 @@ def _told(**values: str) -> str:
 
 
 def _host_key(keys: RunKeys) -> dict[str, Any]:
-    """The run's host key in place of all others, so that whoever logs in knows the machine before its first boot."""
+    """The run's host key in place of all others, so that a client knows the machine before its first boot."""
     private = keys.host_private.get_secret_value()
     return {
         "ssh_deletekeys": True,

@@ -1,6 +1,6 @@
 # When the time is over: at an absolute time, or so many seconds after the first start, whichever is sooner.
 # The seconds are counted by the kernel's uptime and kept on the disk, so that neither a clock that is wrong or set back
-# nor a restart makes them more. Whoever writes an earlier time into FOLDER/deadline shortens it; nothing lengthens it.
+# nor a restart makes them more. An earlier time written into FOLDER/deadline shortens it; nothing lengthens it.
 
 # whole TEXT: the text if it is a number that a shell can count with, else nothing.
 whole() { case $1 in '' | *[!0-9]* | ?????????????*) ;; *) echo "$1" ;; esac; }
@@ -41,7 +41,7 @@ due() {
 # wait_for_it: return when the time is over.
 wait_for_it() { until due; do sleep "${GPURUN_GUARD_TICK_S:-5}"; done; }
 
-# insist WAY...: try one way after the other, for ever. One that says it worked is given a pause; whoever still runs
+# insist WAY...: try one way after the other, for ever. One that says it worked is given a pause; what still runs
 # after it was lied to, and tries the next.
 insist() {
     while :; do
@@ -50,7 +50,7 @@ insist() {
     done
 }
 
-# lasting PROGRAM: run it in a process of its own until it ends well, and anew when it was killed or ended by itself, as
+# lasting PROGRAM: run it in a process of its own until it ends well, and again when it was killed or ended by itself, as
 # a shell does that gets no new process. This one gets over that: what `command` runs may fail.
 lasting() {
     trap '' HUP INT TERM PIPE

@@ -6,8 +6,8 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret
 from gpurun.providers._http import Http
+from gpurun.providers.errors import RejectedFor, bad_key
 from gpurun.providers.lambdalabs import ssh_keys
-from gpurun.providers.refusals import RejectedFor, bad_key
 
 _HINT = "Give another key: gpurun auth set lambda-guard."
 
@@ -20,6 +20,11 @@ class GuardKey:
         self._http = http
         self._clock = clock
         self._pause_s = pause_s
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is another key than the user's."""
+        return self._http is not None
 
     def require_taken(self) -> None:
         """SetupError where Lambda does not take it: nothing would end the machine, and nobody would hear of that."""

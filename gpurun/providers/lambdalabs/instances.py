@@ -6,17 +6,16 @@ import re
 from ipaddress import ip_address
 from typing import Any
 
-from gpurun.core.model import Address, Instance, InstanceState, Order
+from gpurun.core.machine_token import parse
+from gpurun.core.records import Address, Instance, InstanceState, Order
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.lambdalabs.answers import hourly, part
+from gpurun.providers.lambdalabs.parse import hourly, part
 
 USER = "ubuntu"
 RUN, TOKEN, DEADLINE = "gpurun-run", "gpurun-token", "gpurun-deadline"
 
 AILING = "unhealthy"
-_FORM = re.compile(r"gr-([a-z0-9-]{1,40})-[0-9a-f]{8}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
-_SECONDS = re.compile(r"[0-9]{1,12}")
 _STATES = {
     "booting": InstanceState.PENDING,
     "active": InstanceState.RUNNING,
@@ -39,38 +38,27 @@ def checked_id(identifier: str) -> str:
     return identifier
 
 
-def run_of(token: str) -> str | None:
-    """The run that a token names; None when it is no token."""
-    named = _FORM.fullmatch(token)
-    return named[1] if named else None
-
-
-def wall_of(told: str) -> float | None:
-    """A moment written as whole seconds since the epoch; None when it is not one."""
-    return float(told) if _SECONDS.fullmatch(told) else None
-
-
 def instance_of(told: Any) -> Instance:
     """An instance of anybody's; Unknown when it has no id, since it may be any.
 
-    Its tags say whose it is or, where they are lost, its name. The run is the one in the token, so that the two agree.
+    Its tags say whose it is or, where they are lost, its name.
     """
     if not isinstance(told, dict) or not is_id(told.get("id")):
         raise Unknown("Lambda told of an instance without an id")
     tags = _tags(told)
-    token = next((word for word in (tags.get(TOKEN, ""), str(told.get("name"))) if run_of(word)), "")
+    token = parse(tags.get(TOKEN), str(told.get("name")))
     kind, said = part(told, "instance_type"), str(told.get("status") or "")
     gpus = part(kind, "specs").get("gpus")
     return Instance(
         id=told["id"],
         provider="lambda",
-        token=token,
-        run=run_of(token) or "",
+        token=token.text if token else "",
+        run=token.run_or(tags.get(RUN)) if token else "",
         state=_STATES.get(said, InstanceState.UNKNOWN),
         address=_address(told.get("ip")),
         gpu_count=gpus if isinstance(gpus, int) else 0,
         rate_micros_per_hour=hourly(kind.get("price_cents_per_hour")),
-        deadline_wall=wall_of(tags.get(DEADLINE, "")),
+        deadline_wall=token.deadline_or(tags.get(DEADLINE)) if token else None,
         region=str(part(told, "region").get("name") or ""),
         type_id=str(kind.get("name") or ""),
         said=said,
@@ -92,8 +80,8 @@ def launched(order: Order, identifier: str) -> Instance:
 
 def body_of(order: Order, user_data: str) -> dict[str, Any]:
     """The body of a launch, but for its SSH key."""
-    if run_of(order.token) is None:
-        raise Rejected(f"{order.token!r} is no token: what bore it would not be found again")
+    if parse(order.token) is None:
+        raise Rejected(f"{order.token!r} is no token: what carried it would not be found again")
     if order.offer.region in ("", "any"):
         raise Rejected("Lambda launches only in a region that is named")
     tags = {RUN: order.run, TOKEN: order.token, DEADLINE: str(int(order.deadline_wall))}

@@ -1,4 +1,4 @@
-"""The six verbs on Lambda, the key that a rental leaves, and the timer that has to be handed over.
+"""The six verbs on Lambda, the SSH key that a rental leaves, and the key by which a machine ends itself.
 
 A launch has no idempotency key: an instance is known by its tags and its name. Nothing at Lambda ends a machine by
 itself, and one that powers itself off is billed on: only a call to the API ends it, from here or from the machine.
@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpurun.core.clock import Clock, utc
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
+from gpurun.core.records import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, RunKeys, Teardown
 from gpurun.core.secrets import Secret
-from gpurun.providers._http import Answer, Http
-from gpurun.providers.base import Hand, NoCapacity, Rejected, Traits, Unknown, their_wall
+from gpurun.providers._http import Answer, Gap, Http
+from gpurun.providers.account_ids import mark_of_key
+from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
 from gpurun.providers.lambdalabs import ssh_keys
-from gpurun.providers.lambdalabs.answers import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
 from gpurun.providers.lambdalabs.guard_key import GuardKey
 from gpurun.providers.lambdalabs.instances import AILING, body_of, checked_id, instance_of, is_id, launched
-from gpurun.providers.marks import mark_of_key
+from gpurun.providers.lambdalabs.parse import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
 
+URL = "https://cloud.lambda.ai/api/v1"
 _BILLING_UNIT_S = 60
 AILING_LIMIT_S = 300.0
 """How long an unhealthy machine is waited for: one that powered itself off is told so too, and is billed on."""
@@ -38,19 +40,22 @@ _TRAITS = Traits(
 
 @dataclass(frozen=True)
 class Pace:
-    """What Lambda bears: so many seconds between two requests, and between two launches; it answers 429 to more.
+    """What Lambda allows: so many seconds between two requests, and between two launches; it answers 429 to more.
 
     A launch is waited for long, since its answer is worth it; a terminate shortly, since it is known to hang.
     """
 
     request_s: float = 1.1
     launch_s: float = 12.0
-    launch_limit_s: float = 60.0
+    launch_limit_s: float = 30.0
     terminate_limit_s: float = 15.0
 
 
 class LambdaProvider:
-    """Lambda under one key; `guard_key` is put on each machine, so that it can end itself."""
+    """Lambda under one key; `guard_key` is put on each machine, so that it can end itself.
+
+    `turns` is a folder in which all processes of this machine keep Lambda's pace together, since it counts by account.
+    """
 
     name = "lambda"
 
@@ -59,16 +64,18 @@ class LambdaProvider:
         key: Secret,
         clock: Clock,
         *,
-        base_url: str = "https://cloud.lambda.ai/api/v1",
+        base_url: str = URL,
         guard_key: Secret | None = None,
         traits: Traits = _TRAITS,
         pace: Pace = Pace(),
+        turns: Path | None = None,
     ) -> None:
         self.traits = traits
         self._clock = clock
         self._base_url = base_url.rstrip("/")
         self._pace = pace
-        self._launched_mono = float("-inf")
+        self._requests = Gap(pace.request_s, clock, turns and turns / "lambda")
+        self._launches = Gap(pace.launch_s, clock, turns and turns / "lambda-launch")
         self._ailing_mono: dict[str, tuple[float, float]] = {}  # Since when, and when it was last told so.
         self._mark = mark_of_key(self.name, self._base_url, key)
         self._http = self._opened(key)
@@ -94,7 +101,7 @@ class LambdaProvider:
         now = {
             "billing_unit_s": _BILLING_UNIT_S,
             "price_source": f"live {stamp[:10]} {stamp[11:16]} UTC",
-            "dies_by_itself": "yes · key on the box" if self._guard else "NO · laptop only",
+            "dies_by_itself": "yes · key on the box, armed at boot" if self._guard else "NO · laptop only",
         }
         found = []
         for row in {one.type_id: one for one in known if one.gpu_count == need.count}.values():
@@ -113,15 +120,15 @@ class LambdaProvider:
 
         No second call is made for more, since whatever happened to it would put the id at risk.
         """
-        from gpurun.providers.guard import lambda_user_data
-
         if order.keys is None:
             raise Rejected("Lambda launches nothing without an SSH key")
-        body = body_of(order, lambda_user_data(keys=order.keys))
-        key_name = ssh_keys.register(self._http, order, order.keys.client_public)
+        body = body_of(order, self._user_data(order, order.keys))
         try:
-            if self._guard is not None:
-                self._guard.require_sight(key_name)
+            key_name = ssh_keys.register(self._http, order, order.keys.client_public)
+        except Unknown as error:  # No launch was sent; a key that was registered all the same is a leftover.
+            raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
+        try:
+            self._require_sight(key_name)
             answer = self._launch({**body, "ssh_key_names": [key_name]})
             if not is_success(answer):
                 raise refusal(answer)
@@ -131,7 +138,7 @@ class LambdaProvider:
         return launched(order, _launched_id(answer))
 
     def find(self, token: str | None) -> list[Instance]:
-        """Every instance that bears the token by its tags or its name, the terminated too as long as they are listed.
+        """Every instance that carries the token by its tags or its name, the terminated too as long as they are listed.
 
         Lambda tells no time of launch, so instead of the oldest the lowest id comes first: any order will do where
         everybody who looks at two of one token takes the same one for the first.
@@ -171,24 +178,19 @@ class LambdaProvider:
         """Ask for the removal of a key; Unknown while a machine still holds on to it."""
         ssh_keys.remove(self._http, leftover)
 
-    def hand(self, instance: Instance) -> Hand | None:
-        """The loop that ends the machine from within, with the guard key; None without one.
+    @property
+    def guard_shares_key(self) -> bool:
+        """Whether the machine was given the account's own key, for want of one that is the guard's alone."""
+        return self._guard is not None and not self._guard.is_own
 
-        Unknown when the instance tells no deadline: a timer without one would be none.
-        """
-        from gpurun.providers.guard import lambda_hand
+    def guard_folder(self, instance: Instance) -> str:
+        """Where the guard, which begins with the machine's boot, keeps its time."""
+        return "/var/lib/gpurun" if self._guard is not None else ""
 
-        if self._guard is None:
-            return None
-        if instance.deadline_wall is None:
-            raise Unknown(f"{instance.id} does not tell its deadline, so its timer cannot be set")
-        script = lambda_hand(
-            base_url=self._base_url,
-            instance_id=checked_id(instance.id),
-            deadline_wall=instance.deadline_wall,
-            lease_s=max(1, int(instance.deadline_wall - their_wall(self, self._clock))),
-        )
-        return Hand(script=script, secret=self._guard.secret, words="a loop on the machine, with the guard key")
+    @property
+    def endpoint(self) -> str:
+        """The base URL that is asked, where it is not Lambda's."""
+        return "" if self._base_url == URL else self._base_url
 
     @property
     def clock_ahead_s(self) -> float | None:
@@ -200,7 +202,7 @@ class LambdaProvider:
         return tuple(_regions(data_of(self._http.request("GET", "/regions"), list)))
 
     def ask_time(self) -> None:
-        """Read the list of instances, whose answer bears a date as every one does."""
+        """Read the list of instances, whose answer carries a date as every one does."""
         self._instances()
 
     def account_mark(self) -> str:
@@ -210,7 +212,7 @@ class LambdaProvider:
     def _has_failed(self, read: Instance) -> bool:
         """Whether it has ailed for too long, as far as this process has looked.
 
-        A look that comes so long after the last one begins anew: nobody asks about a machine that answers again.
+        A look that comes so long after the last one begins again: nobody asks about a machine that answers again.
         """
         if read.said != AILING:
             self._ailing_mono.pop(read.id, None)
@@ -221,22 +223,45 @@ class LambdaProvider:
         self._ailing_mono[read.id] = since, now
         return now - since >= AILING_LIMIT_S
 
+    def _user_data(self, order: Order, keys: RunKeys) -> str:
+        """What the machine boots with; with a guard it holds the guard's key, and goes into nothing but the launch."""
+        from gpurun.providers.guard import lambda_guard, lambda_user_data
+
+        if self._guard is None:
+            return lambda_user_data(keys=keys)
+        guard = lambda_guard(
+            key=self._guard.secret,
+            base_url=self._base_url,
+            token=order.token,
+            deadline_wall=order.deadline_wall,
+            lease_s=order.lease_s,
+        )
+        return lambda_user_data(keys=keys, guard=guard)
+
     def _opened(self, key: Secret) -> Http:
         headers = {"Authorization": f"Bearer {key.reveal()}"}
-        return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", least_gap_s=self._pace.request_s)
+        return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", gap=self._requests)
 
     def _instances(self) -> list[Instance]:
         """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""
         return [instance_of(one) for one in data_of(self._http.request("GET", "/instances"), list)]
 
+    def _require_sight(self, key_name: str) -> None:
+        """Refuse to launch what the guard's key could not end; no launch was sent where that is not known."""
+        try:
+            if self._guard is not None:
+                self._guard.require_sight(key_name)
+        except Unknown as error:
+            raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
+
     def _launch(self, body: dict[str, Any]) -> Answer:
         """Send a launch, so long after the one before that Lambda takes it."""
-        self._clock.sleep(self._pace.launch_s - (self._clock.monotonic() - self._launched_mono))
+        self._launches.wait()
         path = "/instance-operations/launch"
         try:
             return self._http.request("POST", path, body=body, timeout_s=self._pace.launch_limit_s)
         finally:
-            self._launched_mono = self._clock.monotonic()
+            self._launches.begin()
 
     def _forget_key(self, token: str) -> None:
         """Remove the key of a launch that certainly made nothing; one that stays is a leftover, and found as that."""
@@ -246,7 +271,7 @@ class LambdaProvider:
 
 
 def _launched_id(answer: Answer) -> str:
-    """The id that a launch gave. Where it gave more than one, the others bear the same token and are found by it."""
+    """The id that a launch gave. Where it gave more than one, the others carry the same token and are found by it."""
     ids = data_of(answer, dict).get("instance_ids")
     if not isinstance(ids, list) or not ids or not is_id(ids[0]):
         raise Unknown("Lambda launched something, and does not say what")

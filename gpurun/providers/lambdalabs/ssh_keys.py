@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpurun.core.model import Leftover, Order
+from gpurun.core.machine_token import parse
+from gpurun.core.records import Leftover, Order
 from gpurun.providers._http import Http
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.lambdalabs.answers import (
+from gpurun.providers.lambdalabs.instances import checked_id, is_id
+from gpurun.providers.lambdalabs.parse import (
     NO_SUCH_PATH,
     NOT_THERE,
     code_of,
@@ -18,7 +20,6 @@ from gpurun.providers.lambdalabs.answers import (
     trouble,
     words_of,
 )
-from gpurun.providers.lambdalabs.instances import checked_id, is_id, run_of, wall_of
 
 KIND = "ssh_key"
 _IN_USE = ("ssh-keys/key-in-use", "global/conflict")
@@ -37,7 +38,7 @@ def register(http: Http, order: Order, public_key: str) -> str:
         return order.token
     if any(_name(one) == order.token for one in listed):
         raise Rejected(f"another SSH key is registered at Lambda as {order.token}")
-    earlier = sorted(name for name in same if run_of(name) == order.run)
+    earlier = sorted(name for name in same if (token := parse(name)) and token.run_or(order.run) == order.run)
     if earlier:
         return earlier[0]
     # A key cannot be tagged; its comment says when it is no longer needed.
@@ -54,8 +55,8 @@ def names(http: Http) -> list[str]:
 
 
 def left(http: Http, token: str | None) -> list[Leftover]:
-    """The keys that bear the token (None: all that are gpurun's), of living machines too."""
-    return [_leftover(one) for one in _listed(http) if run_of(_name(one)) and token in (None, _name(one))]
+    """The keys that carry the token (None: all that are gpurun's), of living machines too."""
+    return [_leftover(one) for one in _listed(http) if parse(_name(one)) and token in (None, _name(one))]
 
 
 def remove(http: Http, leftover: Leftover) -> None:
@@ -83,14 +84,15 @@ def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
 
 def _leftover(key: dict[str, Any]) -> Leftover:
     name = _name(key)
+    token = parse(name)
     deadline = _COMMENT.search(str(key.get("public_key")))
     return Leftover(
         provider="lambda",
         kind=KIND,
         id=key["id"],
-        run=run_of(name) or "",
+        run=token.run if token else "",
         token=name,
-        deadline_wall=wall_of(deadline[1]) if deadline else None,
+        deadline_wall=token.deadline_or(deadline[1] if deadline else None) if token else None,
     )
 
 

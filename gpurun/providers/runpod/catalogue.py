@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.model import GpuNeed, Offer
 from gpurun.core.money import Micros, times
+from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers._http import Http
 from gpurun.providers.base import Unknown
-from gpurun.providers.runpod.answers import rate, trouble
+from gpurun.providers.runpod.parse import rate, trouble
 from gpurun.providers.runpod.pods import IMAGE_CUDA, flavour_of
 
 CLOUDS = ("secure", "community")
@@ -96,7 +96,7 @@ def _offer(row: Offer, count: int, whole: Micros, cloud: str, now_wall: float) -
             "rate_micros_per_hour": whole,
             "billing_unit_s": 1,
             "price_source": f"live {stamp[:10]} {stamp[11:16]} UTC",
-            "dies_by_itself": "yes · pod key",
+            "dies_by_itself": "yes · pod key, armed at boot",
             "tier": cloud,
             "spot": False,
         }

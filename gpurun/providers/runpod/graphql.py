@@ -20,7 +20,7 @@ from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret, child_environment
 from gpurun.providers.base import Unknown
-from gpurun.providers.runpod.answers import plain
+from gpurun.providers.runpod.parse import plain
 
 LIMIT_S = 60
 _ANSWER_LIMIT_BYTES = 4_000_000
@@ -41,7 +41,7 @@ def require_sdk() -> None:
         raise SetupError(
             "runpod.no_sdk",
             "Spot pods and the balance need RunPod's own package, which is not installed.",
-            hint="pip install 'gpurun[runpod]'",
+            hint="From the clone: pip install '.[runpod]'",
         )
 
 

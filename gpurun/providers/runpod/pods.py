@@ -8,9 +8,10 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
-from gpurun.core.model import Address, Instance, InstanceState, Order
+from gpurun.core.machine_token import parse
+from gpurun.core.records import Address, Instance, InstanceState, Order
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.runpod.answers import rate
+from gpurun.providers.runpod.parse import rate
 
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 """The official image that is used where the user names none; it starts sshd and keeps a host key that is there."""
@@ -20,7 +21,6 @@ START = "/start.sh"
 BODY_LIMIT_BYTES = 102_400
 DISK_GB = 20
 
-_TOKEN = re.compile(r"gr-([a-z0-9-]+)-[0-9a-f]{8}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _CUDA = re.compile(r"(?<![A-Za-z0-9])cu(?:da)?:?(?:(\d\d)\.(\d+)|(\d\d)(\d))")
 _STATES = {
@@ -45,21 +45,21 @@ def instance_of(pod: Any) -> Instance:
     if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not _ID.fullmatch(pod["id"]):
         raise Unknown("RunPod told of a pod without an id")
     env = _dict(pod.get("env"))
-    named = _TOKEN.fullmatch(str(env.get("GPURUN_TOKEN"))) or _TOKEN.fullmatch(str(pod.get("name")))
+    token = parse(_text(env.get("GPURUN_TOKEN")), _text(pod.get("name")))
     gpu, cpu = _dict(pod.get("gpu")), _dict(pod.get("cpu"))
     said = str(pod.get("status") or "")
     count = gpu.get("count")
     return Instance(
         id=pod["id"],
         provider="runpod",
-        token=named[0] if named else "",
-        run=str(env.get("GPURUN_RUN") or named[1]) if named else "",
+        token=token.text if token else "",
+        run=token.run_or(_text(env.get("GPURUN_RUN"))) if token else "",
         state=_STATES.get(said, InstanceState.UNKNOWN),
         address=_address(pod),
         gpu_count=count if isinstance(count, int) else 0,
         rate_micros_per_hour=rate(pod.get("cost")),
         created_wall=_wall(pod.get("createdAt")),
-        deadline_wall=_deadline(env.get("GPURUN_DEADLINE")),
+        deadline_wall=token.deadline_or(_text(env.get("GPURUN_DEADLINE"))) if token else None,
         region=str(pod.get("dataCenterId") or ""),
         type_id=str(gpu.get("id") or "") or (f"{cpu.get('id')}-{cpu.get('vcpuCount')}" if cpu else ""),
         said=said,
@@ -69,7 +69,7 @@ def instance_of(pod: Any) -> Instance:
 def environment(order: Order, api_url: str) -> dict[str, str]:
     """What the pod is told: whose it is, when it ends, who may log in, and which host key it shows.
 
-    The host key is made for this run alone; it can be read by whoever has the account's key, who owns the pod anyway.
+    The host key is made for this run alone; it can be read by anyone with the account's key, who owns the pod anyway.
     """
     told = {
         "GPURUN_RUN": order.run,
@@ -143,9 +143,8 @@ def _address(pod: dict[str, Any]) -> Address | None:
     return Address(kind="ssh", host=host, port=port, user=str(direct.get("username") or "root"))
 
 
-def _deadline(told: Any) -> float | None:
-    text = str(told or "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 13 else None
+def _text(told: Any) -> str:
+    return told if isinstance(told, str) else ""
 
 
 def _wall(told: Any) -> float | None:

@@ -14,20 +14,21 @@ from typing import Any
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Account, Charge, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.core.money import Micros, total
+from gpurun.core.records import Account, Charge, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.core.secrets import Secret
 from gpurun.providers._http import Answer, Http
+from gpurun.providers.account_ids import mark_of_account, mark_of_key
 from gpurun.providers.base import Rejected, Traits, Unknown, their_wall
-from gpurun.providers.marks import mark_of_account, mark_of_key
 from gpurun.providers.runpod import graphql
-from gpurun.providers.runpod.answers import money, refusal, trouble, words_of
 from gpurun.providers.runpod.catalogue import cpu_offers, data_centers, gpu_offers
+from gpurun.providers.runpod.parse import money, refusal, trouble, words_of
 from gpurun.providers.runpod.pods import BODY_LIMIT_BYTES, body_of, checked_id, instance_of
 from gpurun.providers.runpod.spot import create_spot, spot_offers
 
+URL = "https://api.runpod.io"
 _MOST_PAGES = 200
-_CREATE_LIMIT_S = 60.0
+_CREATE_LIMIT_S = 30.0
 _SETTLED_AFTER = timedelta(hours=1)
 _TRAITS = Traits(
     settle_s=120.0,
@@ -45,13 +46,14 @@ class RunPodProvider:
     """RunPod under one key; `base_url` is an origin, `spot` adds spot pods to the offers, `region` is a data centre."""
 
     name = "runpod"
+    guard_shares_key = False
 
     def __init__(
         self,
         key: Secret,
         clock: Clock,
         *,
-        base_url: str = "https://api.runpod.io",
+        base_url: str = URL,
         spot: bool = False,
         region: str | None = None,
         traits: Traits = _TRAITS,
@@ -102,7 +104,7 @@ class RunPodProvider:
         return instance_of(answer.json)
 
     def find(self, token: str | None) -> list[Instance]:
-        """Every pod that bears the token by its environment or, where that is not told, by its name."""
+        """Every pod that carries the token by its environment or, where that is not told, by its name."""
         found: dict[str, Instance] = {}
         try:
             for pod in self._pods():
@@ -126,9 +128,15 @@ class RunPodProvider:
         return read
 
     def destroy(self, instance_id: str) -> None:
-        """Ask for the end of a pod, never for a stop: a stopped pod's disk is billed."""
+        """Ask for the end of a pod, unlocked if need be; never for a stop, since a stopped pod's disk is billed."""
         path = f"/v2/pods/{checked_id(instance_id)}"
         answer = self._http.request("DELETE", path)
+        if answer.status == 409:
+            unlocked = self._http.request("PATCH", path, body={"locked": False})
+            answer = self._http.request("DELETE", path)
+            if answer.status == 409 and unlocked.status != 200:
+                words = f"it may be locked, and cannot be unlocked with this key ({words_of(unlocked)})"
+                raise Unknown(f"RunPod does not end the pod: {words}; do it in {self.traits.console_url}")
         if answer.status == 409:
             answer = self._http.request("POST", f"{path}/action", body={"action": "terminate"})
         if answer.status not in (200, 202, 204, 404):
@@ -153,6 +161,11 @@ class RunPodProvider:
         return Charge(provider=self.name, instance_id=instance_id, micros=total(*amounts), settled=settled)
 
     @property
+    def endpoint(self) -> str:
+        """The origin that is asked, where it is not RunPod's."""
+        return "" if self._base_url == URL else self._base_url
+
+    @property
     def clock_ahead_s(self) -> float | None:
         """How far this machine's clock is ahead of RunPod's; None before its first answer."""
         return self._http.clock_ahead_s
@@ -161,8 +174,12 @@ class RunPodProvider:
         """The data centres, by the names that a pod's place is asked for with."""
         return data_centers(self._http)
 
+    def guard_folder(self, instance: Instance) -> str:
+        """Where the first process of every pod keeps its time."""
+        return "/var/lib/gpurun"
+
     def ask_time(self) -> None:
-        """Ask who the user is, whose answer bears a date as every one does."""
+        """Ask who the user is, whose answer carries a date as every one does."""
         self._http.request("POST", "/graphql", body=_WHO)
 
     def account_mark(self) -> str:
@@ -180,7 +197,7 @@ class RunPodProvider:
         user = _user_of(answer.json) if answer.status == 200 else ""
         if user:
             return mark_of_account(self.name, user)
-        list(self._pods())  # Whoever may read these has a key that is good, whatever GraphQL makes of it.
+        list(self._pods())  # A key that may read these is good, whatever GraphQL makes of it.
         return mark_of_key(self.name, self._base_url, self._key)
 
     def _post(self, body: dict[str, Any]) -> Answer:

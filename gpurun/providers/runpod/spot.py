@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpurun.core.errors import SetupError
-from gpurun.core.model import Instance, InstanceState, Offer, Order
 from gpurun.core.money import Micros, times
+from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.secrets import Secret
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
-from gpurun.providers.refusals import RejectedFor
-from gpurun.providers.runpod.answers import rate, refusal_in_words
+from gpurun.providers.errors import RejectedFor
 from gpurun.providers.runpod.graphql import Refused, ask, text
+from gpurun.providers.runpod.parse import rate, refusal_in_words
 from gpurun.providers.runpod.pods import DISK_GB, IMAGE, IMAGE_CUDA, arguments_of, cuda_of, environment, instance_of
 
 # A bid is read for hosts that do, as the catalogue's prices are: a driver that runs the image, an address of their own.

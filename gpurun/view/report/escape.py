@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from gpurun.view.safe import safe_line
+from gpurun.core.untrusted import safe_line
 
 
 def escaped(text: object) -> str:

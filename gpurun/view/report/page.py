@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from gpurun.core.money import format_usd, total
-from gpurun.view.quantities import format_duration, format_loss
-from gpurun.view.report.charts import Curve, above, axes_for, loss_chart
+from gpurun.view.number_format import format_duration, format_loss
+from gpurun.view.receipt_screen import signature_word
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.grid import samples_section
-from gpurun.view.report.keys import swatch
-from gpurun.view.report.material import RunMaterial, best_of, why_unranked
-from gpurun.view.report.tables import differences_table, runs_table, settings_table, validation_table
+from gpurun.view.report.html_tables import differences_table, runs_table, settings_table, validation_table
+from gpurun.view.report.line_styles import swatch
+from gpurun.view.report.report_model import RunMaterial, best_of, why_unranked
+from gpurun.view.report.svg_charts import Curve, above, axes_for, loss_chart
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -111,10 +112,14 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
     items = []
     for place, run in enumerate(runs):
         receipt = run.receipt
-        lines = [receipt.sentence] if receipt else [run.no_receipt]
-        if receipt and receipt.digest:
-            lines.append(f"receipt sha256 {receipt.digest} ({receipt.signature})")
-        lines += [*(receipt.incidents if receipt else ()), *run.notes, *(f"trainer: {w}" for w in run.told.warnings)]
+        lines = [run.no_receipt]
+        if receipt is not None:
+            lines = [
+                receipt.predicate["verdict"]["says"],
+                f"receipt sha256 {receipt.sha256} ({signature_word(receipt)})",
+            ]
+            lines += [f"{one['code']}: {one['message']}" for one in receipt.predicate["incidents"]]
+        lines += [*run.notes, *(f"trainer: {w}" for w in run.told.warnings)]
         inner = "".join(tag("li", escaped(line)) for line in lines if line)
         items.append(f"<h3>{swatch(place)}{escaped(run.run)}</h3><ul>{inner}</ul>")
     note = "Losses and samples are what the machine reported; cost and times are what the receipt measured here."

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.core.money import format_usd
-from gpurun.view.charts import line_chart
-from gpurun.view.paint import Cell, Line, Span, line, wrap
-from gpurun.view.quantities import UNKNOWN, format_count, format_duration, format_loss
-from gpurun.view.report.material import RunMaterial, why_unranked
+from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss
+from gpurun.view.receipt_screen import signature_word
+from gpurun.view.report.report_model import RunMaterial, why_unranked
 from gpurun.view.style import Style
-from gpurun.view.tables import Column, table
+from gpurun.view.styled_text import Cell, Line, Span, line, wrap
+from gpurun.view.table import Column, table
+from gpurun.view.terminal_charts import line_chart
 
 _COLUMNS = (
     Column("RUN"),
@@ -61,6 +62,7 @@ def _verdict(run: RunMaterial) -> Span:
     """The receipt's, where its signature is not a bad one: then nothing on it can be trusted, its cost neither."""
     if run.receipt is None:
         return Span(run.no_receipt, "warn")
-    if run.receipt.signature == "bad":
+    if signature_word(run.receipt) == "bad":
         return Span("BAD SIGNATURE", "bad")
-    return Span(run.receipt.verdict, "good" if run.receipt.verdict == "gpu" else "warn")
+    verdict = run.receipt.predicate["verdict"]["is"]
+    return Span(verdict, "good" if verdict == "gpu" else "warn")

@@ -52,7 +52,7 @@ def furnish(spec: Spec, programs: dict[str, str]) -> None:
 
 
 def home_of(spec: Spec) -> tuple[Path, int, int]:
-    """The home, id and group of whoever logs in; made if there is no such user."""
+    """The home, id and group of the user who logs in; made if there is no such user."""
     return add_user(spec.user) if spec.whole else (spec.root / "home", os.geteuid(), os.getegid())
 
 

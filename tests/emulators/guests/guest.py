@@ -40,7 +40,7 @@ class Guest:
     port: int
     """What was asked for; but 2222 for one below 1024 where the tests are not run by root."""
     user: str
-    """Who logs in: the user asked for; but whoever runs the tests when it is no whole machine."""
+    """Who logs in: the user asked for; but the user who runs the tests when it is no whole machine."""
 
     @classmethod
     def boot(
@@ -239,7 +239,7 @@ class Guest:
         self._room.stdin.flush()
 
     def _watch(self) -> None:
-        """Follow the room until it ends, clear away what is left, and tell whoever wants to know."""
+        """Follow the room until it ends, clear away what is left, and tell the observer."""
         how = "died"
         assert self._room.stdout is not None
         for line in self._room.stdout:

@@ -28,6 +28,7 @@ class LambdaEmulator(HttpEmulator):
         self.world = World(clock or SystemClock(), boot)
         self.limits = Limits(self.world.clock)
         self.api_keys = {KEY}
+        self.denied: set[tuple[str, str]] = set()  # A key and a route that it may not take.
         self.retry_after = ""
         self.nulls = False
 

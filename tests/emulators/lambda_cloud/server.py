@@ -126,6 +126,8 @@ class Door(Handler):
         emulator = self.emulator
         if given not in emulator.api_keys:
             raise Problem(401, "global/invalid-api-key")
+        if (given, route) in emulator.denied:
+            raise Problem(403, "global/forbidden")
         with emulator.world.lock:
             if not emulator.limits.takes(route):
                 raise Problem(429, "global/too-many-requests")

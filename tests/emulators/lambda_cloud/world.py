@@ -24,7 +24,7 @@ class World:
     """Instances that are really there, by a clock; what a list or a read tells of them may be old.
 
     All methods are called under `lock`. `meter` is Lambda's bill: whole minutes, from the first `active` until it is
-    terminated. `widest` counts from the launch on, for whoever does not trust the bill to begin so late.
+    terminated. `widest` counts from the launch on, for a judge that does not trust the bill to begin so late.
     """
 
     def __init__(self, clock: Clock, boot: Boot) -> None:

@@ -17,7 +17,7 @@ from tests.emulators.serving import HttpEmulator
 
 FULL_KEY = "rpa_test_full_0123456789"
 READ_KEY = "rpa_test_read_0123456789"
-_WRITES = {"create", "delete", "action"}
+_WRITES = {"create", "update", "delete", "action"}
 
 
 class RunPodEmulator(HttpEmulator):
@@ -31,6 +31,8 @@ class RunPodEmulator(HttpEmulator):
         self.refused_fields: frozenset[str] = frozenset()
         self.page_size: int | None = None
         self.retry_after = "1"
+        self.revoked = False  # The account's own key, not those of its pods.
+        self.denied: set[str] = set()
 
     @property
     def base_url(self) -> str:
@@ -53,6 +55,8 @@ class RunPodEmulator(HttpEmulator):
                     return 200, self._page(query)
                 case "read":
                     return 200, self._checked("Pod", self._told(identifier))
+                case "update":
+                    return 200, self._checked("Pod", self._update(identifier, body))
                 case "delete":
                     self.world.delete(identifier)
                     return 204, None
@@ -80,6 +84,13 @@ class RunPodEmulator(HttpEmulator):
 
     def _told(self, identifier: str) -> Any:
         return self.world.read(identifier).as_json(self.world.clock.wall())
+
+    def _update(self, identifier: str, body: Any) -> Any:
+        errors = contract.against("UpdatePodRequest", body)
+        if errors or set(body) != {"locked"}:
+            raise Problem(422, "Request validation failed.", errors or ["$: only `locked` is known here"])
+        self.world.read(identifier).locked = body["locked"]
+        return self._told(identifier)
 
     def _page(self, query: dict[str, str]) -> Any:
         now = self.world.clock.wall()
@@ -135,6 +146,10 @@ class RunPodEmulator(HttpEmulator):
 
     def check_key(self, route: str, identifier: str, key: str) -> str | None:
         """Whose key it is: None for the account's own, else the one pod that it may end."""
+        if key == FULL_KEY and self.revoked:
+            raise Problem(401, "invalid bearer token")
+        if key == FULL_KEY and route in self.denied:
+            raise Problem(403, "access denied")
         if key == FULL_KEY or (key == READ_KEY and route not in _WRITES):
             return None
         if key == READ_KEY:

@@ -57,6 +57,7 @@ class Pod:
     spans: list[Span] = field(default_factory=list)
     told_gpu: str | None = None
     starts_never: bool = False
+    locked: bool = False
 
     def bill(self, now: float, **rates: Decimal) -> None:
         """Close what is being billed, and open these parts instead."""
@@ -118,7 +119,7 @@ class Pod:
             "image": self.body["image"], "args": self.body.get("args", ""), "disk": self.disk,
             "ports": self.body.get("ports", []), "env": self.env, "registry": None, "mounts": {}, **compute,
             "cloud": self.body.get("cloud", "SECURE"), "dataCenterId": self.data_center, "cudaVersion": "12.8",
-            "ssh": self._ssh(up), "template": None, "cost": single(self.rate) if runs else 0, "locked": False,
+            "ssh": self._ssh(up), "template": None, "cost": single(self.rate) if runs else 0, "locked": self.locked,
             "globalNetworking": {"enabled": False}, "runtime": self._runtime(now) if up else None,
             "createdAt": stamp(self.created), "startedAt": stamp(self.started) if self.started else None,
         }  # fmt: skip

@@ -19,6 +19,7 @@ _ROUTES = [
     ("POST", "/v2/pods", "create"),
     ("GET", "/v2/pods", "list"),
     ("GET", f"/v2/pods/{ID}", "read"),
+    ("PATCH", f"/v2/pods/{ID}", "update"),
     ("DELETE", f"/v2/pods/{ID}", "delete"),
     ("POST", f"/v2/pods/{ID}/action", "action"),
     ("GET", "/v2/catalog/gpus", "gpus"),

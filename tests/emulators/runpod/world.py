@@ -85,6 +85,7 @@ class World:
         pod = self.read(identifier)
         if action not in ACTIONS[pod.status]:
             raise Problem(409, f"action {action} is not allowed in status {pod.status}")
+        self._refuse_if_locked(pod)
         now = self.clock.wall()
         if action == "terminate":
             self._end(pod, now)
@@ -102,7 +103,12 @@ class World:
         return pod
 
     def delete(self, identifier: str) -> None:
+        self._refuse_if_locked(self.read(identifier))
         self._end(self.read(identifier), self.clock.wall())
+
+    def _refuse_if_locked(self, pod: Pod) -> None:
+        if pod.locked:
+            raise Problem(409, "pod is locked")
 
     def tick(self) -> None:
         """Bring every pod to where it is by now, and begin the boots that are due."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import SystemClock
-from gpurun.machine.bucket.address import parse_address
-from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.pack import PackedFile, survey
+from gpurun.remote.archive import PackedFile, survey
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.s3_client import Bucket
 from tests.emulators.s3 import S3Emulator
 
 

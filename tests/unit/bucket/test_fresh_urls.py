@@ -1,4 +1,4 @@
-"""A machine's URLs to push by are made anew while the laptop watches: in time, and never at the training's cost."""
+"""A machine's URLs to push by are made again while the laptop watches: in time, and never at the training's cost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from gpurun.core import paths
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError
-from gpurun.lifecycle.bucket.push import BRIEF_S, FRESH_S, Pushing
-from gpurun.machine.base import MachineLost
-from gpurun.machine.bucket.address import parse_address
-from gpurun.machine.bucket.trouble import BucketLost
-from gpurun.machine.bucket.wire import Bucket
+from gpurun.lifecycle.job_spec import BRIEF_S, FRESH_S, Pushing
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
 from tests.emulators.s3 import KEY, SECRET, S3Emulator
 
 PLACE = "gpt/runs/fox-41/gr-1"
@@ -127,7 +127,7 @@ def test_fresh_urls_come_as_often_as_the_key_wants(
 def test_a_key_that_was_renewed_in_its_file_is_used_once_the_old_one_has_ended(
     s3: S3Emulator, clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As whoever signs in anew each morning has it; the laptop watches for days."""
+    """As a person who signs in again each morning has it; the laptop watches for days."""
     key_file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(key_file))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

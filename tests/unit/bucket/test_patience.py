@@ -8,9 +8,9 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.machine.bucket.patience import patiently
-from gpurun.machine.bucket.trouble import BucketLost
-from gpurun.machine.bucket.wire import Bucket
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.s3.s3_retry import patiently
 from tests.emulators.s3 import S3Emulator
 
 

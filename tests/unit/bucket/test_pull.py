@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.machine.agent.protocol import Refusal
-from gpurun.machine.agent.pull import Wanted
-from gpurun.machine.base import FarRefusal, Sink
-from gpurun.machine.bucket import objects, order
-from gpurun.machine.bucket.order import Pulled, have_pulled
-from gpurun.machine.bucket.staged import StagedFile, staged_file
-from gpurun.machine.bucket.upload import digests_of, stage_file
-from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.far import FarSide
-from gpurun.machine.local import LocalMachine
-from gpurun.machine.pack import Pack, survey
+from gpurun.remote.agent.s3_pull import Wanted
+from gpurun.remote.agent.system import Refusal
+from gpurun.remote.archive import Pack, survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, Sink
+from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.s3 import objects, pull_request
+from gpurun.remote.s3.pull_request import Pulled, have_pulled
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_upload import digests_of, stage_file
+from gpurun.remote.s3.staged_files import StagedFile, staged_file
 from tests.emulators.s3 import S3Emulator
 
 SIZES = {"train_1.bin": 9 << 20, "train_2.bin": 3 << 20, "same.bin": 3 << 20, "small.json": 1000}
@@ -134,7 +134,7 @@ def test_urls_that_expire_at_once_are_given_up_and_ssh_brings_it(s3: S3Emulator,
 def test_more_parts_than_an_order_takes_are_ordered_in_turn(
     s3: S3Emulator, shipping: Shipping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(order, "MOST_PARTS_AT_ONCE", 5)
+    monkeypatch.setattr(pull_request, "MOST_PARTS_AT_ONCE", 5)
     assert len(shipping.pull().files) == 2
     assert shipping.ship() < 5000
 

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import CollectFailed
-from gpurun.machine.agent import push
-from gpurun.machine.agent.fetch_url import UrlRefused
-from gpurun.machine.agent.protocol import Refusal
-from gpurun.machine.agent.push import Later, Pusher
-from gpurun.machine.bucket import slots
-from gpurun.machine.bucket.pushed import Pushed, fetch_pushed, read_pushed
-from gpurun.machine.bucket.wire import Bucket
-from gpurun.machine.fetch import Wanted
+from gpurun.remote.agent import s3_push
+from gpurun.remote.agent.presigned import UrlRefused
+from gpurun.remote.agent.s3_push import Later, Pusher
+from gpurun.remote.agent.system import Refusal
+from gpurun.remote.download import Wanted
+from gpurun.remote.s3 import push_slots
+from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, read_pushed
+from gpurun.remote.s3.s3_client import Bucket
 from tests.emulators.s3 import S3Emulator
 
 PLACE, KEY = "team/gpt/runs/fox-41/gr-1", "k" * 64
@@ -42,7 +42,7 @@ class Trainer:
         self.pusher = Pusher(str(root))
 
     def order(self, seconds: float = 3600, **changes: Any) -> None:
-        order = slots.push_order(self.bucket, PLACE, run="fox-41", key=KEY, slot_bytes=SLOT_BYTES, seconds=seconds)
+        order = push_slots.push_order(self.bucket, PLACE, run="fox-41", key=KEY, slot_bytes=SLOT_BYTES, seconds=seconds)
         (self.root / "agent" / "push.json").write_text(json.dumps({**json.loads(order), **changes}))
 
     def save(self, *steps: int, size: int = 5 << 20) -> dict[str, bytes]:
@@ -101,6 +101,26 @@ def test_what_is_there_already_is_not_pushed_again(s3: S3Emulator, trainer: Trai
     trainer.pusher.push()
     assert s3.uploaded_bytes() - before < 1.1 * (10 << 20)
     assert trainer.brought(tmp_path / "home") == saved
+
+
+def test_all_is_there_once_the_last_list_has_the_latest_and_the_best(trainer: Trainer) -> None:
+    """What a machine that nobody asks any more ends itself by."""
+    assert not trainer.pusher.has_all()
+    trainer.save(10, 20, size=1 << 20)
+    assert not trainer.pusher.has_all()
+    trainer.pusher.push()
+    assert trainer.pusher.has_all()
+    assert Pusher(str(trainer.root)).has_all(), "a keeper that takes over knows it too"
+    trainer.save(10, 30, size=1 << 20)
+    assert not trainer.pusher.has_all(), "another latest one"
+    trainer.order(most_bytes=30 << 20, steps=30)
+    trainer.save(10, 30, 40, size=1 << 20)
+    trainer.pusher.over.set()
+    trainer.pusher.push()
+    assert trainer.pusher.has_all(), "nobody misses the one between, which was not worth its bytes"
+    trainer.save(10, 40, size=2 << 20)
+    trainer.pusher.push()
+    assert not trainer.pusher.has_all(), "the best was replaced, and only the latest pushed"
 
 
 def test_a_keeper_that_takes_over_knows_what_is_there(s3: S3Emulator, trainer: Trainer) -> None:
@@ -208,7 +228,7 @@ def test_a_machine_that_has_no_thread_to_spare_pushes_one_slot_after_the_other(
             refused.append(1)
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(push, "threading", SimpleNamespace(Thread=Scarce, Lock=threading.Lock))
+    monkeypatch.setattr(s3_push, "threading", SimpleNamespace(Thread=Scarce, Lock=threading.Lock))
     saved = trainer.save(10)
     trainer.pusher.push()
     assert refused
@@ -232,12 +252,12 @@ def test_what_nobody_has_thought_of_is_tried_again_as_all_else_is(
 
 
 def _forged(trainer: Trainer, change: Callable[[dict[str, Any]], None]) -> None:
-    content = trainer.bucket.get(slots.head_key(PLACE), 1 << 20)
+    content = trainer.bucket.get(push_slots.head_key(PLACE), 1 << 20)
     assert content is not None
     mark, _, body = content.partition(b"\n")
     head = json.loads(body)
     change(head)
-    trainer.bucket.put(slots.head_key(PLACE), mark + b"\n" + json.dumps(head).encode())
+    trainer.bucket.put(push_slots.head_key(PLACE), mark + b"\n" + json.dumps(head).encode())
 
 
 def test_a_list_that_the_machine_has_not_signed_is_not_believed(trainer: Trainer) -> None:
@@ -268,9 +288,11 @@ def test_a_list_that_is_signed_and_still_makes_no_sense_is_not_believed(
     """The machine that has the key is not to be trusted either."""
     trainer.save(10)
     trainer.pusher.push()
-    told = (bucket.get(slots.head_key(PLACE), 1 << 20) or b"").partition(b"\n")[2]
+    told = (bucket.get(push_slots.head_key(PLACE), 1 << 20) or b"").partition(b"\n")[2]
     body = json.dumps({**json.loads(told), **change}).encode()
-    bucket.put(slots.head_key(PLACE), hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body)
+    bucket.put(
+        push_slots.head_key(PLACE), hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
+    )
     with pytest.raises(CollectFailed) as refused:
         trainer.pushed()
     assert refused.value.code == "collect.bad_manifest"
@@ -282,7 +304,7 @@ def test_a_slot_that_was_altered_gives_no_file_its_name(s3: S3Emulator, trainer:
     found = trainer.pushed()
     assert found is not None
     slot = found.places["checkpoints/000010.weights"][1][0]
-    s3.alter(slots.slot_key(PLACE, slot))
+    s3.alter(push_slots.slot_key(PLACE, slot))
     with pytest.raises(CollectFailed, match="another digest"):
         trainer.brought(tmp_path / "home")
     names = [path.name for path in (tmp_path / "home").rglob("*") if path.is_file() and ".partial" not in path.parts]
@@ -307,9 +329,9 @@ def test_names_that_lead_elsewhere_are_not_pushed(s3: S3Emulator, trainer: Train
 @pytest.fixture
 def watching(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pusher]:
     """A pusher at work on its thread, as in the keeper, with short pauses."""
-    monkeypatch.setattr(push, "LOOK_S", 0.02)
-    monkeypatch.setattr(push, "AGAIN_S", 0.02)
-    pusher = push.begin(str(trainer.root))
+    monkeypatch.setattr(s3_push, "LOOK_S", 0.02)
+    monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
+    pusher = s3_push.begin(str(trainer.root))
     yield pusher
     pusher.finish()
     assert not pusher.thread.is_alive()
@@ -328,14 +350,14 @@ def test_the_last_checkpoint_is_pushed_after_the_trainers_end_over_a_bucket_that
 
 
 def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
     s3.fail(10_000)
     trainer.save(10)
-    pusher = push.begin(str(trainer.root))
+    pusher = s3_push.begin(str(trainer.root))
     (trainer.root / "agent" / "stop.json").write_text('{"now": true, "reason": "farewell"}')
     begun = time.monotonic()
     pusher.finish()
-    assert time.monotonic() - begun < push.LAST_S / 10
+    assert time.monotonic() - begun < s3_push.LAST_S / 10
     s3.fail(0)
     pusher.thread.join(10)
 
@@ -343,12 +365,12 @@ def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monk
 def test_a_bucket_that_stays_away_is_given_up_after_the_last_half_hour(
     s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert push.LAST_S == 1800, "as docs/STAGE.md has it"
-    monkeypatch.setattr(push, "LAST_S", 0.5)
-    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    assert s3_push.LAST_S == 1800, "as docs/STAGE.md has it"
+    monkeypatch.setattr(s3_push, "LAST_S", 0.5)
+    monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
     s3.fail(10_000)
     trainer.save(10)
-    pusher = push.begin(str(trainer.root))
+    pusher = s3_push.begin(str(trainer.root))
     ending = threading.Thread(target=pusher.finish, daemon=True)
     ending.start()
     ending.join(60)
@@ -360,7 +382,7 @@ def test_a_bucket_that_stays_away_is_given_up_after_the_last_half_hour(
 def test_where_each_byte_is_charged_the_newest_alone_is_pushed_spread_over_the_training_and_the_last_of_all(
     s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(push, "AGAIN_S", 0.02)
+    monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
     limit = 6 * (4 << 20)
     trainer.order(most_bytes=limit, steps=100)
     for step in range(5, 105, 5):
@@ -370,7 +392,7 @@ def test_where_each_byte_is_charged_the_newest_alone_is_pushed_spread_over_the_t
     found = trainer.pushed()
     assert found is not None
     assert found.seq == 4
-    last = push.begin(str(trainer.root))
+    last = s3_push.begin(str(trainer.root))
     last.finish()
     here = trainer.brought(tmp_path / "home")
     assert {name: content for name, content in saved.items() if name.startswith("checkpoints/000100")} == here
@@ -388,7 +410,7 @@ def test_what_was_cut_counts_where_each_byte_is_charged_and_what_never_left_does
         raise UrlRefused("unreachable", "no route")
 
     with monkeypatch.context() as patch:
-        patch.setattr(push, "put_object", refused)
+        patch.setattr(s3_push, "put_object", refused)
         for _ in range(9):
             with pytest.raises(UrlRefused):
                 trainer.pusher.push()

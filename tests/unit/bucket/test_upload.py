@@ -18,13 +18,13 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError, VerificationFailed
-from gpurun.core.exclusive import exclusive
-from gpurun.machine.bucket import objects
-from gpurun.machine.bucket.address import parse_address
-from gpurun.machine.bucket.trouble import BucketLost, refusal
-from gpurun.machine.bucket.upload import digests_of, stage_file
-from gpurun.machine.bucket.wire import Bucket, Head
-from gpurun.machine.pack import PackedFile, survey
+from gpurun.core.filelock import exclusive
+from gpurun.remote.archive import PackedFile, survey
+from gpurun.remote.s3 import objects
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.s3_client import Bucket, Head
+from gpurun.remote.s3.s3_errors import BucketLost, refusal
+from gpurun.remote.s3.s3_upload import digests_of, stage_file
 from tests.emulators.s3 import S3Emulator
 from tests.unit.bucket.conftest import shard
 
@@ -82,7 +82,7 @@ def test_pieces_that_another_compressor_made_are_not_mixed_with_this_ones(
 ) -> None:
     file = words(tmp_path / "data")
     cut(bucket, file, tmp_path / "notes", after_bytes=10 << 20)
-    monkeypatch.setattr("gpurun.machine.squeeze._FIRST_LEVEL", 1)  # Other bytes of the same content.
+    monkeypatch.setattr("gpurun.remote.chunks._ZSTD_LEVEL", 3)  # Other bytes of the same content.
     index = put(bucket, file, tmp_path / "notes")
     content = s3.content(objects.data_key(bucket, index.sha256))
     plain = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
@@ -258,7 +258,7 @@ def test_what_was_brought_back_from_an_archive_is_there(
 
 
 def test_the_index_of_another_file_is_not_taken_for_this_ones(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
-    """Whoever writes in the bucket could put one shard in the place of another, whole and with its index."""
+    """Anyone who writes in the bucket could put one shard in the place of another, whole and with its index."""
     files = [shard(tmp_path / "data", f"{seed}.bin", 1 << 20, seed) for seed in (1, 2)]
     ours, other = (put(bucket, file, tmp_path / "notes") for file in files)
     for key in (objects.index_key, objects.data_key):
@@ -337,36 +337,14 @@ def test_a_service_that_refuses_another_region_names_what_to_set(region: str, hi
     assert hint in error.hint
 
 
-@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
-def test_a_clock_an_hour_off_is_no_obstacle_as_s3s_own_time_is_signed_with(
-    s3: S3Emulator, bucket: Bucket, ahead_s: float
+@pytest.mark.parametrize(("ahead_s", "said"), [(3600.0, "60 min behind"), (-3600.0, "60 min ahead of")])
+def test_a_clock_that_is_off_by_more_than_s3_takes_is_refused_and_says_by_how_much(
+    s3: S3Emulator, bucket: Bucket, ahead_s: float, said: str
 ) -> None:
     s3.ahead_s = ahead_s
-    bucket.look()
-    bucket.put("team/gpt/x", b"hello")
-    assert bucket.ahead_s == pytest.approx(-ahead_s, abs=5)
-    assert opened(bucket.url_to_get("team/gpt/x", 60).reveal()) == b"hello"
-
-
-def test_a_lid_that_was_closed_while_s3_answered_says_nothing_of_the_clock(s3: S3Emulator) -> None:
-    """Else what is signed next has expired before it is used: shards would go over SSH, on paid time."""
-
-    class Sleeping(SystemClock):
-        slept_s = 0.0
-
-        def wall(self) -> float:
-            now, self.slept_s = super().wall() + self.slept_s, 8 * 3600.0
-            return now
-
-    bucket = Bucket(parse_address("s3://shards/team/gpt"), Sleeping())
-    bucket.look()
-    assert bucket.ahead_s == 0
-
-
-def opened(url: str) -> bytes:
-    from gpurun.machine.agent.fetch_url import read_range
-
-    return b"".join(read_range(url, [0, 5]))
+    with pytest.raises(SetupError, match=said) as refused:
+        bucket.look()
+    assert (refused.value.code, "Set this machine's clock" in refused.value.hint) == ("stage.clock", True)
 
 
 def test_a_url_never_shows_itself(s3: S3Emulator, bucket: Bucket) -> None:
@@ -411,7 +389,7 @@ def test_two_threads_that_ask_first_at_once_make_one_client(
         return client(*words, **more)
 
     monkeypatch.setattr(session, "client", slowly)
-    monkeypatch.setattr(bucket, "_session", session)
+    monkeypatch.setattr(bucket._session, "_boto", session)
     bucket.look()
     other.join()
     assert len(made) == 1

@@ -18,12 +18,12 @@ from uuid import uuid4
 import pytest
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.model import Address
-from gpurun.machine.answers import Status
-from gpurun.machine.far import FarSide
-from gpurun.machine.local import LocalMachine
-from gpurun.machine.remote import RemoteMachine
-from gpurun.machine.ssh_keys import make_keys
+from gpurun.core.records import Address
+from gpurun.remote.client import FarSide
+from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.messages import Status
+from gpurun.remote.ssh import RemoteMachine
 from tests.emulators import sshd
 from tests.emulators.proxy import Proxy
 
@@ -88,7 +88,7 @@ class Box:
         assert altered == 1
 
     def living(self) -> list[int]:
-        """The processes of this instance: all that bear its token or have the folder as their own."""
+        """The processes of this instance: all that carry its token or have the folder as their own."""
         found = []
         for entry in Path("/proc").iterdir():
             try:

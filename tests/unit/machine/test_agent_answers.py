@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from conftest import Box
 
-from gpurun.machine import agent_file
-from gpurun.machine.agent.__main__ import VERBS
-from gpurun.machine.agent_file import AGENT, agent_zip
-from gpurun.machine.base import FarRefusal
+from gpurun.remote import agent_file
+from gpurun.remote.agent.__main__ import VERBS
+from gpurun.remote.agent_file import AGENT, agent_zip
+from gpurun.remote.interface import FarRefusal
 
 
 def finished(box: Box, name: str, content: bytes) -> None:
@@ -58,7 +58,7 @@ def test_the_same_sources_make_the_same_agent_wherever_and_whenever(
 
 def test_every_verb_of_the_agent_is_where_its_door_looks_for_it() -> None:
     for verb, module in VERBS.items():
-        assert callable(getattr(import_module(f"gpurun.machine.agent.{module}"), verb))
+        assert callable(getattr(import_module(f"gpurun.remote.agent.{module}"), verb))
 
 
 def test_a_poll_loads_nothing_heavy(box: Box) -> None:
@@ -67,8 +67,8 @@ def test_a_poll_loads_nothing_heavy(box: Box) -> None:
     told = subprocess.run(command, cwd=box.folder, capture_output=True, check=True, text=True).stderr
     loaded = {line.rpartition("|")[2].strip() for line in told.splitlines()}
     assert not loaded & {"typing", "subprocess", "tarfile", "hashlib", "argparse", "shutil", "platform", "threading"}
-    assert {name for name in loaded if "gpurun" in name} <= {"gpurun", "gpurun.machine", "gpurun.machine.agent"} | {
-        f"gpurun.machine.agent.{name}" for name in ("answers", "clocks", "files", "protocol", "revive", "state")
+    assert {name for name in loaded if "gpurun" in name} <= {"gpurun", "gpurun.remote", "gpurun.remote.agent"} | {
+        f"gpurun.remote.agent.{name}" for name in ("job_state", "job_status", "system")
     }
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import Box, kill
 
-from gpurun.machine.agent.files import say
-from gpurun.machine.agent.push import Pusher
+from gpurun.remote.agent.s3_push import Pusher
+from gpurun.remote.agent.system import say
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
 

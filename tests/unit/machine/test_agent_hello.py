@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import Box
 
-from gpurun.machine.answers import Card
-from gpurun.machine.base import FarRefusal, Reply
-from gpurun.machine.far import FarSide
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, Reply
+from gpurun.remote.messages import Card
 
 ECC = "ecc.errors.uncorrected.volatile.total"
 Pretend = Callable[[str, str], None]
@@ -130,8 +130,3 @@ def test_a_machine_without_python_says_what_it_lacks() -> None:
         with pytest.raises(FarRefusal, match=r"no python3 \(3\.8 or newer is needed\)") as refused:
             ask()
         assert refused.value.reason == "no_python"
-
-
-def test_the_users_script_runs_in_the_run_folder_and_answers_with_its_words(box: Box) -> None:
-    reply = box.far.set_up(b"pwd; echo to err >&2; exit 3\n", timeout_s=10)
-    assert (reply.exit_code, reply.stdout.decode().strip(), reply.stderr) == (3, str(box.folder), b"to err\n")

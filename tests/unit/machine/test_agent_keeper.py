@@ -1,4 +1,4 @@
-"""The agent starts a trainer once, keeps its lease, and tells the truth about it, whoever is killed in between."""
+"""The agent starts a trainer once, keeps its lease, and tells the truth about it, whatever is killed in between."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 import pytest
 from conftest import Box, kill
 
-from gpurun.machine.agent.notice import is_given
-from gpurun.machine.agent.state import clocks_now
-from gpurun.machine.base import FarRefusal
+from gpurun.remote.agent.job_state import clocks_now
+from gpurun.remote.agent.spot_notice import is_given
+from gpurun.remote.interface import FarRefusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
 
@@ -423,7 +423,7 @@ def test_a_heartbeat_that_says_nothing_ends_nobody(box: Box, said: str) -> None:
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """EC2's metadata service, which gives its notice to whoever shows a token, from the second question on."""
+    """EC2's metadata service, which gives its notice to a client that shows a token, from the second question on."""
 
     questions = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -11,9 +12,8 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
-from gpurun.machine.agent import incoming
-from gpurun.machine.base import FarRefusal
-from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Codec, Pack, survey
-from gpurun.machine.squeeze import Squeeze
+from gpurun.remote.agent import finish_upload, receive
+from gpurun.remote.agent.receive import Incoming
+from gpurun.remote.archive import Codec, Pack, survey
+from gpurun.remote.interface import FarRefusal
 
 ROOT = Path(__file__).parents[3]
 HEAD = struct.Struct(">QII32s")
@@ -61,15 +60,14 @@ class Wire:
     def receive(self, stream: bytes) -> str:
         return self._ask("receive", stream, "--codec", "gzip", "--sha256", self.id)
 
-    def settle(self, wait_s: float = 0.0, **changes: Any) -> str:
+    def settle(self, **changes: Any) -> str:
         files = [
             {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for name, content in self.files.items()
         ]
         said = {"files": files, "parts": [hashlib.sha256(part).hexdigest() for part in self.parts], **changes}
         content = json.dumps(said["parts"]).encode() + b"\n" + json.dumps({"v": 1, "files": said["files"]}).encode()
-        sha256 = hashlib.sha256(content).hexdigest().encode()
-        return self._ask("settle", sha256 + b"\n" + content, "--layout", self.id, "--wait", str(wait_s))
+        return self._ask("settle", content, "--layout", self.id, "--sha256", hashlib.sha256(content).hexdigest())
 
     def frame(self, index: int, part: bytes | None = None, **changes: Any) -> bytes:
         content = self.parts[index] if part is None else part
@@ -182,28 +180,6 @@ def test_a_stream_that_is_cut_anywhere_leaves_nothing_half_there(box: Box) -> No
     assert wire.settle() == ""
 
 
-def test_the_last_step_may_be_told_before_the_last_part_is_there_and_waits_for_it(box: Box) -> None:
-    wire = Wire(box, GOOD)
-    wire.begin()
-    all_but_one = [wire.frame(index) for index in range(len(wire.parts) - 1)]
-    assert wire.receive(b"".join(all_but_one) + END) == ""
-    answers: list[str] = []
-    last = threading.Thread(target=lambda: answers.append(wire.settle(wait_s=60.0)))
-    last.start()
-    assert wire.receive(wire.frame(len(wire.parts) - 1) + END) == ""
-    last.join()
-    assert answers == [""]
-    assert {name: content for name, content in shipped_tree(box).items() if "shipped" not in name} == GOOD
-
-
-def test_the_last_step_gives_up_on_a_part_that_does_not_come(box: Box) -> None:
-    wire = Wire(box, GOOD)
-    wire.begin()
-    assert wire.receive(wire.frame(0) + END) == ""
-    assert wire.settle(wait_s=0.2) == "wrong_digest"
-    assert shipped_tree(box) == {}
-
-
 def told(name: str, size_bytes: int) -> dict[str, Any]:
     return {"name": name, "bytes": size_bytes, "sha256": "0" * 64}
 
@@ -307,31 +283,6 @@ def test_a_machine_whose_python_has_no_zstd_uses_the_program(box: Box) -> None:
     assert (box.folder / "data/x.bin").read_bytes() == content
 
 
-def test_parts_are_compressed_harder_while_it_is_the_line_that_takes_the_time(
-    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpurun.machine.outbox.MOST_AHEAD_BYTES", 0)
-    (tmp_path / "words.bin").write_bytes(random.Random(3).randbytes(5 << 20).hex().encode())
-    levels, ask, squeezed = list[int](), FarSide.ask, Squeeze.squeezed
-
-    def carried(stdin: Iterable[bytes]) -> Iterator[bytes]:
-        for block in stdin:
-            yield block
-            time.sleep(0.3 * (len(block) > 10_000))
-
-    def slow(far: FarSide, verb: str, *options: str, stdin: Any = None, **more: Any) -> Any:
-        return ask(far, verb, *options, stdin=carried(stdin) if verb == "receive" else stdin, **more)
-
-    def seen(squeeze: Squeeze, content: bytes) -> bytes:
-        levels.append(squeeze.level)
-        return squeezed(squeeze, content)
-
-    monkeypatch.setattr(FarSide, "ask", slow)
-    monkeypatch.setattr(Squeeze, "squeezed", seen)
-    box.far.unpack(Pack(survey({"data/words.bin": tmp_path / "words.bin"})))
-    assert levels[-1] > levels[0] == 3
-
-
 def test_shipping_the_same_again_is_harmless_even_when_a_job_was_started_and_another_pack_is_not(box: Box) -> None:
     seen = survey({"bundle/a.py": b"1", "data/x.bin": b"22"})
     first = box.far.unpack(pack := Pack(seen))
@@ -377,7 +328,30 @@ def test_of_as_many_files_as_a_pack_may_have_none_is_forgotten(tmp_path: Path) -
     files = [{"name": f"data/{'x' * 60}/{number:06d}.bin", "bytes": 1, "sha256": SHA} for number in range(99_999)]
     files.append({"name": "data/last.bin", "bytes": 1, "sha256": SHA})
     (tmp_path / "agent" / "pack.json").write_text(json.dumps({"files": files}))
-    assert incoming.held_files(str(tmp_path)) == {SHA: (str(tmp_path / "data" / "last.bin"), 1)}
+    assert receive.held_files(str(tmp_path)) == {SHA: (str(tmp_path / "data" / "last.bin"), 1)}
+
+
+def test_on_a_disk_without_links_what_a_bucket_has_brought_is_copied_into_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over SMB, or on a file system of a cluster that links only within one folder."""
+
+    def unlinkable(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    content = random.Random(1).randbytes(3 << 20)
+    sha256 = hashlib.sha256(content).hexdigest()
+    layout = {"part_bytes": 1 << 20, "files": [], "v": 1}
+    for folder in ("agent", ".pulled", ".incoming/x/files"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / ".pulled" / sha256).write_bytes(content)
+    (tmp_path / ".incoming/x/layout.json").write_text(json.dumps(layout))
+    monkeypatch.setattr(os, "link", unlinkable)
+    entries = [{"name": "data/a.bin", "bytes": len(content), "sha256": sha256}]
+    (tmp_path / ".incoming/x/files/data").mkdir()
+    (tmp_path / ".incoming/x/files/data/a.bin").write_bytes(content[: 1 << 20])  # A crash had left half a copy.
+    finish_upload.gather(str(tmp_path), Incoming(str(tmp_path / ".incoming/x")), entries)
+    assert (tmp_path / ".incoming/x/files/data/a.bin").read_bytes() == content
 
 
 def test_what_a_reboot_tore_before_it_was_on_the_disk_is_not_trained_on_and_sent_again(box: Box) -> None:
@@ -414,6 +388,23 @@ def test_a_failing_pack_leaves_nothing_in_place_and_what_came_is_not_sent_again(
         box.far.unpack(Pack(seen))
 
 
+def test_a_file_that_changed_after_it_was_sent_is_not_put_in_place(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(3 << 20))
+    ask, asked = box.far.ask, list[str]()
+
+    def changes(verb: str, *rest: Any, **more: Any) -> Any:
+        asked.append(verb)
+        answer = ask(verb, *rest, **more)
+        (tmp_path / "x.bin").write_bytes(b"333")
+        return answer
+
+    box.far.ask, box.far.lanes = changes, lambda most, least: [box.far]  # type: ignore[method-assign, assignment]
+    with pytest.raises(UsageError, match=r"x\.bin changed while"):
+        box.far.unpack(Pack(survey({"data": tmp_path})))
+    assert "settle" not in asked
+    assert shipped_tree(box) == {}
+
+
 PART = st.text(st.sampled_from("abcXYZ09 _-+@=é漢"), min_size=1, max_size=12).filter(
     lambda part: part.strip(". ") == part
 )
@@ -435,15 +426,6 @@ def test_what_arrives_is_what_was_packed(box: Box, files: dict[str, bytes], code
     assert (shipped.files, shipped.bytes) == (len(files), sum(map(len, files.values())))
 
 
-def test_a_stream_that_was_opened_before_the_codecs_were_known_may_end_without_a_part(box: Box) -> None:
-    """The first lanes open while it is asked what the machine has; there is no zstd here."""
-    argv = box.agent_argv("receive", "--codec", "zstd", "--sha256", "0" * 64)
-    without = {"cwd": box.folder, "env": {"PATH": "/nowhere"}, "capture_output": True}
-    assert json.loads(subprocess.run(argv, input=END, **without).stdout) == {"parts": 0}  # type: ignore[call-overload]
-    told = subprocess.run(argv, input=HEAD.pack(0, 1, 1, bytes(32)), **without).stdout  # type: ignore[call-overload]
-    assert json.loads(told)["error"]["code"] == "no_codec"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_grows_on_neither_side_with_what_is_shipped_or_brought_home(tmp_path: Path) -> None:
     with open(tmp_path / "big.bin", "wb") as out:
@@ -458,8 +440,8 @@ def test_memory_grows_on_neither_side_with_what_is_shipped_or_brought_home(tmp_p
     os.link(tmp_path / "big.bin", tmp_path / "box" / "out" / "big.bin")
     script = (
         "import resource, sys\nfrom pathlib import Path\nfrom tests.memory import own_peak_bytes\n"
-        "from gpurun.machine.far import FarSide\nfrom gpurun.machine.local import LocalMachine\n"
-        "from gpurun.machine.pack import Pack, survey\n"
+        "from gpurun.remote.client import FarSide\nfrom gpurun.remote.local_machine import LocalMachine\n"
+        "from gpurun.remote.archive import Pack, survey\n"
         "here = Path(sys.argv[1])\n"
         "far = FarSide(LocalMachine(here / 'box', 'gr-test'), python=sys.executable)\n"
         "far.install_agent()\nfar.unpack(Pack(survey({'data/big.bin': here / 'big.bin'})))\n"

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from gpurun.core.errors import CollectFailed
-from gpurun.machine import fetch as fetching
-from gpurun.machine.answers import Manifest, check_name, understood_manifest
-from gpurun.machine.base import FarRefusal, MachineLost, Reply, Take
-from gpurun.machine.far import FarSide
-from gpurun.machine.fetch import MOST_FRUITLESS, PARTIAL_FOLDER
+from gpurun.remote import download as fetching
+from gpurun.remote.client import FarSide
+from gpurun.remote.download import MOST_FRUITLESS, PARTIAL_FOLDER
+from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
+from gpurun.remote.messages import Manifest, check_name, understood_manifest
 
 SHA = "0" * 64
 

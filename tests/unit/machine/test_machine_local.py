@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.machine import local
-from gpurun.machine.base import FarRefusal, Machine, MachineLost
-from gpurun.machine.local import LocalMachine
+from gpurun.remote import local_machine
+from gpurun.remote.interface import FarRefusal, Machine, MachineLost
+from gpurun.remote.local_machine import LocalMachine
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
@@ -80,7 +80,7 @@ def is_in(link: Path, folder: Path) -> bool:
 
 
 def test_an_answer_without_end_is_cut_off(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "MOST_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr(local_machine, "MOST_REPLY_BYTES", 1 << 20)
     with pytest.raises(MachineLost, match="more than"):
         machine.call(["yes"], timeout_s=30)
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
-from gpurun.machine.pack import Pack, content_at, survey
+from gpurun.remote.archive import Pack, content_at, survey
 
 ROOT = Path(__file__).parents[3]
 
@@ -215,7 +215,7 @@ def test_memory_does_not_grow_with_the_pack(tmp_path: Path) -> None:
     with open(tmp_path / "big.bin", "wb") as out:
         out.truncate(256 << 20)
     script = (
-        "import sys\nfrom pathlib import Path\nfrom gpurun.machine.pack import Pack, survey\n"
+        "import sys\nfrom pathlib import Path\nfrom gpurun.remote.archive import Pack, survey\n"
         "from tests.memory import own_peak_bytes\n"
         "before = own_peak_bytes()\n"
         "for _ in Pack(survey({'data': Path(sys.argv[1])})).stream(): pass\n"

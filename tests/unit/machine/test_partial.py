@@ -1,4 +1,4 @@
-"""A file on its way home belongs to whoever is at it: what was verified is never written to again."""
+"""A file on its way home belongs to the process that is at it: what was verified is never written to again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.errors import StoreFull
-from gpurun.machine import fetch as fetching
-from gpurun.machine import partial
-from gpurun.machine.base import MachineLost, Take
-from gpurun.machine.fetch import Pull, Wanted, fetch, noted_bytes
-from gpurun.machine.partial import Partial, Taker
+from gpurun.remote import download as fetching
+from gpurun.remote import resumable_file as partial
+from gpurun.remote.download import Pull, Wanted, fetch, noted_bytes
+from gpurun.remote.interface import MachineLost, Take
+from gpurun.remote.resumable_file import Partial, Taker
 
 CONTENT = b"what was announced" * 1000
 WANTED = Wanted("weights", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -75,7 +75,7 @@ def test_a_file_that_gets_its_name_between_opening_and_locking_is_left_alone(
             (tmp_path / "part").rename(tmp_path / "target")
         flock(descriptor, how)
 
-    monkeypatch.setattr(partial.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with Partial(tmp_path / "part", 5) as mine:
         written(mine, 0, b"EVIL!")
     assert (tmp_path / "target").read_bytes() == b"right"

@@ -25,12 +25,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import ExitCode, SetupError, UsageError
-from gpurun.machine.base import MOST_REPLY_BYTES, FarRefusal, MachineLost
-from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack, survey
-from gpurun.machine.remote import HostKeyMismatch, connection, machine, program, scan_host_key
-from gpurun.machine.remote.shell import put_argv
-from gpurun.machine.ssh_keys import fingerprint, make_keys
+from gpurun.remote.archive import Pack, survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import MOST_REPLY_BYTES, FarRefusal, MachineLost
+from gpurun.remote.key_pairs import fingerprint, make_keys
+from gpurun.remote.ssh import HostKeyMismatch, connection, program, scan_host_key
+from gpurun.remote.ssh import ssh_machine as machine
+from gpurun.remote.ssh.program import put_argv
 from tests.emulators import sshd
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
@@ -194,9 +195,10 @@ class AllAtOnce:
 
 
 @pytest.mark.parametrize("noise", [b"", b"noise", b"x" * 100_000 + b"mark\nmark but none\n"])
-def test_a_large_answer_may_come_together_with_its_mark(noise: bytes) -> None:
+def test_a_large_answer_may_come_together_with_its_mark(noise: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_new_mark", lambda: "mark")
     answer = random.Random(5).randbytes(5 << 20)
-    reply = program.Program(AllAtOnce(noise + b"mark 77\n" + answer), "line", "mark", None).wait(lambda: None)  # type: ignore[arg-type]
+    reply = program.Program(AllAtOnce(noise + b"mark 77\n" + answer), "folder", ["true"]).wait(lambda: None)  # type: ignore[arg-type]
     assert reply is not None
     is_whole = reply.stdout == answer  # pytest would take minutes to show a difference
     assert is_whole
@@ -212,8 +214,9 @@ def test_a_line_that_is_cut_while_more_is_allowed_to_come_is_lost_at_once(
         raise EOFError
 
     monkeypatch.setattr(far, output, cut)
+    monkeypatch.setattr(program, "_new_mark", lambda: "mark")
     with pytest.raises(MachineLost, match="cut off"):
-        program.Program(far, "line", "mark", None).wait(lambda: pytest.fail("it waits for what cannot come"))  # type: ignore[arg-type]
+        program.Program(far, "folder", ["true"]).wait(lambda: pytest.fail("it waits for what cannot come"))  # type: ignore[arg-type]
 
 
 def test_an_answer_may_be_as_large_as_it_may_be(place: Place) -> None:
@@ -469,7 +472,7 @@ def test_a_host_without_a_key_of_the_expected_type_is_another_host(place: Place,
 
 
 def test_a_fingerprint_of_any_of_the_hosts_keys_is_enough(place: Place, tmp_path: Path) -> None:
-    """Whoever pins the RSA key of a host that has an ed25519 key too has pinned that host."""
+    """A user who pins the RSA key of a host that has an ed25519 key too has pinned that host."""
     path = rsa_host_key(tmp_path / "rsa")
     public = form.load_ssh_private_key(path.read_bytes(), None).public_key()
     line = public.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import pytest
 from conftest import Box
 
-from gpurun.machine.base import FarRefusal
-from gpurun.machine.far import FarSide
-from gpurun.machine.pack import Pack, survey
+from gpurun.remote.archive import Pack, survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal
 
 FILES = {"bundle/a.py": b"print(1)", "data/x.bin": random.Random(3).randbytes(3500)}
 Lie = Callable[[bytes, bytes], tuple[bytes, bytes]]
@@ -71,9 +71,6 @@ def test_a_list_of_what_is_there_that_was_altered_on_its_way_is_not_believed(box
     [says("held", b""), says("verified", b"9" * 5000 + b" " + b"a" * 64 + b"\n")],
     ids=["files that are none", "a number without end"],
 )
-def test_a_list_of_what_is_there_that_makes_no_sense_is_refused(
-    box: Box, lie: Lie, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpurun.machine.outbox.MOST_AHEAD_BYTES", 0)  # A large pack: it is not read by then.
+def test_a_list_of_what_is_there_that_makes_no_sense_is_refused(box: Box, lie: Lie) -> None:
     with pytest.raises(FarRefusal, match="malformed"):
         Lying(box, begin=lie).unpack(Pack(survey(FILES)))

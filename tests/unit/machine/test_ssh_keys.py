@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.machine import ssh_keys
-from gpurun.machine.ssh_keys import fingerprint, forget_client_key, make_keys
+from gpurun.remote import key_pairs
+from gpurun.remote.key_pairs import fingerprint, forget_client_key, make_keys
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIK4PdOOnLJ7SHfAOAo6EfBUcgOZf2I0LXv42oYhcOhoh gpurun"
 DIGEST = "SHA256:ivA5hiCi7nZEvjaiK/1/JCSNy960yGE3i0tyG0LMbIQ"
@@ -53,7 +53,7 @@ def test_after_a_crash_what_was_made_stays_and_the_rest_is_made(tmp_path: Path, 
 def test_a_crash_at_any_write_leaves_keys_that_the_next_start_completes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = ssh_keys.write_atomic
+    write = key_pairs.write_atomic
 
     class Died(BaseException):
         pass
@@ -67,11 +67,11 @@ def test_a_crash_at_any_write_leaves_keys_that_the_next_start_completes(
             left[0] -= 1
             write(path, content)
 
-        monkeypatch.setattr(ssh_keys, "write_atomic", dies)
+        monkeypatch.setattr(key_pairs, "write_atomic", dies)
         with pytest.raises(Died):
             make_keys(folder)
         kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
-        monkeypatch.setattr(ssh_keys, "write_atomic", write)
+        monkeypatch.setattr(key_pairs, "write_atomic", write)
         make_keys(folder)
         assert {name: (folder / name).read_bytes() for name in kept} == kept
         assert (folder / "host").exists()

@@ -13,9 +13,9 @@ import pytest
 from conftest import Place
 
 from gpurun.core.clock import SystemClock
-from gpurun.lifecycle.home.tail import LEAST_BYTES, Tail
-from gpurun.machine.base import MachineLost
-from gpurun.machine.far import Chunk, FarSide, Poll
+from gpurun.lifecycle.artifacts.log_copy import LEAST_ASKED_BYTES, Tail
+from gpurun.remote.client import Chunk, FarSide, Poll
+from gpurun.remote.interface import MachineLost
 from tests.emulators import sshd
 from tests.later import LATER
 
@@ -100,4 +100,4 @@ def test_a_line_too_slow_for_a_whole_piece_in_one_call_is_asked_for_less_until_s
         with suppress(MachineLost):
             tail.bring()
     assert here.log.read_bytes() == log
-    assert min(asked) >= LEAST_BYTES
+    assert min(asked) >= LEAST_ASKED_BYTES

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from conftest import Place
 
-from gpurun.machine import far as far_side
-from gpurun.machine import parts
-from gpurun.machine.answers import ManifestFile
-from gpurun.machine.base import FarRefusal, MachineLost
-from gpurun.machine.far import FarSide
-from gpurun.machine.pace import WINDOW_BYTES, Pace, lanes_for
-from gpurun.machine.pack import Pack, survey
-from gpurun.machine.remote import transport
+from gpurun.remote import chunks
+from gpurun.remote import client as far_side
+from gpurun.remote.archive import Pack, survey
+from gpurun.remote.client import FarSide, lanes_for
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import ManifestFile
+from gpurun.remote.ssh import transport
 from tests.emulators import sshd
 from tests.emulators.proxy import Proxy
 
@@ -58,30 +57,14 @@ def assert_same(there: Path, here: Path) -> None:
         assert is_same, path.name
 
 
-def lanes_on(round_trip_s: float, bytes_per_s: float, left_bytes: int = 10 << 30) -> list[int]:
-    """How many lanes a line gets that carries so much; each lane's first window is taken at once."""
-    pace, lanes, sent = Pace(round_trip_s), [], 0.0
-    for tick in range(60):
-        lanes.append(pace.look(int(sent) + pace.lanes * WINDOW_BYTES, left_bytes, tick / 10))
-        most = pace.lanes * WINDOW_BYTES / max(round_trip_s, 0.001)
-        sent += min(bytes_per_s, most) / 10
-    return lanes
-
-
-def test_a_long_way_that_carries_much_gets_more_lanes_and_a_slow_line_one() -> None:
-    assert lanes_on(0.1, 125e6)[-1] == 8
-    assert lanes_on(0.1, 125e6)[12] >= 7, "soon"
-    assert lanes_on(0.1, 2.5e6)[-1] == 1, "a cut costs a window for each lane"
-    assert lanes_on(0.02, 20e6)[-1] == 1
-    assert lanes_on(0.0005, 1e9)[-1] == 2
-    assert lanes_on(0.1, 125e6, left_bytes=20 << 20)[12] == 1, "all of it is there before another lane could log in"
-    assert [lanes_for(round_trip_s) for round_trip_s in (0.0005, 0.04, 0.1, 0.2)] == [1, 1, 7, 8], "on the way home"
+def test_a_longer_way_gets_more_lanes() -> None:
+    assert [lanes_for(round_trip_s) for round_trip_s in (0.0005, 0.04, 0.1, 0.2)] == [1, 1, 7, 8]
 
 
 def test_a_line_that_is_cut_again_and_again_costs_no_more_than_what_was_under_way(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "LEAST_PART_BYTES", 1 << 18)
+    monkeypatch.setattr(chunks, "LEAST_PART_BYTES", 1 << 18)
     data = shards(tmp_path / "data", 20 << 20, 12 << 20)
     proxy = place.proxy(round_trip_s=0.05)
     far = far_behind(place, proxy)

@@ -105,7 +105,7 @@ def _run_datatrove(executor: Executor, job: TextJob, tasks: Sequence[Numbered]) 
         raise Refusal(
             "prepare.not_installed",
             f"--executor {executor.kind} needs {error.name}.",
-            hint=f"Install it: pip install 'gpurun[{extra}]'; or leave --executor away.",
+            hint=f"Install it, from the clone: pip install '.[{extra}]'; or leave --executor away.",
         ) from None
     from trainer.prepare.corpora.datatrove_steps import CorpusReader, JobSink, run_local, run_ray
 

@@ -30,7 +30,7 @@ def serve(job: Any, workers: Sequence[Connection]) -> None:
 
     With several it forks a worker for each. SIGTERM ends it and them. It ends as the first worker that was killed.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; whoever started us decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _errors_to(workers):
         do: Do = job.open()

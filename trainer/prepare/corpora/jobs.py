@@ -1,7 +1,7 @@
-"""What is done with a task's documents, whoever does it: written as shards, or signed to find duplicates.
+"""What is done with a task's documents, by any executor: written as shards, or signed to find duplicates.
 
 A job goes to each process once, pickled. What it makes of a task lies on the disk afterwards, whole or not at all, and
-is the same whoever made it; so it may be done again, and elsewhere.
+is the same wherever it was made; so it may be done again, and elsewhere.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _TOLD_CHARS = 1 << 20
 
 
 def rows_of(tasks: Sequence[Task]) -> list[Task]:
-    """The spans of rows in some tasks, by task. A packed file stands whole in the first: each has to unpack it anew."""
+    """The spans of rows in some tasks, by task. A packed file stands whole in the first: each must unpack it again."""
     found = (tuple(part for span in task for part in _looked_at(span)) for task in tasks)
     return [spans for spans in found if spans]
 

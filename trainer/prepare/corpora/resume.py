@@ -120,7 +120,7 @@ def _other(folder: Path, before: dict[str, Any], asked: dict[str, Any]) -> Refus
     return Refusal(
         "prepare.other",
         f"{folder} holds an unfinished prepare of something else: {'; '.join(told)}.",
-        hint="Ask for the same again to go on with it, name another --out, or delete that folder to begin anew.",
+        hint="Ask for the same again to go on with it, name another --out, or delete that folder to begin again.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Processes that do one item after the other. They may be killed at any moment, and end when whoever started them ends.
+"""Processes that do one item after the other. They may be killed at any moment, and end with their parent.
 
 An item's result must not depend on who does it; what it writes, it writes so that a kill does no harm (see task.py).
 What every item needs is loaded once, by a process that does nothing else and then forks those who work: a vocabulary

@@ -150,6 +150,6 @@ def _datasketch() -> ModuleType:
         raise Refusal(
             "dedupe.not_installed",
             "Finding near duplicates needs datasketch.",
-            hint="Install it: pip install 'gpurun[data]'; or compare only addresses and texts: --dedupe url,exact.",
+            hint="From the clone: pip install '.[data]'; or compare only addresses and texts: --dedupe url,exact.",
         ) from None
     return datasketch

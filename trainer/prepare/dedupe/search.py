@@ -25,7 +25,7 @@ _KEYS_AT_ONCE = 2_000_000
 _PAIRS_AT_ONCE = 16_384
 """17 MB of signatures."""
 _MOST_LEADERS = 64
-"""A group of equal keys is compared with so many of its documents, first to last; each band groups anew."""
+"""A group of equal keys is compared with so many of its documents, first to last; each band groups again."""
 
 Say = Callable[[str], None]
 

@@ -124,6 +124,6 @@ def _huggingface_hub() -> ModuleType:
         raise Refusal(
             "data.no_hub",
             "Data sets of the hub are downloaded with huggingface_hub, which is not installed here.",
-            hint="Install it: pip install 'gpurun[data]'",
+            hint="Install it, from the clone: pip install '.[data]'",
         ) from None
     return huggingface_hub

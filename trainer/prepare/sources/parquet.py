@@ -157,7 +157,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def load_pyarrow() -> tuple[ModuleType, ModuleType]:
     """pyarrow and its reader of Parquet, which start no thread by that; a Refusal if it is not installed."""
     # Its own allocator keeps what it once had; the system's gives back what a large page took. The variables are for
-    # all of it, but read only when it is loaded; whoever has loaded it before us gets the rest.
+    # all of it, but read only when it is loaded; a caller that loaded it before us gets the rest.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     try:
@@ -166,7 +166,7 @@ def load_pyarrow() -> tuple[ModuleType, ModuleType]:
     except ImportError:
         raise Refusal(
             "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
-            hint="Install it: pip install 'gpurun[data]'",
+            hint="Install it, from the clone: pip install '.[data]'",
         ) from None  # fmt: skip
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     return pyarrow, pyarrow.parquet

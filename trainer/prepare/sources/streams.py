@@ -136,7 +136,7 @@ def _too_wide(path: str) -> Refusal:
     return Refusal(
         "data.window_too_large",
         f"{path} is packed with a window of more than 128 MB (zstd --long), which unpacking would hold in memory.",
-        hint="Pack it anew: zstd -d --long=31 --stdout FILE.zst | zstd -o OTHER.zst",
+        hint="Pack it again: zstd -d --long=31 --stdout FILE.zst | zstd -o OTHER.zst",
     )
 
 

@@ -1,0 +1,92 @@
+"""What an audit found of each run, with its bill, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpurun.core.money import format_usd, total, usd
+from gpurun.ledger import audit as ledger
+from gpurun.lifecycle.charges import Bill
+from gpurun.view.audit_table import AuditRow, AuditSummary
+
+MORE_MICROS = usd("0.01")
+"""How much more than a receipt's bound may be billed, since bills are rounded in their own way."""
+
+
+def with_bill(row: ledger.AuditRow, bill: Bill | None) -> ledger.AuditRow:
+    """The row with what its bill contradicts; a floor is no bound."""
+    billed, bound = bill.micros if bill is not None else None, row.measured_micros
+    if billed is None or bound is None or row.is_floor or billed <= total(bound, MORE_MICROS):
+        return row
+    told = f"{format_usd(billed)} was billed, and the receipt says {format_usd(bound)} at most"
+    return replace(row, problems=(*row.problems, told))
+
+
+def bill_notes(bill: Bill) -> list[str]:
+    """What a figure of a bill does not say by itself."""
+    early = ["the bill is not settled yet"] if bill.micros is not None and not bill.is_settled else []
+    return [*early, *bill.unclear]
+
+
+def audit_row(row: ledger.AuditRow, lost: list[str], bill: Bill | None) -> AuditRow:
+    """The row of a run in the table; `lost` are those that may be billing while nobody drives them."""
+    level = "bad" if row.problems or row.run in lost else "warn" if row.warnings else "ok"
+    running = "running" if row.may_be_billing else row.verdict
+    return AuditRow(
+        run=row.run,
+        chain=row.chain,
+        signature=row.signature,
+        files=row.files,
+        death=row.death,
+        verdict=f"MAY BE BILLING → gpurun resume {row.run}" if row.run in lost else running,
+        level=level,  # type: ignore[arg-type]
+        measured_micros=row.measured_micros,
+        measured_is_floor=row.is_floor,
+        billed_micros=bill.micros if bill is not None else None,
+    )
+
+
+def audit_summary(report: ledger.AuditReport) -> AuditSummary:
+    """The lines below the table: the chain, and the receipts that it spans."""
+    seqs = [row.seq for row in report.rows if row.seq is not None]
+    return AuditSummary(
+        receipts=report.receipts,
+        problems=len(report.problems),
+        unbroken=not report.problems and all(row.chain != "bad" for row in report.rows),
+        seq=(min(seqs), max(seqs)) if seqs else None,
+        head=report.head if report.receipts else "",
+    )
+
+
+def audit_data(report: ledger.AuditReport, bills: Mapping[str, Bill]) -> dict[str, object]:
+    """The whole report for programs."""
+    nothing = Bill(None, is_settled=False)
+    rows = [
+        {
+            "run": row.run,
+            "seq": row.seq,
+            "chain": row.chain,
+            "signature": row.signature,
+            "files": row.files,
+            "death": row.death,
+            "measured_micros": row.measured_micros,
+            "measured_is_floor": row.is_floor,
+            "billed_micros": bills.get(row.run, nothing).micros,
+            "billed_is_settled": bills.get(row.run, nothing).is_settled,
+            "billed_unclear": list(bills.get(row.run, nothing).unclear),
+            "verdict": row.verdict,
+            "may_be_billing": row.may_be_billing,
+            "problems": list(row.problems),
+            "warnings": list(row.warnings),
+        }
+        for row in report.rows
+    ]
+    return {
+        "ok": report.sound,
+        "rows": rows,
+        "head": report.head,
+        "receipts": report.receipts,
+        "total_micros": report.total_micros,
+        "problems": list(report.problems),
+    }

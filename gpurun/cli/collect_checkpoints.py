@@ -1,0 +1,274 @@
+"""What is at home of a run and what only its machine has; while it trains, what was asked for is brought home first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
+from gpurun.core.journal_records import Event, Phase
+from gpurun.core.records import canonical
+from gpurun.ledger.runs import Sight
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare
+from gpurun.lifecycle.artifacts.on_demand import (
+    ONLY,
+    OVER_PLAN,
+    UNREACHABLE,
+    Brought,
+    Only,
+    bring_now,
+    bring_pushed,
+    chosen,
+    copy_out,
+)
+from gpurun.lifecycle.connect import Reach
+from gpurun.lifecycle.context import instance_of
+from gpurun.remote.messages import Manifest, ManifestFile
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.view.number_format import format_bytes, format_files
+
+# The machine is there and may have finished files; before it has nothing, and afterwards it is being ended.
+_ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
+_BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
+_TELL_S = 5.0
+_MOST_NAMED = 6
+
+
+def copied(result: Result, sight: Sight, place: Path) -> Result:
+    """The same result, once each file that it names has a copy in a folder."""
+    files = [ManifestFile.model_validate(one) for one in result.data["here"]]
+    copy_out(sight.folder.artifacts, files, place)
+    told = f"Copied to {place}: {format_files(len(files))}, digests verified."
+    return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{told}")
+
+
+def collected(session: Session, sight: Sight, wanted: Only) -> Result:
+    """Bring home what was asked for, if the machine lives; say what is here and what is not."""
+    name, phase = sight.folder.name, sight.state.phase
+    if phase in _BEFORE:
+        hint = f"gpurun attach {name} shows how far it is."
+        raise UsageError("checkpoint.none", f"{name} has not begun to train: nothing is finished yet.", hint=hint)
+    if phase not in _ALIVE:
+        return _of_the_past(session, sight, wanted)
+    far = Reach(sight.folder, sight.plan, session.clock)(instance_of(sight.state))
+    try:
+        budget = EgressBudget.of(sight.folder, sight.plan)
+        brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session), budget)
+    except (CollectFailed, UsageError) as error:
+        if error.code not in (UNREACHABLE, OVER_PLAN) or not _place_of(sight):
+            raise
+        session.say(f"{error.what} What it has pushed to the bucket is taken instead.")
+        return _from_bucket(session, sight, wanted)
+    finally:
+        far.close()
+    return _brought(sight, wanted, brought)
+
+
+def checked(only: str) -> Only:
+    """The choice as it was typed; a UsageError for another word."""
+    for known in ONLY:
+        if only == known:
+            return known
+    hint = "Say last (the newest), best (the lowest validation loss) or all."
+    raise UsageError("usage.only", f"--only {only!r} is not one of {', '.join(ONLY)}.", hint=hint)
+
+
+def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
+    """Says how far a large file is, now and then."""
+    last_mono = session.clock.monotonic()
+
+    def tell(file: ManifestFile, have_bytes: int) -> None:
+        nonlocal last_mono
+        if session.clock.monotonic() - last_mono >= _TELL_S:
+            last_mono = session.clock.monotonic()
+            session.say(f"{file.name}: {format_bytes(have_bytes)} of {format_bytes(file.bytes)}")
+
+    return tell
+
+
+def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
+    """What is here now, and what would be lost with the machine."""
+    name = sight.folder.name
+    lines = [_here(sight, brought.manifest, brought.here)]
+    beside = [file for file in brought.left if file in spare(brought.manifest)]
+    left = [file for file in brought.left if file not in beside]
+    if left:
+        lines.append(f"Only on the machine: {_named(left)}.")
+        lines.append(
+            f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the training's end does."
+        )
+    elif not beside:
+        lines.append("Nothing that is finished is only on the machine.")
+    if beside:
+        lines.append(f"Only on the machine, older than the newest and not the best: {_named(beside)}.")
+        lines.append(
+            "That does not come home by itself, unless the newest turns out to be damaged: --only all brings it."
+        )
+    lines.append("Training goes on." if sight.state.phase is Phase.TRAINING else "The run goes on.")
+    return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
+
+
+def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
+    """Of a run whose machine is gone or going: what is in the bucket and did not come home yet is brought now."""
+    events = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+    collected = next((one.data for one in reversed(sight.records) if one.event in events), None)
+    # What is only remembered of a lost machine may be old; the bucket may have newer checkpoints.
+    is_old = collected is None or bool(collected.get("remembered"))
+    if not _place_of(sight) or not (is_old or (collected and collected["missing"])):
+        return _at_home(sight, only, collected)
+    try:
+        return _from_bucket(session, sight, only, collected)
+    except (SetupError, BucketLost) as error:
+        if is_old or collected is None or _step_at_home(collected, only) is None:
+            raise
+        session.say(f"{error.what} What came home before is taken.")
+        return _at_home(sight, only, collected)
+
+
+def _step_at_home(collected: Mapping[str, Any], only: Only) -> int | None:
+    """The step of the newest or the best checkpoint, if all of it came home."""
+    step = collected["latest"] if only == "last" else (collected["best"] or {}).get("step")
+    weights = [one["name"] for one in collected["files"] if (one["kind"], one["step"]) == ("weights", step)]
+    lost = {_stem(name) for name in collected["missing"]}
+    return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
+
+
+def _stem(name: str) -> str:
+    """What the names of a checkpoint's files have in common."""
+    return name.partition(".")[0]
+
+
+def _is_ahead(collected: Mapping[str, Any], manifest: Manifest, only: Only) -> bool:
+    """Whether what came home of what is asked for is newer, or better, than what is in the bucket."""
+    step = _step_at_home(collected, only)
+    if step is None:
+        return False
+    if only == "last":
+        return manifest.latest is None or step > manifest.latest
+    return manifest.best is None or float(collected["best"]["val_loss"]) < manifest.best.val_loss
+
+
+def _place_of(sight: Sight) -> str:
+    """Where in the bucket the run's machine has pushed to; "" where there is none."""
+    starts = (Event.TRAIN_INTENDED, Event.TRAIN_STARTED)
+    started = (one.data for one in reversed(sight.records) if one.event in starts)
+    return str(next(started, {}).get("pushed") or "") if sight.plan.choices.stage else ""
+
+
+def _from_bucket(session: Session, sight: Sight, only: Only, collected: Mapping[str, Any] | None = None) -> Result:
+    """Bring what was asked for from the bucket; the first file that does not come is the error.
+
+    What came home before is not passed over for something older that is there.
+    """
+    name, inventory = sight.folder.name, Inventory(sight.folder)
+
+    def is_home_ahead(manifest: Manifest) -> bool:
+        return collected is not None and _is_ahead(collected, manifest, only)
+
+    found = bring_pushed(
+        sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
+        choose=lambda manifest: [] if is_home_ahead(manifest) else chosen(manifest, only, name),
+        tell=_telling(session),
+    )  # fmt: skip
+    if is_home_ahead(found.manifest):
+        return _at_home(sight, only, collected)
+    if not found.manifest.files:
+        hint = f"What came home before: {inventory.artifacts}."
+        raise UsageError("checkpoint.none", f"{name} has put nothing into the bucket.", hint=hint)
+    if found.missing:
+        raise next(iter(found.missing.values()))
+    left = [file for file in found.manifest.files if file not in found.here and not inventory.has(file)]
+    manifest, here = found.manifest, found.here
+    if only == "all" and collected is not None:
+        manifest, here = _with_home(found.manifest, found.here, collected, inventory)
+    lines = [_here(sight, manifest, here), "It came by the bucket, where the machine had put it."]
+    lines += [f"Only in the bucket: {_named(left)}."] if left else []
+    return Result(data=_data(sight, only, manifest, here, left), text="\n".join(lines))
+
+
+def _with_home(
+    manifest: Manifest, here: Sequence[ManifestFile], collected: Mapping[str, Any], inventory: Inventory
+) -> tuple[Manifest, tuple[ManifestFile, ...]]:
+    """What is in the bucket and here, with what came home before and is here still; the newest and the best of both."""
+    told = Manifest.model_validate_json(canonical({key: collected[key] for key in ("latest", "best", "files")}))
+    names = {file.name for file in here}
+    files = (*here, *(file for file in told.files if file.name not in names and inventory.has(file)))
+    latest = max((one.latest for one in (manifest, told) if one.latest is not None), default=None)
+    best = min((one.best for one in (manifest, told) if one.best), key=lambda best: best.val_loss, default=None)
+    return manifest.model_copy(update={"latest": latest, "best": best}), files
+
+
+def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> Result:
+    """Of a run whose machine is gone or going: what came home, checked again, and what was lost."""
+    name, inventory = sight.folder.name, Inventory(sight.folder)
+    if collected is None:
+        hint = f"Why: gpurun receipt {name}. What lies in {inventory.artifacts} was not all checked."
+        raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
+    told = {key: collected[key] for key in ("latest", "best", "files")}
+    manifest = Manifest.model_validate_json(canonical(told))
+    lost, left = ([str(one) for one in collected.get(key, ())] for key in ("missing", "left"))
+    files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
+    for file in files:
+        if not inventory.has(file):
+            what = f"{file.name} of {name} is not here any more as it came home."
+            hint = f"gpurun audit {name} says what else is not as it was."
+            raise VerificationFailed("checkpoint.missing", what, hint=hint)
+    lines = [_here(sight, manifest, files), "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."]
+    if lost:
+        lines.append(f"Lost with it: {', '.join(lost[:_MOST_NAMED])}{' and more' if lost[_MOST_NAMED:] else ''}.")
+    if left:
+        lines.append(f"Left on it, as newer ones came home: {', '.join(left)}.")
+    return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
+
+
+def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
+    """The files that are meant: a checkpoint of which a part was lost is passed over for the newest that is whole."""
+    lost = {_stem(one) for one in not_here}
+    weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
+    whole = {file.step for file in weights}
+    if only == "best" and manifest.best and manifest.best.step not in whole:
+        what = f"The best checkpoint of {name}, step {manifest.best.step}, did not come home whole."
+        raise UsageError("checkpoint.none", what, hint=f"gpurun collect {name} --only last has the newest that did.")
+    if only == "last" and lost and not whole:
+        what, hint = f"No checkpoint of {name} came home whole.", f"What did, and why: gpurun receipt {name}"
+        raise UsageError("checkpoint.none", what, hint=hint)
+    if only == "last":
+        manifest = manifest.model_copy(update={"latest": max(whole, default=None)})
+    return chosen(manifest, only, name, is_over=True)
+
+
+def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:
+    """One line of what is at home."""
+    marks = {manifest.latest: "the newest"}
+    if manifest.best:
+        marks[manifest.best.step] = f"the best, val loss {manifest.best.val_loss:.4f}"
+        if manifest.best.step == manifest.latest:
+            marks[manifest.latest] = f"the newest and the best, val loss {manifest.best.val_loss:.4f}"
+    steps = sorted({file.step for file in files if file.kind == "weights"})
+    told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
+    size = f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))}"
+    return f"At home, digests verified: {told or 'no checkpoint'}; {size}, in {sight.folder.artifacts}"
+
+
+def _named(files: Sequence[ManifestFile]) -> str:
+    """Files by name, the first of them, and how large all are."""
+    names = ", ".join(file.name for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
+    return f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))} ({names})"
+
+
+def _data(
+    sight: Sight, only: Only, manifest: Manifest, here: Sequence[ManifestFile], left: Sequence[ManifestFile]
+) -> dict[str, Any]:
+    return {
+        "run": sight.folder.name,
+        "only": only,
+        "folder": str(sight.folder.artifacts),
+        "latest": manifest.latest,
+        "best": manifest.best.model_dump(mode="json") if manifest.best else None,
+        "here": [file.model_dump(mode="json") for file in here],
+        "not_here": [file.model_dump(mode="json") for file in left],
+    }

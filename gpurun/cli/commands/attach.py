@@ -1,0 +1,22 @@
+"""`gpurun attach`: a view of a run that any terminal may open and close."""
+
+from __future__ import annotations
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "attach", examples=["gpurun attach fox-41", "gpurun attach @last"])
+def attach(session: Session, run: RunArgument) -> Result:
+    """Watch a run live; closing the view changes nothing."""
+    from gpurun.cli.interrupts import ATTACHED
+    from gpurun.cli.run_control import find
+    from gpurun.cli.viewer import follow
+
+    return follow(session, find(session, run).folder, on_interrupt=ATTACHED)

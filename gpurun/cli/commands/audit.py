@@ -1,0 +1,130 @@
+"""`gpurun audit`: whether what the receipts state holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, UsageError, VerificationFailed
+from gpurun.ledger.run_lock import holder_of
+
+if TYPE_CHECKING:
+    from gpurun.ledger.audit import AuditReport
+    from gpurun.lifecycle.charges import Bill
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --against-bill --json"])
+def audit(
+    session: Session,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Only these; all by default.")] = [],  # noqa: B006
+    since: Annotated[
+        str, typer.Option("--since", metavar="DATE", help="Only runs opened on that day or later: 2026-11-01.")
+    ] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
+    against_bill: Annotated[
+        bool, typer.Option("--against-bill", help="Ask the providers what they billed, too.")
+    ] = False,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="HASH", help="A head that you wrote down earlier, whole.")
+    ] = None,
+    key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
+) -> Result:
+    """Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own.
+
+    Exit 0 when all holds, 10 when something does not, 9 when something may be billing. With `against_bill` the
+    providers are asked what they billed, and more than a receipt's bound is a problem.
+    """
+    from gpurun.cli.audit_rows import audit_data, audit_row, audit_summary, bill_notes, with_bill
+    from gpurun.ledger.audit import audit as audit_home
+    from gpurun.ledger.runs import find_run
+    from gpurun.view.audit_table import audit_screen
+
+    names = [find_run(session.home, run) for run in runs] or None
+    # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
+    driven = {run for run in session.home.run_names() if _is_driven(session, run)}
+    report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
+    bills = _bills(session, report) if against_bill else {}
+    report = replace(report, rows=tuple(with_bill(row, bills.get(row.run)) for row in report.rows))
+    problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
+    warnings = [warning for row in report.rows for warning in row.warnings]
+    failed = bool(problems or (strict and warnings))
+    code = ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE
+    lost = [
+        row.run
+        for row in report.rows
+        if row.may_be_billing and row.run not in driven and not _is_driven(session, row.run)
+    ]
+    code = ExitCode.MAY_BE_BILLING if lost else code
+    rows = [audit_row(row, lost, bills.get(row.run)) for row in report.rows]
+    lines = audit_screen(rows, audit_summary(report), session.style, exit_code=int(code))
+    said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
+    said += [f"  {run}: {text}" for run, bill in bills.items() for text in bill_notes(bill)]
+    text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
+    return Result(data=audit_data(report, bills), text=text, errors=_errors(session, lost, failed), exit_code=code)
+
+
+def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
+    """What was billed for each run that rented something."""
+    from gpurun.lifecycle.charges import bill_of
+    from gpurun.providers.registry import open_provider
+
+    opened = cache(partial(open_provider, home=session.home, clock=session.clock))
+    found = {row.run: bill_of(session.home.run(row.run), opened) for row in report.rows if row.measured_micros}
+    return {run: bill for run, bill in found.items() if bill is not None}
+
+
+def _is_driven(session: Session, run: str) -> bool:
+    """Whether a supervisor here works on the run, and has not just failed to prove its end."""
+    return holder_of(session.home.run(run).lock) is not None and not _why_red(session, run)
+
+
+def _why_red(session: Session, run: str) -> str:
+    """What `ps` says too: why the end of its machine is not proven, where that was tried."""
+    from gpurun.ledger.runs import gave_up, look
+
+    try:
+        return gave_up(look(session.home, run))
+    except GpurunError:  # Its damage is a row of its own.
+        return ""
+
+
+def _errors(session: Session, lost: list[str], failed: bool) -> tuple[VerificationFailed | MayBeBilling, ...]:
+    """The one sentence for the envelope; the table has told people already."""
+    if lost:
+        hint = f"gpurun resume {lost[0]} finishes it; gpurun destroy {lost[0]} ends it at once."
+        what = _why_red(session, lost[0]) or f"{lost[0]} is not proven gone, and nobody drives it."
+        return (MayBeBilling("audit.may_be_billing", what, hint=hint),)
+    if failed:
+        hint = "Each is named above; a receipt that was lost can be put back from a copy."
+        return (VerificationFailed("audit.failed", "Something recorded does not hold.", hint=hint),)
+    return ()
+
+
+def _day(text: str) -> float | None:
+    """The beginning of a local day; empty means since ever."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError("usage.since", f"--since {text!r} is not a date.", hint="Write --since 2026-11-01.") from None
+
+
+def _key(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        hint = "Name the .pub file of the one who signed."
+        raise UsageError("usage.key", f"{path} cannot be read: {error.strerror}.", hint=hint) from None

@@ -1,0 +1,207 @@
+"""`gpurun auth`: keys of the clouds, read from a prompt or standard input and never from an argument."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.credentials import (
+    KEYS,
+    LONGEST_KEY,
+    VARIABLES,
+    aws_source,
+    clean_key,
+    file_of,
+    find_credential,
+    forget_credential,
+    store_credential,
+)
+from gpurun.core.errors import Declined, SetupError, UsageError, did_you_mean
+from gpurun.core.secrets import Secret
+
+if TYPE_CHECKING:
+    from gpurun.view.key_table import KeyRow
+
+_AWS = (
+    "Give them to the SDK: `aws configure` or `aws sso login`, then AWS_PROFILE if they are not the default; or "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Then: gpurun doctor --online --provider aws"
+)
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    return [name for name in KEYS if name.startswith(incomplete)]
+
+
+Owner = Annotated[
+    str, typer.Argument(metavar="PROVIDER", help="runpod, lambda or lambda-guard.", autocompletion=_complete_key)
+]
+# Taken only to be refused: Typer would print an argument that it does not expect, and so the key.
+Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]
+
+
+app = typer.Typer(
+    help="Keys of the clouds: keep, show where from, remove.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@verb(app, "auth set", examples=["gpurun auth set runpod", "pass show runpod | gpurun auth set runpod --online"])
+def set_key(
+    session: Session,
+    provider: Owner,
+    stray: Stray = None,
+    online: Annotated[bool, typer.Option("--online", help="Then ask the provider whether it works.")] = False,
+) -> Result:
+    """Keep a provider's key, read from a prompt without echo or from standard input.
+
+    With `online`, or when asked for at the prompt, the provider is asked about it.
+    """
+    from gpurun.providers.registry import CLOUDS
+
+    _require_keyed(provider)
+    if stray:
+        what = (
+            "A key is not taken as an argument: it would stay in the shell's history and show in the list of processes."
+        )
+        raise UsageError(
+            "auth.key_as_argument", what, hint=f"Make a new key at the provider, then: gpurun auth set {provider}"
+        )
+    key = _read_key(session, provider)
+    where = store_credential(provider, key, session.home)
+    lines = [f"Kept the key for {provider} in the {where}."]
+    variable = VARIABLES.get(provider, "")
+    shadowed = bool(variable and os.environ.get(variable, "").strip())
+    if shadowed:
+        lines.append(f"{variable} is set in this environment and goes before it.")
+    data: dict[str, object] = {"provider": provider, "kept": where, "shadowed_by": variable if shadowed else None}
+    if provider not in CLOUDS:
+        lines.append("It is put on the machine only with --lambda-guard.")
+        return Result(data=data, text="\n".join(lines))
+    if not (online or _wants_check(session, provider)):
+        after = f"Check it: gpurun doctor --online --provider {provider}"
+        return Result(data=data, text="\n".join(lines), after=after)
+    from gpurun.cli.online_checks import check_online, online_code, online_data
+    from gpurun.view.list_tables import doctor_lines
+
+    checked = check_online(session, [provider])
+    found = [finding for one in checked for finding in one.findings]
+    lines.append(session.draw(doctor_lines(found, session.style)))
+    return Result(data={**data, **online_data(checked)}, text="\n".join(lines), exit_code=online_code(checked))
+
+
+def _wants_check(session: Session, name: str) -> bool:
+    """Ask whether to check at once, where somebody can answer; Enter means yes."""
+    if not session.interactive:
+        return False
+    question = f"It is kept. Ask {name} now whether it works? That changes nothing there. [Y/n]"
+    return session.ask(question, flag="--online").lower() in ("", "y", "yes")
+
+
+def _read_key(session: Session, name: str) -> Secret:
+    """From a prompt that shows nothing, or from whatever is piped in."""
+    if not sys.stdin.isatty():
+        return clean_key(sys.stdin.read(LONGEST_KEY * 4))
+    if not session.interactive:
+        hint = f"Pipe it in: pass show {name} | gpurun auth set {name}"
+        raise UsageError("input.needed", f"The key for {name} is needed, and asking is off.", hint=hint)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", getpass.GetPassWarning)
+            typed = getpass.getpass(f"Key for {name} (it is not shown): ", stream=sys.stderr)
+    except getpass.GetPassWarning:
+        hint = f"Pipe it in: pass show {name} | gpurun auth set {name}"
+        raise UsageError("auth.no_silent_prompt", "This terminal cannot hide what is typed.", hint=hint) from None
+    except EOFError:
+        session.say("")
+        raise Declined("auth.declined", "No key was given; nothing has changed.", hint="Run it again.") from None
+    except KeyboardInterrupt:
+        session.say("")
+        raise
+    return clean_key(typed)
+
+
+@verb(app, "auth status", examples=["gpurun auth status", "gpurun auth status --json"])
+def status(session: Session) -> Result:
+    """Show which providers have a key and where it is from; never any part of a key."""
+    from gpurun.providers.registry import CLOUDS
+    from gpurun.view.key_table import keys_table
+
+    rows = [*(_row(session, name) for name in KEYS), _aws_row()]
+    data = {
+        "providers": [
+            {"provider": row.name, "key": row.source is not None, "source": row.source, "problem": row.problem}
+            for row in rows
+        ]
+    }
+    broken = [row for row in rows if row.problem]
+    missing = [row.name for row in rows if row.source is None and not row.problem and row.name in CLOUDS]
+    after = f"Give one: gpurun auth set {missing[0]}" if len(missing) == len(CLOUDS) else ""
+    errors = tuple(SetupError("auth.broken_key", row.problem, hint=row.hint) for row in broken)
+    return Result(
+        data=data,
+        text=session.draw(keys_table(rows, session.style)),
+        after=after,
+        errors=errors,
+        exit_code=SetupError.exit_code if errors else Result().exit_code,
+    )
+
+
+def _row(session: Session, name: str) -> KeyRow:
+    from gpurun.providers.registry import CLOUDS
+    from gpurun.view.key_table import KeyRow
+
+    about = "for --lambda-guard: ends a Lambda machine from within" if name not in CLOUDS else ""
+    try:
+        found = find_credential(name, session.home)
+    except SetupError as error:
+        return KeyRow(name, None, problem=error.what, hint=error.hint, about=about)
+    also = file_of(name, session.home)
+    if found is not None and found.source.startswith("environment") and also.exists():
+        about = f"goes before the one in file {also}"
+    return KeyRow(name, found.source if found else None, about=about)
+
+
+def _aws_row() -> KeyRow:
+    """What the environment and the files say; only the SDK knows whether they hold, and a role of the machine."""
+    from gpurun.view.key_table import KeyRow
+
+    return KeyRow("aws", aws_source(), about="found by the AWS SDK itself")
+
+
+@verb(app, "auth rm", examples=["gpurun auth rm runpod"])
+def rm(session: Session, provider: Owner) -> Result:
+    """Remove a key that was kept with `auth set`."""
+    _require_keyed(provider)
+    places = forget_credential(provider, session.home)
+    variable = VARIABLES.get(provider, "")
+    still = variable if variable and os.environ.get(variable, "").strip() else ""
+    text = (
+        f"Removed the key for {provider} from the {' and the '.join(places)}."
+        if places
+        else f"No key for {provider} was kept."
+    )
+    if still:
+        text += f"\n{still} is still set in this environment: unset {still}"
+    after = "The provider still knows it: revoke it there if nothing else uses it." if places else ""
+    return Result(data={"provider": provider, "removed": places, "still_in": still or None}, text=text, after=after)
+
+
+def _require_keyed(name: str) -> None:
+    """Refuse names that no key is kept for, each with what to do instead."""
+    if name in KEYS:
+        return
+    if name == "aws":
+        source = aws_source()
+        now = f"it finds some now in the {source}" if source else "it finds none in the environment or in ~/.aws"
+        raise UsageError("auth.aws", f"gpurun keeps no AWS keys; the AWS SDK looks for them, and {now}.", hint=_AWS)
+    if name in ("ssh", "local"):
+        raise UsageError("auth.no_key_needed", f"{name} needs no key.", hint=f"Use it: gpurun train --provider {name}")
+    hint = did_you_mean(name, (*KEYS, "aws"), otherwise=f"Keys are kept for {', '.join(KEYS)}.")
+    raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)

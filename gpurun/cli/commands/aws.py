@@ -1,0 +1,44 @@
+"""`gpurun aws setup`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import Yes
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(help="What an AWS account needs once.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@verb(app, "aws setup", examples=["gpurun aws setup", "gpurun aws setup --yes", "gpurun aws setup --policy"])
+def setup(
+    session: Session,
+    policy: Annotated[bool, typer.Option("--policy", help="Only show the policy that gpurun's user needs.")] = False,
+    yes: Yes = False,
+) -> Result:
+    """Make the role by which AWS itself ends a machine at its deadline, outside the machine."""
+    import json
+
+    from gpurun.core.clock import SystemClock
+    from gpurun.core.errors import Declined
+    from gpurun.providers.aws.setup import commands, make_role, plan_role, user_policy
+    from gpurun.providers.aws.wire import Wire
+
+    wire = Wire(SystemClock())
+    plan = plan_role(wire)
+    if policy:
+        document = user_policy(plan)
+        return Result(data={"policy": document}, text=json.dumps(document, indent=2))
+    there = plan.arn is not None
+    question = f"{'Renew' if there else 'Make'} the role gpurun-terminate in account {plan.account}? [y/N]"
+    if not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        hint = "By hand it is:\n" + "\n".join(commands(plan.trust, plan.policy))
+        raise Declined("aws.declined", "No role was made.", hint=hint)
+    arn = make_role(wire, plan)
+    text = f"The role {arn} {'was renewed' if there else 'was made'}.\n"
+    text += "From now on each machine also has a schedule at AWS that ends it at its deadline."
+    return Result(data={"account": plan.account, "role": arn, "made": not there}, text=text)

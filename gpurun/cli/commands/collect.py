@@ -1,0 +1,38 @@
+"""`gpurun collect`: the checkpoints that are finished, while the machine trains on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "collect", examples=["gpurun collect fox-41", "gpurun collect @last --only best --to ./best"])
+def collect(
+    session: Session,
+    run: RunArgument,
+    only: Annotated[str, typer.Option("--only", metavar="WHAT", help="last, best, or all that is finished.")] = "all",
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="A folder that gets a copy of it.")] = "",
+) -> Result:
+    """Bring finished checkpoints home now, while training goes on; of a run that is over, say what came home."""
+    from gpurun.cli.collect_checkpoints import checked, collected, copied
+    from gpurun.cli.run_control import find
+
+    wanted = checked(only)
+    place = Path(to).expanduser().absolute() if to else None
+    if place and place.exists() and not place.is_dir():
+        raise UsageError(
+            "usage.to", f"{place} is no folder.", hint="Name one with --to; it is made where it is missing."
+        )
+    sight = find(session, run)
+    result = collected(session, sight, wanted)
+    return copied(result, sight, place) if place else result

@@ -1,0 +1,107 @@
+"""`gpurun confirm-shutdown`: a box of your own is yours to end; this checks that you have, and signs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import GpurunError, MayBeBilling, UsageError, VerificationFailed
+from gpurun.core.money import Micros, format_rate, format_usd
+
+if TYPE_CHECKING:
+    from gpurun.core.receipt_record import Receipt
+    from gpurun.ledger.shutdown_statement import Confirmation
+    from gpurun.providers.ssh_login import Login
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(
+    app,
+    "confirm-shutdown",
+    examples=["gpurun confirm-shutdown fox-41", 'gpurun confirm-shutdown @last --force "stopped it in the console"'],
+)
+def confirm_shutdown(
+    session: Session,
+    run: RunArgument,
+    force: Annotated[
+        str | None, typer.Option("--force", metavar="WORDS", help="State it yourself; the words are signed.")
+    ] = None,
+) -> Result:
+    """Check that your own box no longer answers after a run, and sign that beside the receipt.
+
+    Exit 9 when a box that costs money still answers, 10 when it cannot be confirmed for another reason.
+    """
+    from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, knock_again_and_again, words_of
+    from gpurun.core.clock import utc
+    from gpurun.core.receipt_record import Signature
+    from gpurun.ledger.runs import find_run
+    from gpurun.ledger.shutdown_statement import read_confirmation, write_confirmation
+    from gpurun.ledger.signing import load_signer
+    from gpurun.ledger.write_receipt import read_receipt
+
+    if force is not None and not force.strip():
+        raise UsageError("shutdown.no_words", "--force needs your own words.",
+                         hint='Say how you know: --force "stopped it in the console at 15:02"')  # fmt: skip
+    folder = session.home.run(find_run(session.home, run))
+    receipt = read_receipt(session.home, folder)
+    login = box_login(receipt, folder.name)
+    kept = read_confirmation(session.home, folder, receipt)
+    # One without a signature may be anybody's: where there is a key, it is looked at again and signed.
+    if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
+        return _told(kept, folder.name, session, f"{login.host} was confirmed before: {words_of(kept, session)}.")
+    if not session.json:
+        session.say(f"Knocking at {login.host} port {login.port} for about {SPAN_S:.0f} s.")
+    tries = knock_again_and_again(login, session.clock)
+    if not force and not all(one.seen in QUIET for one in tries):
+        raise _not_down(tries[-1].seen, login, receipt, folder.name)
+    now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
+    if utc(now) < gone:
+        what = f"By this machine's clock it is {utc(now)}, before the run's end at {gone}; no statement of then holds."
+        hint = "Set the clock, or wait until it has passed that; then run this again."
+        raise VerificationFailed("shutdown.clock", what, hint=hint)
+    made = write_confirmation(session.home, folder, receipt, tries, words=force or "", wall=now)
+    return _told(made, folder.name, session, f"{login.host}: {words_of(made, session)}.")
+
+
+def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:
+    """The refusal to sign: exit 9 while it answers and costs money."""
+    from gpurun.cli.shutdown_probe import ANSWERS
+
+    rate = Micros(receipt.predicate["cost"]["rentals"][-1]["rate_micros_per_hour"])
+    forced = f'If you know better: gpurun confirm-shutdown {run} --force "how you know"'
+    if seen == ANSWERS and rate > 0:
+        what = f"{login.host} port {login.port} still answers SSH, at {format_rate(rate)}."
+        hint = f"Shut it down where you rented it, then run this again. {forced}"
+        return MayBeBilling("shutdown.still_up", what, hint=hint)
+    if seen == ANSWERS:
+        what = f"{login.host} port {login.port} still answers SSH."
+        return VerificationFailed("shutdown.still_up", what, hint=f"Shut it down, then run this again. {forced}")
+    what = f"Whether {login.host} is down cannot be told: {seen}."
+    return VerificationFailed("shutdown.cannot_tell", what, hint=f"Check that you are online and try again. {forced}")
+
+
+def _told(made: Confirmation, run: str, session: Session, text: str) -> Result:
+    from gpurun.core.receipt_record import Signature
+    from gpurun.ledger.shutdown_statement import NAME
+
+    lines = [text]
+    if made.is_seen:
+        seen = {one["seen"] for one in made.predicate["checked"]["tries"]}
+        lines.append(
+            "  A rented container that refuses is stopped; a machine of its own that refuses is still switched on."
+            if "refused" in seen
+            else "  A machine that is off and a line that is cut look the same from here."
+        )
+    cost = made.predicate["cost"]["until_confirmed_micros"]
+    if cost:
+        lines.append(f"  At the price you gave it cost at most {format_usd(Micros(cost))} until then, storage aside.")
+    if made.signature is Signature.UNSIGNED:
+        lines.append("  Unsigned: this home has no readable key.")
+    data = {"statement": made.predicate, "signature": made.signature, "file": str(session.home.run(run).path / NAME)}
+    return Result(data=data, text="\n".join(lines), after=f"gpurun receipt {run}")

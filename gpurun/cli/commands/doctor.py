@@ -1,0 +1,165 @@
+"""`gpurun doctor`: it changes nothing, and each finding that is not well says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import Providers
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import ExitCode, GpurunError, SetupError
+from gpurun.view.list_tables import Finding, doctor_lines
+from gpurun.view.number_format import format_bytes
+
+_ENOUGH_BYTES = 2 * 10**9
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "doctor", examples=["gpurun doctor", "gpurun doctor --online --provider runpod"])
+def doctor(
+    session: Session,
+    provider: Providers = [],  # noqa: B006 - Typer copies defaults.
+    online: Annotated[bool, typer.Option("--online", help="Ask the clouds too; it changes nothing there.")] = False,
+) -> Result:
+    """Check this machine, its keys, and with --online what the clouds say of them and of what was left there.
+
+    Exit 4 when something keeps gpurun from working here, 9 when something may be billing.
+    """
+    from gpurun.cli.online_checks import Checked, check_online, online_code, online_data
+    from gpurun.providers.registry import CLOUDS, require_known
+
+    require_known(provider)
+    findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
+    left, billing = _unfinished(session)
+    findings += left
+    keys = [*_keys(session, provider or CLOUDS)]
+    checked: list[Checked] = []
+    if online:
+        names = provider or [name for name, finding in keys if finding.level == "ok"]
+        if names and not session.json:
+            session.say(f"Asking {', '.join(names)}; nothing is changed there.")
+        checked = check_online(session, names)
+        keys = [(name, finding) for name, finding in keys if name not in names]
+    findings += _told(keys, named=bool(provider))
+    findings += [finding for one in checked for finding in one.findings]
+    bad = any(finding.level == "bad" for finding in findings)
+    billing = billing or online_code(checked) is ExitCode.MAY_BE_BILLING
+    code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
+    data = {"findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in findings], **online_data(checked)}
+    return Result(data=data, text=session.draw(doctor_lines(findings, session.style)), exit_code=code)
+
+
+def _unfinished(session: Session) -> tuple[list[Finding], bool]:
+    """Runs that nobody drives, or nobody here can read, and whether something may be billing."""
+    from gpurun.ledger.runs import look_at_unfinished
+
+    left, unread = look_at_unfinished(session.home)
+    findings = [Finding("bad", error.what, error.hint) for error in unread]
+    if left:
+        names = ", ".join(sight.folder.name for sight in left)
+        hint = f"gpurun resume {left[0].folder.name}"
+        findings.append(Finding("bad", f"unfinished and driven by nobody: {names}", hint))
+    elif not unread:
+        findings.append(Finding("ok", "no run is left unfinished"))
+    return findings, any(sight.state.may_be_billing for sight in left)
+
+
+def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
+    """Whether each cloud has a key, without asking anybody."""
+    from gpurun.cli.online_checks import has_key
+    from gpurun.providers.registry import CLOUDS
+
+    for name in names:
+        if name not in CLOUDS:
+            continue
+        try:
+            source = has_key(session, name)
+        except SetupError as error:
+            yield name, Finding("bad", f"{name}: {error.what}", error.hint)
+            continue
+        if source is None:
+            yield name, Finding("warn", f"{name} has no key", f"gpurun auth set {name}")
+        else:
+            hint = f"gpurun doctor --online --provider {name}"
+            yield name, Finding("ok", f"{name} has a key from {source}, not asked whether it works", hint)
+
+
+def _told(keys: Sequence[tuple[str, Finding]], *, named: bool) -> list[Finding]:
+    """The findings about keys. A cloud that nobody has a key for is no fault, unless there is none for any."""
+    from gpurun.providers.registry import CLOUDS
+
+    missing = [name for name, finding in keys if finding.level == "warn"]
+    if not named and len(missing) == len(CLOUDS):
+        return [Finding("warn", "there is no key for any cloud: nothing can be rented", "gpurun auth set runpod")]
+    return [finding for name, finding in keys if named or name not in missing]
+
+
+def _python() -> Finding:
+    return Finding("ok", f"python {platform.python_version()} at {sys.executable}")
+
+
+def _torch() -> Finding:
+    """Whether torch is installed, without the second and the memory that importing it costs."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding(
+            "warn", "no PyTorch: planning and clouds work, dry runs do not", "from the clone: pip install '.[local]'"
+        )
+    from importlib.metadata import version
+
+    return Finding("ok", f"PyTorch {version('torch')} for dry runs")
+
+
+def _disk(session: Session) -> Finding:
+    folder = next(place for place in (session.home.root, *session.home.root.parents) if place.exists())
+    free = shutil.disk_usage(folder).free
+    text = f"{format_bytes(free)} free for runs"
+    return Finding("ok", text) if free > _ENOUGH_BYTES else Finding("warn", text, "a checkpoint may not fit: make room")
+
+
+def _home(session: Session) -> Finding:
+    """The folder can be used, and the kernel keeps its promises there: fsync and locks."""
+    from gpurun.ledger.fsync import require_durable
+
+    try:
+        require_durable(session.home.prepare().runs)
+    except GpurunError as error:
+        return Finding("bad", error.what, error.hint)
+    return Finding("ok", f"home {session.home.root}, private, locks and fsync work")
+
+
+def _bundle() -> Finding:
+    from gpurun.core.installed_files import bundle_root
+
+    try:
+        root = bundle_root()
+    except GpurunError as error:
+        return Finding("bad", error.what, error.hint)
+    recipes = len(list(Path(root / "recipes").glob("*.toml")))
+    return Finding("ok", f"trainer, {recipes} recipes and docs in {root}")
+
+
+def _ledger(session: Session) -> Finding:
+    from gpurun.ledger.audit import audit
+
+    try:
+        report = audit(session.home)
+    except SetupError as error:
+        return Finding("bad", error.what, error.hint)
+    if report.problems:
+        return Finding("bad", f"the ledger chain is broken: {report.problems[0]}", "gpurun audit")
+    problems = [f"{row.run}: {row.problems[0]}" for row in report.rows if row.problems]
+    if problems:
+        return Finding("bad", f"{len(problems)} receipt(s) do not hold: {problems[0]}", "gpurun audit")
+    counted = "1 receipt" if report.receipts == 1 else f"{report.receipts} receipts"
+    return Finding("ok", f"ledger chain intact ({counted})")

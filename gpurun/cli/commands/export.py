@@ -1,0 +1,91 @@
+"""`gpurun export`: a checkpoint in the form that other tools read, with a card of the run's figures."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun import __version__
+from gpurun.cli.options import Checkpoint, RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpurun.ledger.runs import Sight
+    from gpurun.view.report.series import Mark
+
+FORMS = ("hf",)
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "export", examples=["gpurun export fox-41 ./fox-hf", "gpurun export @last --to hf ./model"])
+def export(
+    session: Session,
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORM", help="hf: as Hugging Face's transformers reads it.")
+    ] = "hf",
+    checkpoint: Checkpoint = "best",
+) -> Result:
+    """Write a run's checkpoint in a form that other tools read, with a model card of the receipt's figures.
+
+    The folder is new or empty, and is written whole or not at all.
+    """
+    from gpurun.cli.run_control import find
+    from gpurun.cli.weights import ask_trainer, find_checkpoint
+
+    if to not in FORMS:
+        raise UsageError("export.unknown_form", f"--to {to!r} is not known.", hint=f"There is: {', '.join(FORMS)}.")
+    place, sight = folder.expanduser().absolute(), find(session, run)
+    found = find_checkpoint(sight, checkpoint)
+    session.say(f"step {found.step:,}, on this machine")
+    figures = figures_of(session, sight, found.step)
+    with tempfile.TemporaryDirectory(prefix="gpurun-export-") as own:
+        card = Path(own) / "figures.json"
+        card.write_text(json.dumps(figures), encoding="utf-8")
+        written = ask_trainer(
+            "trainer.export", str(found.weights), str(place), "--data", str(found.data), "--figures", str(card)
+        ).splitlines()
+    data = {"run": sight.folder.name, "step": found.step, "folder": str(place), "files": written, "figures": figures}
+    return Result(data=data, text="\n".join(written))
+
+
+def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
+    """What the model card says of the run, in its own words; null where nobody measured it."""
+    from gpurun.cli.run_material import earlier_words, material_of
+    from gpurun.core.money import format_usd
+    from gpurun.view.number_format import format_duration
+    from gpurun.view.receipt_screen import cost_label, signature_word
+
+    run = material_of(session, sight)
+    receipt, last, best = run.receipt, run.last, run.told.best
+    told = receipt.predicate if receipt else None
+    here = next((mark for mark in run.told.validation.items if mark.step == step), None)
+    cost = None if receipt is None or run.cost_micros is None else format_usd(run.cost_micros)
+    return {
+        "run": run.run,
+        "recipe": run.recipe,
+        "device" if run.told.device == "cpu" else "GPU": run.told.device or None,
+        "machine": run.where,
+        **({"went on from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
+        "time of training": None if run.train_s is None else format_duration(run.train_s),
+        "cost of the whole rental": f"{cost} at most ({cost_label(told)})" if cost and told else None,
+        "final training loss": _rounded(last),
+        "validation loss at this step": _rounded(here),
+        "best validation loss": _rounded(best),
+        "verdict": f"{told['verdict']['is']}: {told['verdict']['says']}" if told else run.no_receipt,
+        "receipt sha256": f"{receipt.sha256} ({signature_word(receipt)})" if receipt else None,
+        "made by": f"gpurun {__version__}",
+    }
+
+
+def _rounded(mark: Mark | None) -> float | None:
+    return None if mark is None else round(mark.loss, 4)

@@ -1,0 +1,111 @@
+"""`gpurun logs`: the local copy of the trainer's log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.render import put, put_bytes
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+from gpurun.ledger.run_lock import holder_of
+
+if TYPE_CHECKING:
+    from gpurun.ledger.runs import Sight
+
+_PART_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 4 << 20
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "logs", examples=["gpurun logs fox-41", "gpurun logs @last -f"])
+def logs(
+    session: Session,
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Byte for byte; not to a terminal.")] = False,
+) -> Result:
+    """Print the trainer's log; it works after the instance is gone.
+
+    It is made harmless, or JSON Lines, or byte for byte where no terminal reads it.
+    """
+    from gpurun.cli.reader import lines_in
+    from gpurun.cli.run_control import find
+    from gpurun.core.untrusted import safe_line
+    from gpurun.view.envelope import log_json
+
+    sight = find(session, run)
+    if raw and sys.stdout.isatty():
+        raise UsageError(
+            "logs.raw_to_terminal",
+            "--raw prints bytes of the instance as they are, and your terminal would obey them.",
+            hint="Send them somewhere else: gpurun logs RUN --raw > run.log",
+        )
+    if raw and session.json:
+        hint = "--json alone streams each line as JSON."
+        raise UsageError("logs.two_outputs", "--raw and --json both want standard output.", hint=hint)
+    is_empty = True
+    for block in _blocks(session, sight, follow=follow):
+        is_empty = False
+        if raw:
+            put_bytes(block)
+        elif session.json:
+            put("\n".join(log_json(line) for line in lines_in(block)))
+        else:
+            put("\n".join(safe_line(line) for line in lines_in(block)))
+    after = _why_empty(sight) if is_empty else ""
+    return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)}, after=after)
+
+
+def _why_empty(sight: Sight) -> str:
+    """What there is to look at instead of a log of which nothing is here."""
+    name = sight.folder.name
+    if sight.unfinished:
+        return f"The trainer of {name} has said nothing yet. How far the run is: gpurun attach {name}"
+    return f"No line of a trainer came home from {name}. What became of it: gpurun receipt {name}"
+
+
+def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
+    """The log from its beginning, in whole lines; with `follow` until nobody drives the run any more.
+
+    Read part by part: it may be a gigabyte, and a pipe into `head` wants its first lines. A line of a
+    gigabyte (what redraws a bar and never ends its line) comes in pieces.
+    """
+    from gpurun.lifecycle.artifacts.log_copy import read_on_at
+
+    offset, rest = 0, list[bytes]()
+    while True:
+        owned = holder_of(sight.folder.lock) is not None
+        offset = read_on_at(sight.folder.log, offset)
+        for part in _parts(sight.folder.log, offset):
+            offset += len(part)
+            whole_lines, newline, begun = part.rpartition(b"\n")
+            if newline:
+                yield b"".join((*rest, whole_lines, newline))
+                rest.clear()
+            rest.append(begun)
+            if sum(map(len, rest)) >= _LONGEST_LINE_BYTES:
+                yield b"".join(rest)
+                rest.clear()
+        if not follow or not owned:
+            break
+        session.clock.sleep(0.3)
+    if any(rest):
+        yield b"".join(rest)
+
+
+def _parts(path: Path, offset: int) -> Iterator[bytes]:
+    """What a file has from an offset on, part by part; nothing of one that is not there."""
+    if path.exists():
+        with path.open("rb") as content:
+            content.seek(offset)
+            while part := content.read(_PART_BYTES):
+                yield part

@@ -1,0 +1,83 @@
+"""`gpurun offers`: what can be rented now, and for how much. It spends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import Providers
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+
+ANY = "any"
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "offers", examples=["gpurun offers --gpu 8xA100", "gpurun offers --gpu 1xH100 --max-price 3"])
+def offers(
+    session: Session,
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="GPU", help="For instance 8xA100; any lists the catalogue.")
+    ] = "",
+    provider: Providers = [],  # noqa: B006 - Typer copies defaults.
+    max_price: Annotated[str, typer.Option("--max-price", metavar="USD", help="At most so many dollars an hour.")] = "",
+    region: Annotated[str, typer.Option("--region", metavar="R", help="Only this region.")] = "",
+    spot: Annotated[bool, typer.Option("--spot", help="What may be taken away, at its lower price.")] = False,
+) -> Result:
+    """List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue.
+
+    NoOffer (exit 5) when there is nothing at all, with who said what. That nobody could be asked is exit 4, as for
+    `train`.
+    """
+    from gpurun.cli.offer_listing import listed, nothing_found
+    from gpurun.core.clock import utc
+    from gpurun.core.money import parse_usd
+    from gpurun.core.run_plan import Choices
+    from gpurun.planning.catalog import parse_gpu
+    from gpurun.view.price_list import offers_screen
+
+    clouds = _clouds(provider)
+    limit = parse_usd(max_price, name="--max-price") if max_price else None
+    need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
+    found = listed(session, need, clouds, Choices(region=region or None, spot=spot))
+    shown = [one for one in found.offers if limit is None or one.rate_micros_per_hour <= limit]
+    shown.sort(key=lambda one: (one.rate_micros_per_hour, one.provider, one.type_id, one.region))
+    data = {
+        "gpu": str(need) if need else ANY,
+        "live": found.read_wall is not None,
+        "read_at": utc(found.read_wall) if found.read_wall is not None else None,
+        "offers": [one.model_dump(mode="json") for one in shown],
+        "silent": [{"provider": name, "why": why} for name, why in found.silent],
+        "warnings": list(found.warnings),
+    }
+    warnings = [*(f"{name} could not be asked: {why}" for name, why in found.silent), *found.warnings]
+    text = session.draw(offers_screen(shown, found.notes, warnings, session.style))
+    if not shown:
+        error = nothing_found(found, need, clouds, limit)
+        return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
+    after = f"What a run would cost there: gpurun plan --gpu {need}" if need else "Name one: gpurun offers --gpu 8xA100"
+    return Result(data=data, text=text, after=after)
+
+
+def _clouds(providers: Sequence[str]) -> list[str]:
+    """The clouds to list; a UsageError for what rents nothing out."""
+    from gpurun.providers.registry import CLOUDS, require_known
+
+    require_known(providers)
+    for name in providers:
+        if name not in CLOUDS:
+            what = f"{name} rents nothing out: it is a machine of your own."
+            raise UsageError("offers.not_a_cloud", what, hint=f"Use it: gpurun plan --provider {name}")
+    return [name for name in CLOUDS if not providers or name in providers]
+
+
+def _usual_gpu(session: Session) -> str:
+    """The GPU of the recipe that is trained when none is named."""
+    from gpurun.planning.recipe import load_recipe
+
+    return load_recipe(session.settings["recipe"].value).tables.hardware.gpu

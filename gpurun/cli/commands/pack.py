@@ -1,0 +1,92 @@
+"""`gpurun pack`: the same survey and the same stream as a real run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.render import put_bytes
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import ExitCode, SetupError, UsageError
+from gpurun.core.paths import is_stream
+
+if TYPE_CHECKING:
+    from gpurun.remote.archive import Pack, Survey
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "pack", examples=["gpurun pack ./shards --dry-run", "gpurun pack ./shards -o shards.tar.zst"])
+def pack(
+    session: Session,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What would be shipped.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the pack there.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list, with sizes and refusals.")] = False,
+) -> Result:
+    """Show exactly what would be shipped, or write it to a file."""
+    from gpurun.remote.archive import Pack, survey
+    from gpurun.view.number_format import format_files
+
+    if not folder.exists():
+        raise UsageError(
+            "pack.missing", f"{folder} does not exist.", hint="Name a folder of data: gpurun pack ./shards"
+        )
+    if output == "-" and session.json and not dry_run:
+        hint = "Name a file: -o shards.tar.zst"
+        raise UsageError("pack.two_outputs", "--json and -o - both want standard output.", hint=hint)
+    seen = survey({"data": folder})
+    if dry_run or not output:
+        return _listing(session, seen)
+    seen.demand_clean()
+    pack = Pack(seen)
+    packed_bytes = _write(pack, output)
+    data = {
+        "output": output,
+        "manifest_sha256": pack.manifest_sha256,
+        "bytes": seen.total_bytes,
+        "packed_bytes": packed_bytes,
+    }
+    told = f"{output}: {format_files(len(seen.files))}, {packed_bytes:,} bytes, {pack.manifest_sha256}"
+    return Result(data=data, text="" if output == "-" else told)
+
+
+def _listing(session: Session, seen: Survey) -> Result:
+    from gpurun.view.list_tables import PackedFile, pack_listing
+
+    files = [PackedFile(name=file.name, bytes=file.bytes) for file in seen.files]
+    files += [PackedFile(name=no.path, bytes=0, refusal=no.reason) for no in seen.refusals]
+    data = {
+        "files": [{"name": file.name, "bytes": file.bytes} for file in seen.files],
+        "bytes": seen.total_bytes,
+        "refused": [{"path": no.path, "reason": no.reason, "code": no.code} for no in seen.refusals],
+    }
+    code = ExitCode.USAGE if seen.refusals else ExitCode.DONE
+    return Result(data=data, text=session.draw(pack_listing(files, session.style)), exit_code=code)
+
+
+def _write(pack: Pack, output: str) -> int:
+    """The stream into a new file that appears only when it is whole; its size."""
+    if output == "-":
+        return sum(map(put_bytes, pack.stream()))
+    part = Path(f"{output}.part")
+    try:
+        if is_stream(Path(output)):
+            with open(output, "wb") as stream:
+                return sum(map(stream.write, pack.stream()))
+        with part.open("wb") as out:
+            for chunk in pack.stream():
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        size = part.stat().st_size
+        part.rename(output)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise SetupError("pack.cannot_write", f"{output} cannot be written: {error.strerror}.",
+                         hint="Choose another place with -o, or make room.") from None  # fmt: skip
+    return size

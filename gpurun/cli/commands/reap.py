@@ -1,0 +1,173 @@
+"""`gpurun reap`: what was forgotten, on every cloud that there is a key for, with local records or without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from gpurun.cli.options import Providers
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import Declined, ExitCode, MayBeBilling, SetupError, UsageError
+
+if TYPE_CHECKING:
+    from gpurun.providers.base import Provider
+
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Found = TypeVar("Found")
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "reap", examples=["gpurun reap", "gpurun reap --destroy --older-than 1h --exit-code"])
+def reap(
+    session: Session,
+    provider: Providers = [],  # noqa: B006
+    destroy: Annotated[
+        bool, typer.Option("--destroy", help="End this home's that are within their lease too, unless it drives them.")
+    ] = False,
+    anyones: Annotated[
+        bool, typer.Option("--anyones", help="With --destroy: other homes' too, once their number is confirmed.")
+    ] = False,
+    confirm: Annotated[
+        int | None, typer.Option("--confirm", metavar="N", min=0, help="That number, where nobody can be asked.")
+    ] = None,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Only instances older than that: 30m, 1h, 2d.")
+    ] = "",
+    look: Annotated[bool, typer.Option("--look", help="Only list; end nothing.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit 9 if anything is left that should not be, 4 without a key.")
+    ] = False,
+) -> Result:
+    """Find what carries gpurun's token anywhere, and end what is past its deadline, no matter who made it.
+
+    Exit 9 when something that should be gone is not proven gone, or nobody knows until when. With `exit_code` also
+    when something is overdue, and 4 when there was no cloud to ask.
+    """
+    from gpurun.cli.reap_rows import ALARMING, deadline_notes, orphan_row, reap_data, stray_row, with_endpoint
+    from gpurun.lifecycle.reaper import sweep, sweep_leftovers
+    from gpurun.providers.registry import ready_providers
+    from gpurun.view.list_tables import reap_table
+
+    if anyones > destroy or (confirm is not None) > anyones:
+        hint = "Write gpurun reap --destroy --anyones, and in a script --confirm N with the number of machines."
+        raise UsageError("usage.anyones", "--anyones widens --destroy, and --confirm answers --anyones.", hint=hint)
+    age_s = _age(older_than)
+    names = provider or [*ready_providers(session.home), "local"]
+    chosen, silent = _opened(session, names)
+    others = _confirmed(session, chosen, confirm, age_s) if anyones and not look else frozenset[str]()
+    where = (chosen, session.home, session.clock)
+    found, unseen = _answered(sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others))
+    strays, unswept = _answered(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
+    silent = unseen or silent or unswept or _out_of_sight(session, names, chosen)
+    keyless = _no_key() if names == ["local"] and not provider else None
+    rows = [*map(orphan_row, found), *map(stray_row, strays)]
+    alive = any(orphan.fate in ALARMING for orphan in found)
+    lost = any(orphan.fate in ("not proven gone", "no deadline") for orphan in found)
+    lost = lost or any(stray.fate == "not removed" for stray in strays)
+    code = ExitCode.MAY_BE_BILLING if silent or lost or (exit_code and alive) else ExitCode.DONE
+    data = reap_data(chosen, found, strays)
+    asked = [with_endpoint(one) for one in chosen]
+    text = session.draw(reap_table(rows, [] if silent else asked, session.style, now=session.clock.wall()))
+    if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not look well.
+        return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
+    after = "\n".join((*deadline_notes(found), *([f"{keyless.what} {keyless.hint}"] if keyless else [])))
+    return Result(data=data, text=text, after=after, errors=(silent,) if silent else (), exit_code=code)
+
+
+def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
+    """What was found, and the error of a provider that did not answer: what the others said counts all the same."""
+    found = list[Found]()
+    try:
+        for one in swept:
+            found.append(one)
+    except MayBeBilling as error:
+        return found, error
+    return found, None
+
+
+def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
+    """The ids of the machines of other homes that are to end, once a person or a script has said how many they are."""
+    from gpurun.cli.reap_rows import orphan_row
+    from gpurun.lifecycle.reaper import is_older, sweep
+    from gpurun.view.list_tables import reap_table
+
+    # A provider that is silent now is so in the sweep too, which tells it.
+    seen, _ = _answered(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
+    mortal = ("within lease", "no deadline")
+    theirs = [one for one in seen if is_older(one, age_s) and not one.owner.is_here and one.fate in mortal]
+    if not theirs and confirm is None:
+        return frozenset()
+    told = confirm
+    if told is None:
+        rows = [orphan_row(orphan) for orphan in theirs]
+        session.say(session.draw(reap_table(rows, [], session.style, now=session.clock.wall())))
+        question = (
+            f"Other homes' machines, perhaps training: type {len(theirs)} to end all of them, and what they made:"
+        )
+        typed = session.ask(question, flag=f"--confirm {len(theirs)}")
+        told = int(typed) if re.fullmatch(r"[0-9]{1,6}", typed) else None
+    if told != len(theirs):
+        what = f"There are {len(theirs)} machines of other homes to end, and not that many were confirmed; none was."
+        raise Declined("reap.declined", what, hint="Look at them first: gpurun reap --look")
+    return frozenset(one.instance.id for one in theirs)
+
+
+def _no_key() -> SetupError:
+    """Only this machine was asked; what is rented cannot be seen from here."""
+    what = "No cloud was asked: there is no key for any here."
+    return SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
+
+
+def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
+    """The providers that can be asked; one whose key cannot be used keeps none of the others from being asked."""
+    from gpurun.providers.registry import open_provider
+
+    opened, silent = [], None
+    for name in names:
+        try:
+            opened.append(open_provider(name, session.home, session.clock))
+        except SetupError as error:
+            silent = MayBeBilling("reap.cannot_look", f"{name} could not be asked: {error.what}", hint=error.hint)
+    return opened, silent
+
+
+def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
+    """A run of this home that may be billed by somebody who was not asked, or was asked with another account's key."""
+    from gpurun.ledger.runs import unfinished_runs
+    from gpurun.lifecycle.instance.terminate import demand_account
+    from gpurun.providers.base import Unknown
+
+    for sight in unfinished_runs(session.home) if session.home.runs.is_dir() else []:
+        name, run = sight.plan.offer.provider, sight.folder.name
+        if not sight.state.may_be_billing:
+            continue
+        if name not in (*names, "ssh"):
+            what = f"{run} may be billed by {name}, which was not asked."
+            return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {name}, then: gpurun reap")
+        try:
+            for provider in asked:
+                if provider.name == name:
+                    demand_account(provider, sight.state)
+        except MayBeBilling as error:
+            return error
+        except (Unknown, SetupError) as error:
+            what = f"{run} may be billed by {name}, which does not say whose account the key belongs to ({error})."
+            return MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers.")
+    return None
+
+
+def _age(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h` or `2d`; empty means any age."""
+    if not text:
+        return 0.0
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if found is None:
+        raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")
+    return float(int(found[1]) * _AGES[found[2]])

@@ -1,0 +1,57 @@
+"""`gpurun receipt`: what a run was, and what it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import VerificationFailed
+
+if TYPE_CHECKING:
+    from gpurun.core.receipt_record import Signature
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "receipt", examples=["gpurun receipt fox-41", "gpurun receipt @last --md > receipt.md"])
+def receipt(
+    session: Session,
+    run: RunArgument,
+    md: Annotated[bool, typer.Option("--md", help="As Markdown.")] = False,
+) -> Result:
+    """Show a run's signed receipt."""
+    from gpurun.cli.receipts import receipt_text
+    from gpurun.cli.shutdown_probe import shutdown_line
+    from gpurun.ledger.runs import find_run
+    from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.view.receipt_screen import receipt_markdown
+
+    folder = session.home.run(find_run(session.home, run))
+    read = read_receipt(session.home, folder)
+    shutdown = shutdown_line(session, folder.name, read)
+    text = receipt_markdown(read, shutdown=shutdown) if md else receipt_text(read, folder, session, shutdown)
+    data: dict[str, Any] = {"statement": read.statement, "sha256": read.sha256, "signature": read.signature}
+    data["shutdown"] = shutdown or None
+    error = _error(session, folder.name, read.signature)
+    if error is not None:
+        return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
+    return Result(data=data, text=text)
+
+
+def _error(session: Session, run: str, found: Signature) -> VerificationFailed | None:
+    """The error of a signature that does not hold here; a receipt may be unsigned."""
+    from gpurun.core.receipt_record import Signature
+
+    if found is Signature.BAD:
+        what, hint = "The signature does not fit the receipt.", f"gpurun audit {run}"
+        return VerificationFailed("receipt.signature", what, hint=hint)
+    if found is Signature.UNKNOWN_KEY:
+        what = "The receipt is signed by a key that this home does not know."
+        hint = f"If you know whose it is, put its public key there: {session.home.keys}/NAME.pub"
+        return VerificationFailed("receipt.unknown_key", what, hint=hint)
+    return None

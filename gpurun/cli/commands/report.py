@@ -1,0 +1,78 @@
+"""`gpurun report`: several runs laid over one another."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun import __version__
+from gpurun.cli.options import Runs
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.paths import is_stream
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "report", examples=["gpurun report @last", "gpurun report fox-41 owl-7 --html report.html"])
+def report(
+    session: Session,
+    runs: Runs,
+    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write one self-contained page there.")] = "",
+) -> Result:
+    """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
+    from gpurun.cli.run_material import material_of
+    from gpurun.ledger.runs import find_run, look
+    from gpurun.view.number_format import format_bytes
+    from gpurun.view.report.page import report_page
+    from gpurun.view.report.report_model import differences
+    from gpurun.view.report.summary import summary
+    from gpurun.view.report.svg_charts import MOST_RUNS
+
+    if html == "-" and session.json:
+        hint = "Name a file: --html report.html"
+        raise UsageError("report.two_outputs", "--json and --html - both want standard output.", hint=hint)
+    names = list(dict.fromkeys(find_run(session.home, run) for run in runs))
+    if html and len(names) > MOST_RUNS:
+        what = f"{len(names)} runs cannot be told apart in one chart; {MOST_RUNS} can."
+        raise UsageError(
+            "report.too_many", what, hint="Name fewer runs, or leave --html out: a table has room for all."
+        )
+    material = [material_of(session, look(session.home, name)) for name in names]
+    data = {
+        "runs": [run.as_record() for run in material],
+        "differences": [{"key": key, "values": values} for key, values in differences(material)],
+        "html": str(Path(html).expanduser().absolute()) if html else None,
+    }
+    if not html:
+        after = f"The page with curves and samples: gpurun report {' '.join(names)} --html report.html"
+        return Result(data=data, text=session.draw(summary(material, session.style)), after=after)
+    page = report_page(material, version=__version__)
+    if html == "-":
+        return Result(data=data, text=page.rstrip("\n"))
+    size = _write(Path(html).expanduser(), page)
+    return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). Any browser opens it, offline too.")
+
+
+def _write(path: Path, page: str) -> int:
+    """Put the page where it was asked for, whole or not at all; its size in bytes."""
+    content, part = page.encode("utf-8"), path.parent / f"{path.name}.part"
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if is_stream(path):
+            return path.write_bytes(content)
+        part.write_bytes(content)
+        part.rename(path)
+    except OSError as error:
+        with suppress(OSError):  # Where it could not be made, it cannot be taken away either.
+            part.unlink(missing_ok=True)
+        raise SetupError("report.cannot_write", f"{path} cannot be written: {error.strerror}.",
+                         hint="Choose another place with --html, or make room.") from None  # fmt: skip
+    return len(content)

@@ -1,0 +1,40 @@
+"""`gpurun resume`: what a crash, sleep or reboot left unfinished goes on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "resume", examples=["gpurun resume fox-41", "gpurun resume @last --json"])
+def resume(
+    session: Session,
+    run: RunArgument,
+    here: Annotated[
+        bool, typer.Option("--here", help="Go on from this machine with a run that another one opened.")
+    ] = False,
+) -> Result:
+    """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
+    from gpurun.cli.interrupts import RESUMED
+    from gpurun.cli.run_control import demand_here, drive, find
+    from gpurun.cli.viewer import follow
+
+    sight = find(session, run)
+    if not sight.unfinished:
+        name = sight.folder.name
+        text = f"{name} is finished; its receipt: gpurun receipt {name}"
+        if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
+            text += f"\nTo train what it did not come to, in another rental: gpurun train --from {name}"
+        return Result(data={"run": name, "state": sight.state.phase}, text=text)
+    if not here:
+        demand_here(session, sight)
+    drive(session, sight)
+    return follow(session, sight.folder, on_interrupt=RESUMED)

@@ -1,0 +1,73 @@
+"""`gpurun sample`: what a checkpoint writes after a text, or as its translation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import Checkpoint, RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+
+MOST_TOKENS = 100_000
+RANGES: Mapping[str, tuple[int, float, str]] = {
+    "tokens": (1, MOST_TOKENS, "100"),
+    "temperature": (0, 1000, "0.8"),
+    "top_k": (0, 1_000_000, "50"),
+    "seed": (0, (1 << 63) - 1, "1"),
+    "beams": (1, 1000, "4"),
+}
+"""The least and the most of each setting, and one to try: what is outside is refused before anything is opened."""
+
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(
+    app,
+    "sample",
+    examples=['gpurun sample fox-41 --prompt "def "', 'gpurun sample @last --prompt "the dog sleeps." --beams 4'],
+)
+def sample(
+    session: Session,
+    run: RunArgument,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What the model continues, or translates.")],
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="How many tokens to write.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token each time.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draw among so many; 0: all.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same text.")] = None,
+    beams: Annotated[
+        int | None, typer.Option("--beams", metavar="N", help="Of a translation; 1 is greedy search.")
+    ] = None,
+    checkpoint: Checkpoint = "best",
+) -> Result:
+    """Let a run's checkpoint continue or translate a text, on this machine; the recipe's settings are the default."""
+    from gpurun.cli.run_control import find
+    from gpurun.cli.weights import ask_trainer, find_checkpoint
+    from gpurun.core.untrusted import safe_line, safe_text
+
+    wanted = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed, "beams": beams}
+    for name, value in wanted.items():
+        least, most, example = RANGES[name]
+        if value is not None and not least <= value <= most:  # Nor is what is not a number.
+            option = f"--{name.replace('_', '-')}"
+            what = f"{option} {value} is not between {least} and {most:,}."
+            raise UsageError(f"usage.{name}", what, hint=f"Try {option} {example}.")
+    sight = find(session, run)
+    found = find_checkpoint(sight, checkpoint)
+    session.say(f"step {found.step:,}, on this machine")
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
+    where = [str(found.weights), "--data", str(found.data)]
+    answer = json.loads(ask_trainer("trainer.generate", *where, *settings, f"--prompt={prompt}"))
+    if answer.get("unknown"):
+        session.say(f"not in the vocabulary: {safe_line(', '.join(answer['unknown']))}")
+    between = "\n" if "beams" in answer else ""
+    shown = safe_text(f"{answer['prompt']}{between}{answer['text']}", most_lines=MOST_TOKENS)
+    return Result(data={"run": sight.folder.name, **answer}, text="\n".join(shown))

@@ -1,0 +1,77 @@
+"""`gpurun train`: pay no more than was planned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.options import REQUEST, Request, Yes
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import Declined, UsageError
+
+if TYPE_CHECKING:
+    from gpurun.core.run_plan import Plan
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(
+    app,
+    "train",
+    examples=["gpurun train --gpu 8xA100 --max-cost 25", "gpurun train mini-gpt --dry-run"],
+    shares=REQUEST,
+)
+def train(
+    session: Session,
+    request: Request,
+    yes: Yes = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start it and return at once.")] = False,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
+    on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
+) -> Result:
+    """Rent, train, bring it home, destroy, prove it, and leave a receipt."""
+    from gpurun.cli.commands.plan import plan_run, run_name
+    from gpurun.cli.interrupts import Interrupts
+    from gpurun.cli.viewer import follow, left_running
+    from gpurun.ledger.runs import open_run
+    from gpurun.lifecycle.supervisor import start_supervisor
+
+    on_interrupt = on_interrupt or session.settings["on_interrupt"].value
+    if on_interrupt not in ("ask", "detach", "stop"):
+        raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
+                         hint="Leave it out, or choose one of the three.")  # fmt: skip
+    with run_name(session, name) as run:
+        made = plan_run(session, request, run, need_data=True)
+        _show_and_ask(session, made, yes=yes)
+        # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
+        with Interrupts() as heard:
+            folder = open_run(session.home, request, made)
+            start_supervisor(folder, session.home, session.clock)
+            return left_running(folder) if detach else follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+
+
+def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
+    """Print the plan; where money can be spent, ask, or want both --yes and a cap."""
+    from gpurun.cli.commands.plan import shown
+    from gpurun.core.money import format_usd
+
+    if not session.json:
+        session.say(shown(session, plan))
+    if not plan.worst_micros:
+        return
+    if plan.cap_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+    if yes:
+        return
+    others = f" ({format_usd(plan.most_micros)} if it has to be another offer)" if _may_cost_more(plan) else ""
+    question = f"Spend up to {format_usd(plan.worst_micros)}{others}? [y/N]"
+    if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
+
+
+def _may_cost_more(plan: Plan) -> bool:
+    """Whether another approved offer, taken when the first has no capacity, has a dearer worst case."""
+    return plan.most_micros > plan.worst_micros

@@ -1,0 +1,106 @@
+"""Prices to list: live ones of every cloud with a key, else the packaged catalogue's, and which they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpurun.cli.session import Session
+from gpurun.core.clock import local_time
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.money import Micros, format_rate
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Choices
+from gpurun.planning.catalog import all_offers, counts_of, offers_for
+from gpurun.planning.live_offers import Market, live_offers
+from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers
+
+_CATALOGUE = "catalogue"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Offers, and what should be said about them: `notes`, and `warnings` where a price or a key is not what it seems.
+
+    `if_none` is the sentence for an empty list. `read_wall` is None for the catalogue; `unreached`: nobody answered.
+    """
+
+    offers: Sequence[Offer]
+    notes: Sequence[str]
+    warnings: Sequence[str]
+    if_none: str
+    silent: Sequence[tuple[str, str]] = ()
+    read_wall: float | None = None
+    unreached: bool = False
+
+
+def listed(session: Session, need: GpuNeed | None, clouds: Sequence[str], choices: Choices) -> Listed:
+    """Live offers of the clouds with a key, or the catalogue's of all of them."""
+    if need is None:
+        return _catalogued(None, clouds, choices, "Name a GPU to see live prices.")
+    ready = [name for name in ready_providers(session.home) if name in clouds]
+    if not ready:
+        whose = " or ".join(clouds) if len(clouds) < len(CLOUDS) else "any cloud"
+        return _catalogued(need, clouds, choices, f"There is no key for {whose}: gpurun auth set {clouds[0]}")
+    if not session.json:
+        session.say(f"Asking {', '.join(ready)} for {need}.")
+    market = live_offers(need, ready, session.home, session.clock, choices)
+    where = f" in {choices.region}" if choices.region else ""
+    how = " on spot" if choices.spot else ""
+    if_none = f"Nobody who was asked has {need}{how}{where} now."
+    notes = _read_notes(market, [name for name in clouds if name not in ready], session)
+    warnings, unreached = _live_warnings(market, ready), len(market.silent) == len(ready)
+    return Listed(market.offers, notes, warnings, if_none, market.silent, market.read_wall, unreached)
+
+
+def _read_notes(market: Market, keyless: Sequence[str], session: Session) -> list[str]:
+    """When prices were read, and who was not asked for them."""
+    at = local_time(market.read_wall, now=session.clock.wall())
+    read = [f"Prices were read at {at}."] if market.offers else []
+    return [*read, *([f"Not asked, for want of a key: {', '.join(keyless)}."] if keyless else [])]
+
+
+def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
+    """Prices that a cloud did not tell after all, and keys that go elsewhere."""
+    packaged = {(one.provider, one.price_source) for one in market.offers if one.price_source.startswith(_CATALOGUE)}
+    found = [f"The prices of {name} are NOT LIVE: {source}." for name, source in sorted(packaged)]
+    for name, variable in OVERRIDES.items():
+        if name in ready and os.environ.get(variable):
+            found.append(f"{variable} is set: {name} prices, and your key, go by {os.environ[variable]}.")
+    return found
+
+
+def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> Listed:
+    """The packaged catalogue's rows, marked as what they are; it knows no spot prices."""
+    rows = [one for one in (offers_for(need) if need else all_offers()) if one.provider in clouds]
+    kept = [one for one in rows if choices.region in (None, one.region) or one.region == "any"]
+    if choices.spot:
+        return Listed((), [why], (), "The packaged catalogue has no spot prices.")
+    if not kept:
+        regions = ", ".join(sorted({one.region for one in rows}))
+        where = f" in {choices.region}; it has it in {regions}" if rows else ""
+        none = f"The packaged catalogue has no {need or 'offer'} of {' or '.join(clouds)}{where}."
+        return Listed((), [why], (), none)
+    dates = sorted({one.price_source.split(" (")[0] for one in kept})
+    return Listed(kept, [why], [f"NOT LIVE: prices of the packaged {' and '.join(dates)}."], "")
+
+
+def nothing_found(
+    found: Listed, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None
+) -> NoOffer | SetupError:
+    """The one sentence for an empty list: all is too dear, nobody answered, or nobody has it."""
+    if found.unreached:
+        hint = "Check the network, then: gpurun doctor --online"
+        return SetupError("market.unreachable", "None of the clouds that have a key could be asked.", hint=hint)
+    if found.offers and limit is not None:
+        nothing = f"Nothing for {need}" if need else "Nothing"
+        cheapest = min(one.rate_micros_per_hour for one in found.offers)
+        return NoOffer(
+            "offers.too_dear",
+            f"{nothing} costs at most {format_rate(limit)}; the cheapest is {format_rate(cheapest)}.",
+            hint="Raise --max-price, or take a smaller --gpu.",
+        )
+    counts = counts_of(need, clouds) if need and need.count else []
+    sold = f"It is sold as {', '.join(f'{count}x{need.name}' for count in counts)}. " if need and counts else ""
+    return NoOffer("offers.none", found.if_none, hint=f"{sold}Every card there is: gpurun offers --gpu any")

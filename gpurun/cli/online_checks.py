@@ -1,0 +1,204 @@
+"""What `gpurun doctor --online` asks the clouds: does the key work, what may it do, and is anything left there.
+
+Every provider is asked at the same time in a thread of its own, and none for longer than its time. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+
+from gpurun.cli.session import Session
+from gpurun.core.clock import local_time
+from gpurun.core.credentials import aws_source, find_credential
+from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.money import format_rate, format_usd
+from gpurun.core.paths import RUN_NAME
+from gpurun.core.records import Account, InstanceState, Leftover
+from gpurun.ledger.run_lock import holder_of
+from gpurun.lifecycle.reaper import Orphan, sweep
+from gpurun.providers.base import LeavesThings, Provider, Unknown
+from gpurun.providers.registry import CLOUDS, OVERRIDES, open_provider
+from gpurun.view.list_tables import Finding
+from gpurun.view.number_format import format_duration
+
+LIMIT_S = 90.0
+_CLOCK_AHEAD_S = 60.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found at one provider. `billing`: something there costs money and nobody here drives it."""
+
+    provider: str
+    findings: tuple[Finding, ...]
+    account: Account | None = None
+    billing: bool = False
+    seen: tuple[dict[str, object], ...] = ()
+
+
+def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIMIT_S) -> list[Checked]:
+    """Ask these providers; one that has no key, fails or is silent says so in its findings."""
+    until = session.clock.monotonic() + limit_s
+    running = [(name, _in_thread(session, name)) for name in names]
+    checked = []
+    for name, future in running:
+        try:
+            checked.append(future.result(timeout=max(0.0, until - session.clock.monotonic())))
+        except TimeoutError:
+            text = f"{name} did not answer within {limit_s:.0f} s"
+            checked.append(Checked(name, (Finding("bad", text, "try again; what is rented there was not seen"),)))
+    return checked
+
+
+def _in_thread(session: Session, name: str) -> Future[Checked]:
+    """A daemon thread, so that a provider that hangs does not keep the command from ending."""
+    future: Future[Checked] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(_check(session, name))
+        except BaseException as bug:  # noqa: BLE001 - raised again where the result is read.
+            future.set_exception(bug)
+
+    Thread(target=work, name=f"check {name}", daemon=True).start()
+    return future
+
+
+def online_code(checked: Sequence[Checked]) -> ExitCode:
+    """9 when something may be billing with no owner, 4 when a key or a provider is not well, else 0."""
+    if any(one.billing for one in checked):
+        return ExitCode.MAY_BE_BILLING
+    bad = any(finding.level == "bad" for one in checked for finding in one.findings)
+    return ExitCode.SETUP if bad else ExitCode.DONE
+
+
+def online_data(checked: Sequence[Checked]) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "providers": [
+            {
+                "provider": one.provider,
+                "account": one.account.model_dump(mode="json") if one.account else None,
+                "seen": list(one.seen),
+                "findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in one.findings],
+            }
+            for one in checked
+        ]
+    }
+
+
+def has_key(session: Session, name: str) -> str | None:
+    """Where a cloud's key is from, None without one; a key that cannot be read is a SetupError."""
+    if name == "aws":
+        return aws_source()
+    found = find_credential(name, session.home)
+    return found.source if found else None
+
+
+def _check(session: Session, name: str) -> Checked:
+    """All that is asked of one provider, in order; what fails ends it with a line."""
+    findings = _elsewhere(name)
+    try:
+        source = has_key(session, name) if name in CLOUDS else "no key needed"
+        if source is None:
+            return Checked(name, (Finding("warn", f"{name} has no key", f"gpurun auth set {name}"),))
+        provider = open_provider(name, session.home, session.clock)
+        account = provider.verify()
+        findings += _account(account, source)
+        orphans = _machines(provider, session)
+        left = _left_over(provider, session, orphans)
+    except Unknown as error:
+        return Checked(name, (*findings, Finding("bad", f"{name} gave no clear answer: {error}", "try again")))
+    except GpurunError as error:
+        return Checked(name, (*findings, Finding("bad", f"{name}: {error.what}", error.hint)))
+    findings += [_machine(orphan, session) for orphan in orphans]
+    findings += [_things(name, left)] if left else []
+    if not orphans and not left:
+        findings.append(Finding("ok", f"nothing of gpurun's is left at {name}"))
+    billing = any(one.fate in ("overdue", "no deadline") for one in orphans) or any(thing.billed for thing in left)
+    seen = [{**one.instance.model_dump(mode="json"), "fate": one.fate} for one in orphans]
+    seen += [{**thing.model_dump(mode="json"), "fate": "left over"} for thing in left]
+    return Checked(name, tuple(findings), account, billing, tuple(seen))
+
+
+def _machines(provider: Provider, session: Session) -> list[Orphan]:
+    """Every machine there that has gpurun's token and is not gone, with its fate."""
+    swept = sweep([provider], session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True)
+    return [one for one in swept if one.instance.state is not InstanceState.GONE]
+
+
+def _elsewhere(name: str) -> list[Finding]:
+    """A key that is sent somewhere else than to the provider is worth a line."""
+    variable = OVERRIDES.get(name, "")
+    if not os.environ.get(variable):
+        return []
+    text = f"{variable} is set: requests to {name}, and your key with them, go to {os.environ[variable]}"
+    return [Finding("warn", text, f"unset {variable}")]
+
+
+def _account(account: Account, source: str) -> list[Finding]:
+    """Whose key it is, what it lacks, what is left on it, and how far the clocks are apart."""
+    name = account.provider
+    balance = "" if account.balance_micros is None else f", {format_usd(account.balance_micros)} left"
+    found = [Finding("ok", f"{name}: key works ({account.identity}; from {source}){balance}")]
+    if source == "no key needed":
+        found = [Finding("ok", f"{name}: {account.identity}")]
+    if account.balance_micros is not None and account.balance_micros <= 0:
+        found.append(Finding("warn", f"{name} has no money left", "add credit in its console before you rent"))
+    if account.missing:
+        lacks = f"{name}: the key may not {', '.join(account.missing)}"
+        found.append(Finding("warn", lacks, "allow it, or what gpurun rents there may fail or go unseen"))
+    ahead = account.clock_ahead_s
+    if ahead is None:
+        return found
+    if abs(ahead) <= _CLOCK_AHEAD_S:
+        return [*found, Finding("ok", f"clock within {max(1, round(abs(ahead)))} s of {name}'s")]
+    side = "ahead of" if ahead > 0 else "behind"
+    text = f"this machine's clock is {format_duration(abs(ahead))} {side} {name}'s"
+    return [*found, Finding("warn", text, "let it follow a time server: deadlines are wall times")]
+
+
+def _machine(orphan: Orphan, session: Session) -> Finding:
+    """One machine that has gpurun's token."""
+    one = orphan.instance
+    rate = f", {format_rate(one.rate_micros_per_hour)}" if one.rate_micros_per_hour else ""
+    who = f"{one.provider}: {one.id} of {one.run or 'an unknown run'} ({one.state}{rate})"
+    if orphan.fate == "owned":
+        return Finding("ok", f"{who} is driven by a supervisor here")
+    if orphan.fate == "overdue":
+        return Finding("bad", f"{who} is {format_duration(orphan.overdue_s)} past its deadline",
+                       f"gpurun reap --provider {one.provider}")  # fmt: skip
+    flags = "--destroy" if orphan.owner.is_here else "--destroy --anyones"
+    whose = f"it is of another home ({orphan.owner.home})" if orphan.owner.home else "nobody here drives it"
+    whose = "nobody here drives it" if orphan.owner.is_here else whose
+    if one.deadline_wall is None:
+        return Finding("bad", f"{who} tells no deadline, and {whose}",
+                       f"gpurun reap --provider {one.provider} {flags}")  # fmt: skip
+    until = local_time(one.deadline_wall, now=session.clock.wall())
+    return Finding("warn", f"{who} is within its lease until {until}; {whose}",
+                   f"gpurun reap --provider {one.provider} {flags} ends it")  # fmt: skip
+
+
+def _left_over(provider: Provider, session: Session, orphans: Sequence[Orphan]) -> list[Leftover]:
+    """Side resources that belong to no machine that was seen and to no run that is driven here."""
+    if not isinstance(provider, LeavesThings):
+        return []
+    needed = {one.instance.token for one in orphans}
+    return [
+        thing
+        for thing in provider.leftovers(None)
+        if thing.token not in needed
+        and not (RUN_NAME.fullmatch(thing.run) and holder_of(session.home.run(thing.run).lock))
+    ]
+
+
+def _things(name: str, left: Sequence[Leftover]) -> Finding:
+    kinds = ", ".join(f"{thing.kind} {thing.id}" for thing in left[:4])
+    more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+    billed = any(thing.billed for thing in left)
+    text = f"{name}: left over from earlier runs: {kinds}{more}" + (", and billed" if billed else "")
+    return Finding("bad" if billed else "warn", text, f"gpurun reap --provider {name} --destroy")

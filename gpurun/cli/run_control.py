@@ -1,0 +1,160 @@
+"""What the verbs that act on a run share: find it, ask for its end, make sure that a supervisor drives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.clock import machine_id, ticks
+from gpurun.core.errors import Declined, ExitCode, GpurunError, MayBeBilling, RunHeld, SetupError, VerificationFailed
+from gpurun.core.journal_records import Phase
+
+if TYPE_CHECKING:
+    from gpurun.core.stop_request import How
+    from gpurun.ledger.runs import Sight
+
+ANSWER_S = 20.0
+"""So long the supervisor of a run has to begin its end; then the command that asked for it sends the request."""
+
+
+def find(session: Session, run: str) -> Sight:
+    """The run that was meant, as it stands."""
+    from gpurun.ledger.runs import find_run, look
+
+    return look(session.home, find_run(session.home, run))
+
+
+def demand_here(session: Session, sight: Sight) -> None:
+    """Ask before going on with a run that another machine opened: its own supervisor may be at work there."""
+    opened = str(sight.records[0].data.get("machine", "")) if sight.records else ""
+    if not opened or opened == machine_id() or sight.owner is not None:
+        return
+    name = sight.folder.name
+    question = f"{name} was opened on another machine, whose gpurun may drive it still. Go on with it here? [y/N]"
+    if session.ask(question, flag="--here").lower() not in ("y", "yes"):
+        raise Declined(
+            "resume.declined", "Nothing was done.", hint=f"gpurun resume {name} --here goes on without asking."
+        )
+
+
+def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
+    """Make sure that an unfinished run has a supervisor; one that may not go on only where a stop was asked for.
+
+    A damaged journal is not driven, only swept by its tag.
+    """
+    from gpurun.lifecycle.supervisor import start_supervisor
+
+    error = _not_driven(sight, to_its_end=to_its_end) if sight.owner is None else None
+    if error is not None and sight.state.may_be_billing:
+        raise MayBeBilling(error.code, error.what, hint=error.hint)
+    if error is not None:
+        raise error
+    if sight.unfinished:
+        start_supervisor(sight.folder, session.home, session.clock)
+
+
+def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
+    """Why no supervisor may have a run."""
+    from gpurun.ledger.journal import newer
+
+    name, state = sight.folder.name, sight.state
+    if sight.damage is not None:
+        hint = f"Nothing is spent on it any more. End what it may have left: gpurun destroy {name}."
+        return VerificationFailed("journal.damaged", f"The journal of {name} is damaged: {sight.damage}.", hint=hint)
+    if to_its_end or not sight.unfinished:
+        return None
+    return newer(name, state.newer) if state.newer and state.phase is Phase.OPENED else sight.plan_lost
+
+
+def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False) -> Result:
+    """Ask for a stop and watch until the run is closed; a closed run is only described."""
+    from gpurun.cli.viewer import follow
+    from gpurun.core.stop_request import ask_to_stop
+
+    if not sight.unfinished:
+        return Result(
+            data={"run": sight.folder.name, "state": sight.state.phase},
+            text=f"{sight.folder.name} is closed already; its receipt: gpurun receipt {sight.folder.name}",
+        )
+    try:
+        ask_to_stop(sight.folder, how, by="user", reason=reason, same_account=same_account)
+    except SetupError as unwritten:
+        if how != "destroy" or not sight.state.may_be_billing:
+            raise
+        what = f"The machine is gone, but nothing of it could be written down: {unwritten.what}"
+        hint = "Make room or give yourself access; then the proof and the receipt come with: "
+        told = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
+        return _destroy_unrecorded(session, sight, told)
+    drive(session, sight, to_its_end=True)
+    ends_at_once = how == "destroy" or sight.state.phase in (Phase.CREATED, Phase.READY)
+    if ends_at_once and not _is_begun(session, sight):
+        run = sight.folder.name
+        what = f"The supervisor of {run} ({sight.owner or 'started just now'}) did not answer for {ANSWER_S:.0f} s."
+        hint = f"Once it is ended (kill -9), the proof and the receipt come with: gpurun resume {run}."
+        return _destroy_unrecorded(session, sight, RunHeld("supervisor.silent", what, hint=hint))
+    result = follow(session, sight.folder, stream=False)
+    # For the run it was an interruption; for the person who asked, it is what was asked for.
+    return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
+
+
+def _is_begun(session: Session, sight: Sight) -> bool:
+    """Whether the supervisor has begun to destroy, or has nothing to destroy, within ANSWER_S."""
+    from gpurun.ledger.run_state import WORKING
+    from gpurun.ledger.runs import look
+
+    for _ in ticks(session.clock, 0.2, ANSWER_S):
+        state = look(session.home, sight.folder.name).state
+        if not state.may_be_billing or state.phase is Phase.CREATING or state.phase not in WORKING:
+            return True
+    return False
+
+
+def _destroy_unrecorded(session: Session, sight: Sight, told: GpurunError) -> Result:
+    """Destroy what a run has from here, where its supervisor cannot; `told` says why its receipt must wait."""
+    from gpurun.lifecycle.supervisor import end_at_once
+
+    run = sight.folder.name
+    try:
+        end_at_once(session.home, run, session.clock)
+    except MayBeBilling:
+        raise
+    except GpurunError as error:
+        hint = f"{error.hint} Then: gpurun destroy {run}"
+        raise MayBeBilling("destroy.cannot_look", error.what, hint=hint) from error
+    data = {"run": run, "destroyed": [sight.state.token]}
+    return Result(data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(told,), exit_code=told.exit_code)
+
+
+def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False) -> Result:
+    """End what a run with a damaged journal may have left, by its tokens, with proof, and without writing to it.
+
+    Every provider of the plan is asked, since the damage may hide which one made the machine. One that shows nothing to
+    another account's key has not said that there is nothing.
+    """
+    from gpurun.lifecycle.instance.terminate import demand_account
+    from gpurun.lifecycle.reaper import sweep_run
+    from gpurun.providers.base import Unknown
+    from gpurun.providers.registry import open_provider
+
+    run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
+    names = dict.fromkeys(one.offer.provider for one in sight.approved)
+    for name in names:
+        try:
+            provider = open_provider(name, session.home, session.clock, sight.plan.choices)
+            gone = sweep_run(provider, sight.folder, session.clock)
+            ended += gone
+            if not gone and sight.state.may_be_billing and sight.state.provider == name:
+                demand_account(provider, sight.state, same_account=same_account)
+        except MayBeBilling as error:
+            left.append(error)
+        except (Unknown, GpurunError) as error:
+            why = error.what if isinstance(error, GpurunError) else str(error)
+            hint = f"Try again: gpurun destroy {run}"
+            left.append(MayBeBilling("destroy.cannot_look", f"{name} does not say what exists: {why}.", hint=hint))
+    if left:
+        return Result(errors=tuple(left), exit_code=ExitCode.MAY_BE_BILLING)
+    asked = ", ".join(names)
+    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"Nothing at {asked} was asked for by {run}."
+    return Result(data={"run": run, "destroyed": ended}, text=text)

@@ -1,0 +1,118 @@
+"""All that is known of a run, from its folder as it is, for the report and a model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpurun.cli.run_status import state_word
+from gpurun.cli.session import Session
+from gpurun.core.errors import GpurunError
+from gpurun.core.journal_records import Event
+from gpurun.core.money import Micros, format_usd, total
+from gpurun.core.receipt_record import Receipt
+from gpurun.core.run_plan import Earlier, Mode
+from gpurun.core.untrusted import lines_of, safe_line
+from gpurun.ledger.runs import Sight
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.artifacts.log_copy import LocalCopy
+from gpurun.view.event_text import tell_rate
+from gpurun.view.live_state import Screen
+from gpurun.view.number_format import format_bytes, format_duration, short_hash
+from gpurun.view.report.report_model import RunMaterial
+from gpurun.view.report.series import Told, hear
+
+
+def material_of(session: Session, sight: Sight) -> RunMaterial:
+    """Everything that the report needs to know of one run; what its machine said is heard as far as it can be read."""
+    plan = sight.plan
+    told = hear(lines_of(sight.folder.events), _spending(sight))
+    receipt, why = _receipt(session, sight)
+    return RunMaterial(
+        run=sight.folder.name,
+        recipe=plan.recipe + (" (rehearsal)" if plan.form == "rehearsal" else ""),
+        form=plan.form,
+        mode=str(plan.mode),
+        where=f"{plan.offer.provider} {plan.offer.label}",
+        state=state_word(sight),
+        parameters=plan.parameters,
+        resolved=plan.resolved,
+        shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}"),
+        tokenizer_sha256=plan.data.tokenizer_sha256,
+        told=told,
+        receipt=receipt,
+        no_receipt=why,
+        spent_micros=None if receipt else _screen(sight, len(sight.records)).spent(session.clock.wall()),
+        notes=tuple(_notes(sight, told)),
+    )
+
+
+def earlier_words(earlier: Earlier) -> str:
+    """What a run went on from, and what is not in its own cost."""
+    spent = earlier.spent_micros
+    cost = f", which cost {format_usd(spent)} at most, not counted here" if spent else ""
+    return f"{earlier.run} after step {earlier.step:,}{cost}"
+
+
+def _receipt(session: Session, sight: Sight) -> tuple[Receipt | None, str]:
+    """The run's receipt, or the reason why there is none to show."""
+    if not sight.folder.receipt.exists():
+        why = "it goes on" if sight.owner else "it was not finished"
+        return None, why if sight.unfinished else "its receipt is not here any more"
+    try:
+        return read_receipt(session.home, sight.folder), ""
+    except GpurunError as error:
+        return None, error.what
+
+
+def _screen(sight: Sight, records: int) -> Screen:
+    """The live view's own bookkeeping after so many records."""
+    screen = Screen(sight.plan)
+    screen.update(sight.records[:records], (), ())
+    return screen
+
+
+def _spending(sight: Sight) -> Callable[[float], Micros | None]:
+    """What was spent after so many seconds of training, boot and upload included; None where it is free or unknown.
+
+    A run that went on from another begins with what that one cost: its losses were not to be had for less.
+    """
+    places = [place for place, record in enumerate(sight.records) if record.event is Event.TRAIN_STARTED]
+    before = sight.plan.continues.spent_micros if sight.plan.continues else Micros(0)
+    if not places or sight.plan.mode is not Mode.PAID or before is None:
+        return lambda seconds: None
+    began, screen = sight.records[places[0]].wall, _screen(sight, places[0] + 1)
+    if not screen.spent(began + 3600):
+        return lambda seconds: None
+    return lambda seconds: total(before, screen.spent(began + seconds))
+
+
+def _notes(sight: Sight, told: Told) -> Iterator[str]:
+    """What a reader of the figures has to know about them."""
+    if sight.plan.mode is Mode.REHEARSAL:
+        yield "A rehearsal: the recipe's small form on this machine's CPU, not the run that would be paid for."
+    if (earlier := sight.plan.continues) is not None:
+        yield f"It went on from {earlier_words(earlier)}."
+        if earlier.spent_micros:
+            yield "In the curves its dollars begin with what that one cost, its training time at nought."
+    if sight.unfinished:
+        yield "The run is not finished: its figures are those of this moment."
+    elif (word := state_word(sight)) in ("failed", "cut off", "never started"):
+        yield f"The run is over without having done what it was to: {word}."
+    if sight.damage is not None:
+        yield f"Its journal is damaged: {sight.damage}."
+    for record in sight.records:
+        if record.event is Event.RATE_OBSERVED:
+            step, planned = record.data.get("step"), sight.plan.estimate.likely_s
+            said = f"Planned were {format_duration(planned)} of training; after" if planned else "After"
+            yield f"{said} {step} steps: {tell_rate(record.data)}."
+    if not told.losses.seen:
+        yield "It reported no loss."
+    if told.unreadable:
+        yield f"{told.unreadable:,} lines of its events could not be read and are left out."
+    if told.not_finite:
+        yield f"{told.not_finite:,} losses were no finite numbers and are left out."
+    dropped = LocalCopy(sight.folder.events).dropped_bytes
+    if dropped:
+        yield f"{format_bytes(dropped)} in the middle of its events were too much to keep."
+    if told.stop_reason not in ("", "done"):
+        yield f"The trainer stopped: {told.stop_reason}."

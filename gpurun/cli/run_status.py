@@ -1,0 +1,134 @@
+"""How a run stands: its word, its row in `ps`, and the next command of one that may be billing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.core.journal_records import Event, Phase
+from gpurun.core.money import Micros, total
+from gpurun.core.trainer_events import parse
+from gpurun.ledger.rental import is_more, rentals_of
+from gpurun.ledger.runs import Sight, gave_up
+from gpurun.view.list_tables import RunRow
+from gpurun.view.live_state import Screen
+
+_TAIL_BYTES = 1 << 16
+# The live view's words for what goes on; the other phases are called so already.
+_WORDS = {
+    Phase.OPENED: "starting",
+    Phase.CREATING: "provisioning",
+    Phase.CREATED: "provisioning",
+    Phase.READY: "shipping",
+    Phase.SHIPPED: "shipping",
+    Phase.TRAINING: "running",
+    Phase.TRAINED: "collecting",
+    Phase.COLLECTED: "collected",
+    Phase.GONE: "settling",
+    Phase.SETTLED: "settling",
+    Phase.CLOSED: "settling",
+}
+
+
+def ways_on(sights: list[Sight], now: float) -> Iterator[str]:
+    """Of every run that may be billing: what is known of it, and the next command."""
+    for sight in sights:
+        if _is_red(sight, now):
+            told, name = gave_up(sight), sight.folder.name
+            alone = f"{name} is past its deadline under its supervisor" if sight.owner else f"Nobody drives {name}"
+            told = f"{name}: {told} Its supervisor goes on asking" if told else alone
+            yield f"{told}: gpurun resume {name}, or gpurun destroy {name}"
+
+
+def _is_red(sight: Sight, now: float) -> bool:
+    """Whether something may be billed with nobody at work on it, after work without a proof, or past its deadline."""
+    state = sight.state
+    is_overdue = state.deadline_wall is not None and now > state.deadline_wall
+    return state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
+
+
+def run_row(sight: Sight, now: float) -> RunRow:
+    """The row of a run in `ps`, for people."""
+    state, plan = sight.state, sight.plan
+    dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
+    return RunRow(
+        run=sight.folder.name,
+        recipe=plan.recipe,
+        where=f"{plan.offer.provider} {plan.offer.label}",
+        state=state_word(sight),
+        step=_last_step(sight),
+        steps=plan.resolved.get("train", {}).get("steps") or None,
+        started_wall=sight.opened_wall or None,
+        spent_micros=_spent(sight, now),
+        worst_micros=plan.worst_micros,
+        dies_wall=(state.ends_wall or state.deadline_wall) if dies else None,
+        dies_by=_dies_by(sight) if dies else "",
+        live=sight.owner is not None,
+        may_be_billing=_is_red(sight, now),
+        spent_is_floor=sight.damage is not None or is_more(rentals_of(sight.records)),
+    )
+
+
+def _dies_by(sight: Sight) -> str:
+    """Who ends the machine; what is armed at boot alone is not believed before it was read back."""
+    planned = sight.plan.offer.dies_by_itself
+    is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not sight.state.armed
+    return "not armed yet" if is_waited_for else planned.partition(",")[0]
+
+
+def _spent(sight: Sight, now: float) -> Micros:
+    """What the rentals cost: by the ledger once each has ended, else so far, as the live view counts it."""
+    rentals = rentals_of(sight.records)
+    if all(rental.end != "not_proven" for rental in rentals):
+        return total(*(rental.micros for rental in rentals))
+    screen = Screen(sight.plan)
+    screen.update(sight.records, (), ())
+    return screen.spent(now)
+
+
+def state_word(sight: Sight) -> str:
+    """How a run stands, in a word or three."""
+    state = sight.state
+    if sight.damage is not None or sight.plan_lost is not None:
+        return "damaged"
+    if gave_up(sight):
+        return "not proven gone"
+    if sight.unfinished:
+        word = _WORDS.get(state.phase, str(state.phase))
+        return word if sight.owner else f"{word}, nobody drives it"
+    begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
+    nothing = "cut off" if begun else "never started"
+    return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or nothing
+
+
+def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
+    """The same row for programs."""
+    state = sight.state
+    return {
+        "run": sight.folder.name,
+        "recipe": sight.plan.recipe,
+        "provider": sight.plan.offer.provider,
+        "phase": state.phase,
+        "step": row.step,
+        "steps": row.steps,
+        "spent_micros": row.spent_micros,
+        "spent_is_floor": row.spent_is_floor,
+        "worst_micros": row.worst_micros,
+        "outcome": state.outcome,
+        "owner": sight.owner,
+        "may_be_billing": row.may_be_billing,
+        "deadline_wall": state.deadline_wall,
+        "exit_code": state.exit_code,
+        "damage": sight.damage or (sight.plan_lost.what if sight.plan_lost else None),
+    }
+
+
+def _last_step(sight: Sight) -> int | None:
+    """The step of the last event that came, from the end of the file alone."""
+    try:
+        with sight.folder.events.open("rb") as events:
+            events.seek(max(0, sight.folder.events.stat().st_size - _TAIL_BYTES))
+            lines = events.read().splitlines()
+    except FileNotFoundError:
+        return None
+    parsed = (parse(line) for line in reversed(lines))
+    return next((event.step for event in parsed if event is not None and event.step is not None), None)

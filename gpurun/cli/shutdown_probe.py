@@ -1,0 +1,100 @@
+"""Whether a box of the user's own still answers after a run, and the signed line about that beside the receipt."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from datetime import datetime
+
+from gpurun.cli.session import Session
+from gpurun.core.clock import Clock, local_time, ticks
+from gpurun.core.errors import UsageError, VerificationFailed
+from gpurun.core.receipt_record import Receipt, Signature
+from gpurun.core.records import Teardown
+from gpurun.ledger.shutdown_statement import Confirmation, Try, box_of, read_confirmation
+from gpurun.providers.ssh_login import Login, parse_host
+
+ANSWERS = "answers SSH"
+QUIET = ("refused", "timed out", "unreachable")
+SPAN_S, PERIOD_S, PATIENCE_S = 10.0, 2.5, 3.0
+_MOST_PARTS = 16
+
+
+def knock(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
+    """What a connection to a port meets: `answers SSH`, one of QUIET, or what tells nothing either way."""
+    try:
+        line = socket.create_connection((host, port), timeout=patience_s)
+    except ConnectionRefusedError:
+        return "refused"
+    except socket.gaierror:
+        return "its name is not known here"
+    except TimeoutError:
+        return "timed out"
+    except OSError as error:
+        return "unreachable" if error.errno == errno.EHOSTUNREACH else "no network"
+    with line:
+        return _greeting_of(line)
+
+
+def _greeting_of(line: socket.socket) -> str:
+    """What a box says first. One that takes the call and is silent may be busy: that is no sign of its being off."""
+    heard = b""
+    try:
+        for _ in range(_MOST_PARTS):
+            part = line.recv(1024)
+            heard += part
+            if b"SSH-" in heard:
+                return ANSWERS
+            if not part:
+                return "closed without a greeting"
+    except TimeoutError:
+        return "open without a greeting"
+    except OSError:
+        return "closed without a greeting"
+    return "something else answers"
+
+
+def box_login(receipt: Receipt, run: str) -> Login:
+    """The box of a receipt; a UsageError where there is nothing for the user to end."""
+    if receipt.signature not in (Signature.OK, Signature.UNSIGNED):
+        raise VerificationFailed("receipt.signature", "The signature does not fit the receipt.",
+                                 hint=f"gpurun audit {run}")  # fmt: skip
+    ended = receipt.predicate["teardown"]["is"]
+    if ended != Teardown.USER_OPERATED:
+        how = "no machine was made for it" if ended is None else f"its machine ended as {ended!r}"
+        raise UsageError("shutdown.not_yours", f"There is nothing to confirm for {run}: {how}.",
+                         hint=f"What is known of its end: gpurun receipt {run}")  # fmt: skip
+    return parse_host(box_of(receipt), name="the box of the receipt")
+
+
+def knock_again_and_again(login: Login, clock: Clock) -> list[Try]:
+    """Tries until one comes after the whole span, however long each takes; the first sign of life ends it."""
+    tries: list[Try] = []
+    for at_s in ticks(clock, PERIOD_S, float("inf")):
+        tries.append(Try(at_s, knock(login.host, login.port)))
+        if tries[-1].seen not in QUIET or at_s >= SPAN_S:
+            break
+    return tries
+
+
+def words_of(made: Confirmation, session: Session) -> str:
+    """A confirmation in one line: what was seen or said, and when."""
+    told = made.predicate
+    at = local_time(datetime.fromisoformat(told["confirmed_at"]).timestamp(), now=session.clock.wall())
+    unsigned = " (unsigned)" if made.signature is Signature.UNSIGNED else ""
+    if not made.is_seen:
+        return f"shutdown stated by you{unsigned} at {at}: {told['words']}"
+    tries = told["checked"]["tries"]
+    seen = " and ".join(dict.fromkeys(one["seen"] for one in tries))
+    return f"shutdown confirmed{unsigned} at {at}: no SSH in {len(tries)} tries over {tries[-1]['at_s']:.0f} s ({seen})"
+
+
+def shutdown_line(session: Session, run: str, receipt: Receipt) -> str:
+    """What a receipt shows of its shutdown; "" while nothing was stated."""
+    try:
+        kept = read_confirmation(session.home, session.home.run(run), receipt)
+    except VerificationFailed as error:
+        return f"SHUTDOWN NOT CONFIRMED: {error.what}"
+    if kept is None:
+        return ""
+    return f"SHUTDOWN NOT CONFIRMED: {kept.problem}" if kept.problem else words_of(kept, session)

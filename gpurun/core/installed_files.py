@@ -1,0 +1,59 @@
+"""Where trainer, recipes and the pages of docs/ lie: at the root of a checkout, or inside the installed package.
+
+`from gpurun.core.installed_files import recipe` gives the trainer's module of that name: what needs no torch of trainer
+is used here, too, and there is no other way to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import gpurun
+from gpurun.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from trainer import recipe as recipe
+
+SHARED = ("recipe",)
+"""The trainer's modules that gpurun uses: they need the standard library, numpy at most, nothing else of trainer."""
+
+
+def bundle_root() -> Path:
+    """The folder that holds `trainer/` and `recipes/`; a SetupError when this installation has neither."""
+    package = Path(gpurun.__file__).resolve().parent
+    for root in (package / "_bundle", package.parent):
+        if (root / "trainer" / "__init__.py").is_file() and (root / "recipes").is_dir():
+            return root
+    raise SetupError(
+        "install.incomplete",
+        f"The trainer and the recipes are missing beside {package}.",
+        hint="Install gpurun again, from the clone: pip install --force-reinstall .",
+    )
+
+
+def page(name: str) -> Path:
+    """A page of docs/, where a person who has no checkout can open it, too."""
+    return bundle_root() / "docs" / name
+
+
+def _trainer_module(name: str) -> ModuleType:
+    """One of the trainer's modules, from where this installation has it, whatever else is called `trainer` here."""
+    if name not in SHARED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if "trainer" not in sys.modules:
+        place = bundle_root() / "trainer"
+        spec = spec_from_file_location("trainer", place / "__init__.py", submodule_search_locations=[str(place)])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["trainer"] = package = module_from_spec(spec)
+        spec.loader.exec_module(package)
+    return import_module(f"trainer.{name}")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _trainer_module

@@ -1,0 +1,211 @@
+"""How far a run has come: the journal's records, and the state that replaying them gives."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gpurun.core.money import Micros
+from gpurun.core.records import Frozen, Instance, Teardown
+
+
+class Phase(StrEnum):
+    """How far a run has come, as its journal tells it."""
+
+    OPENED = "opened"
+    CREATING = "creating"
+    CREATED = "created"
+    READY = "ready"
+    SHIPPED = "shipped"
+    TRAINING = "training"
+    TRAINED = "trained"
+    COLLECTED = "collected"
+    DESTROYING = "destroying"
+    GONE = "gone"
+    SETTLED = "settled"
+    CLOSED = "closed"
+
+
+class Event(StrEnum):
+    """The journal's event names (docs/JOURNAL.md); frozen by a test."""
+
+    RUN_OPENED = "run.opened"
+    STAGE_INTENDED = "stage.intended"
+    STAGE_OBSERVED = "stage.observed"
+    CREATE_INTENDED = "create.intended"
+    CREATE_OBSERVED = "create.observed"
+    CREATE_REFUSED = "create.refused"
+    CREATE_UNKNOWN = "create.unknown"
+    READY_OBSERVED = "ready.observed"
+    SHIP_INTENDED = "ship.intended"
+    SHIP_OBSERVED = "ship.observed"
+    TRAIN_INTENDED = "train.intended"
+    TRAIN_STARTED = "train.started"
+    RATE_OBSERVED = "rate.observed"
+    TRAIN_OBSERVED = "train.observed"
+    STOP_REQUESTED = "stop.requested"
+    COLLECT_INTENDED = "collect.intended"
+    COLLECT_OBSERVED = "collect.observed"
+    DESTROY_INTENDED = "destroy.intended"
+    DESTROY_ASKED = "destroy.asked"
+    DEATH_READ = "death.read"
+    DEATH_PROVEN = "death.proven"
+    SALVAGE_INTENDED = "salvage.intended"
+    SALVAGE_OBSERVED = "salvage.observed"
+    STEP_FAILED = "step.failed"
+    INCIDENT = "incident"
+    RECEIPT_OBSERVED = "receipt.observed"
+    RUN_CLOSED = "run.closed"
+    JOURNAL_REPAIRED = "journal.repaired"
+
+
+PASSES_OVER = frozenset({"no_capacity", "offer_rejected"})
+"""The reasons of `create.refused` after which the next attempt is on the next approved offer."""
+
+
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._]{0,63}$")]
+
+
+class Record(Frozen):
+    """One line of a journal. `prev` is the sha256 of the line before, byte for byte.
+
+    `event` is a plain word where a newer gpurun wrote what this one does not know: it is kept, and changes nothing.
+    """
+
+    seq: int
+    prev: str
+    wall: float
+    mono: float
+    boot_id: str
+    event: Annotated[Event | Word, Field(union_mode="left_to_right")]
+    data: dict[str, Any]
+
+    def us_since(self, before: Record) -> int:
+        """Microseconds since the record before: by wall time, or the monotonic one within a boot if that is more."""
+        ticked_us = _microseconds(self.mono) - _microseconds(before.mono) if self.boot_id == before.boot_id else 0
+        return max(0, ticked_us, _microseconds(self.wall) - _microseconds(before.wall))
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+class Moment(Frozen):
+    """When something was written down, by both clocks of this machine."""
+
+    wall: float
+    mono: float
+    boot_id: str
+
+    @classmethod
+    def of(cls, record: Record) -> Moment:
+        """When a record was written."""
+        return cls(wall=record.wall, mono=record.mono, boot_id=record.boot_id)
+
+    def seconds_until(self, later: Moment) -> float:
+        """Seconds from this to a later moment, by whichever clock says more; never below zero."""
+        ticked_s = later.mono - self.mono if later.boot_id == self.boot_id else 0.0
+        return max(0.0, ticked_s, later.wall - self.wall)
+
+
+class Asked(Frozen):
+    """One asking for a machine: what it costs an hour, what else beside it (disk, address), and what became of it.
+
+    `answer` is "" until there was one, then "made" or "refused"; "unseen" where it was lost, and nothing was found.
+    """
+
+    token: str
+    provider: str
+    region: str
+    micros_per_hour: Micros
+    beside_micros_per_hour: Micros
+    billing_unit_s: int
+    worst_micros: Micros
+    at: Moment
+    answer: str = ""
+
+
+class Extra(Frozen):
+    """A machine that carries a token of the run and is not the run's machine; `ended` once its end is proven."""
+
+    token: str
+    ended: Moment | None = None
+
+
+class Dearer(Frozen):
+    """The price of the run's machine as its provider tells it, without what is beside it, from `since_wall` on."""
+
+    micros_per_hour: Micros
+    since_wall: float
+
+
+class RunState(Frozen):
+    """A run's journal, replayed: where it is, what exists, what failed.
+
+    `account` is the mark of the account that was asked, where its provider has accounts.
+    `passed_over` counts the offers that could not be had: the next attempt is on the next one that was approved.
+    `asked_at` is when the machine was asked for, `heard_at` when the last word about that came: the request may have
+    left so late.
+    `extras` are the machines that were found beside the run's own, by id (a token of "" is an old journal's); `asked`
+    has every asking, by token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens
+    beside whose machine something is billed.
+    `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
+    the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
+    `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
+    `start_asked` says that the trainer may run, whether an answer to its start was heard or not, and `hard_stop_wall`
+    until when by the machine's clock. `linger_s` is for how long after that the machine waits for a client where its
+    checkpoints are in the bucket, before it ends itself; 0 where it stays to its deadline.
+    `timer_shares_key` says whether that timer asks with the key that asked for the machine (None: it is not on record).
+    `armed` says that the machine's own timer was read back (an old journal does not say, and is believed); `ends_wall`
+    is when the machine ends itself, where that was brought forward by it.
+    `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
+    `rated` says that the measured rate is on record. `signal` names the signal that asked for the `stop`, if one did.
+    """
+
+    run: str
+    phase: Phase
+    attempt: int = 0
+    passed_over: int = 0
+    token: str = ""
+    provider: str = ""
+    account: str = ""
+    instance: Instance | None = None
+    facts: dict[str, Any] = Field(default_factory=dict)
+    stage: str = ""
+    pushed: str = ""
+    clock_ahead_s: float = 0.0
+    start_asked: bool = False
+    hard_stop_wall: float | None = None
+    linger_s: float = 0.0
+    rated: bool = False
+    deadline_wall: float | None = None
+    timer_shares_key: bool | None = None
+    armed: bool = False
+    ends_wall: float | None = None
+    asked_at: Moment | None = None
+    heard_at: Moment | None = None
+    outcome: str = ""
+    reason: str = ""
+    stop: str = ""
+    signal: str = ""
+    failure: dict[str, Any] | None = None
+    teardown: Teardown | None = None
+    asked: dict[str, Asked] = Field(default_factory=dict)
+    extras: dict[str, Extra] = Field(default_factory=dict)
+    dearer: tuple[Dearer, ...] = ()
+    leftover: tuple[str, ...] = ()
+    exit_code: int | None = None
+    newer: str = ""
+
+    @property
+    def late(self) -> dict[str, str]:
+        """The extra machines that are not proven gone, with their tokens."""
+        return {name: extra.token for name, extra in self.extras.items() if extra.ended is None}
+
+    @property
+    def may_be_billing(self) -> bool:
+        """Something was asked for and is not proven gone, or what it left is billed."""
+        asked = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
+        return asked or bool(self.late or self.leftover)

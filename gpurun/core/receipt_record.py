@@ -1,0 +1,332 @@
+"""The receipt as a typed record: the ledger builds it, the view draws it, the audit reads it (docs/RECEIPTS.md).
+
+A key that is `NotRequired` stands only in the receipts that have something to say under it; an older gpurun did not
+write some of them. What a newer one adds is kept and passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+Is = TypedDict("Is", {"is": str})
+"""What a group of figures rests on: measured, provider-reported, instance-reported, planned or unknown."""
+Number = int | float
+UNKNOWN = "unknown"
+
+
+class Signature(StrEnum):
+    """What checking an envelope found."""
+
+    OK = "ok"
+    UNSIGNED = "unsigned"
+    UNKNOWN_KEY = "unknown key"
+    BAD = "bad"
+
+
+class Basis(TypedDict):
+    """How many records of the journal a receipt rests on, and the sha256 of the last one's line."""
+
+    head: str
+    records: int
+
+
+class Continues(TypedDict):
+    """The checkpoint that a run went on from."""
+
+    run: str
+    step: int
+
+
+class Asked(TypedDict):
+    """What was to be done."""
+
+    mode: str
+    recipe: str
+    form: str
+    provider: str
+    continues: NotRequired[Continues]
+
+
+class Digested(TypedDict):
+    """A file's length and sha256; None and "unknown" where it is not there."""
+
+    bytes: int | None
+    sha256: str
+
+
+class Digests(TypedDict):
+    """What went into a run, and what its trainer said."""
+
+    request: str
+    plan: str
+    recipe: str
+    data: str
+    trainer: str
+    shipped: str
+    log: Digested
+    events: Digested
+
+
+class Shipping(Is):
+    """Which bytes went which way, as sent."""
+
+    by_ssh_bytes: int | None
+    bucket: str | None
+    to_bucket_bytes: int | None
+    from_bucket_bytes: int | None
+
+
+class Facts(Is):
+    """What the machine says of itself."""
+
+    hello: Any
+
+
+class Machine(Is):
+    """The last machine; what the provider did not tell is named in `as_ordered`."""
+
+    provider: str
+    id: str | None
+    token: str
+    type: str
+    region: str
+    gpu: str
+    gpu_count: int
+    created_wall: Number | None
+    facts: Facts | None
+    as_ordered: NotRequired[list[str]]
+    endpoint: NotRequired[str | None]
+
+
+class Timeline(Is):
+    """When things were seen here, in UTC, or "unknown"."""
+
+    asked: str
+    exists: str
+    ready: str
+    shipped: str
+    train_start: str
+    train_end: str
+    collected: str
+    gone: str
+
+
+class Division(Is):
+    """How the training phase divides, by the machine's word."""
+
+    seconds: dict[str, Number] | None
+
+
+class Planned(Is):
+    """What the plan allowed each phase at most, and how long it expected training to take: (least, most)."""
+
+    limits_s: dict[str, Number]
+    training_s: list[Number] | None
+
+
+class Runtime(Is):
+    """Seconds that may be billed, and where they went."""
+
+    billable_s: Number | None
+    phases_s: dict[str, Number]
+    training: NotRequired[Division]
+    planned: NotRequired[Planned | None]
+
+
+class ExtraPaid(TypedDict):
+    """A machine beside the run's own that was paid for."""
+
+    id: str | None
+    billable_s: Number
+    micros: int
+    ended: bool
+
+
+class RisePaid(TypedDict):
+    """A price that rose while the machine ran."""
+
+    rate_micros_per_hour: int
+    billable_s: Number
+
+
+class RentalPaid(TypedDict):
+    """One rental in the costs; what only some rentals have is there only in those."""
+
+    attempt: int
+    token: str
+    machines: int
+    billable_s: Number | None
+    billing_unit_s: int
+    rate_micros_per_hour: int
+    rate_is: str
+    micros: int | None
+    end: str
+    end_is: NotRequired[str]
+    extras: NotRequired[list[ExtraPaid]]
+    price_rose: NotRequired[list[RisePaid]]
+
+
+class Cost(Is):
+    """What the run cost at most; `says` is there where a beginning or an end was not seen."""
+
+    upper_bound_micros: int | None
+    billed_micros: int | None
+    billed_is: str
+    worst_micros: int
+    cap_micros: int | None
+    cap_kept: bool | None
+    rentals: list[RentalPaid]
+    says: NotRequired[str]
+
+
+class Measured(Is):
+    """Seconds of training by this machine's clock."""
+
+    train_s: Number | None
+
+
+class StartTold(Is):
+    """The trainer's first start event, or what a receipt has of it."""
+
+    event: dict[str, Any] | None
+
+
+class LogTold(Is):
+    """The lines of the trainer's log that a receipt quotes."""
+
+    lines: list[str]
+
+
+class Training(TypedDict):
+    """What became of the training. `figures` are losses, steps and speed as the trainer reported them."""
+
+    outcome: str
+    reason: str
+    message: str
+    exit_code: int | None
+    failed_step: Any
+    seconds: Measured
+    device: str
+    start: StartTold
+    figures: dict[str, Any]
+    log: LogTold
+
+
+class FileAtHome(TypedDict):
+    """A file that came home."""
+
+    name: str
+    bytes: int | None
+    sha256: str
+    kind: str | None
+    step: Any
+
+
+class CheckpointTold(TypedDict):
+    """The step of the latest checkpoint, step and loss of the best, what came home, and the names of what did not."""
+
+    latest: Any
+    best: Any
+    files: list[FileAtHome]
+    missing: NotRequired[list[Any] | None]
+
+
+class SampleTold(TypedDict):
+    """What the model wrote last."""
+
+    step: int | None
+    prompt: str
+    text: str
+
+
+class Proof(TypedDict):
+    """The reads behind the end of one machine."""
+
+    token: str
+    teardown: str
+    id: str | None
+    reads: int | None
+    spread_s: Number | None
+    evidence_sha256: str | None
+    readings: list[dict[str, Any]]
+
+
+class TeardownTold(TypedDict("_Teardown", {"is": str | None})):
+    """How every machine that may have existed came to its end; None where none was made."""
+
+    evidence: list[Proof]
+
+
+class Verdict(Is):
+    """`gpu` or `smoke`, and the sentence that goes with it."""
+
+    says: str
+
+
+class Incident(TypedDict):
+    """What should not have happened, with when."""
+
+    at: str
+    code: str
+    message: str
+
+
+class Predicate(TypedDict):
+    """What is stated about a run. `prev` is the sha256 of the receipt before, `seq` the place in the chain."""
+
+    v: int
+    run: str
+    seq: int
+    prev: str
+    journal: Basis
+    signing: dict[str, str | None]
+    asked: Asked
+    digests: Digests
+    shipping: NotRequired[Shipping]
+    gpurun: dict[str, str]
+    platform: Any
+    instance: Machine | None
+    timeline: Timeline
+    runtime: Runtime
+    cost: Cost
+    training: Training
+    checkpoint: CheckpointTold
+    sample: SampleTold | None
+    teardown: TeardownTold
+    verdict: Verdict
+    incidents: list[Incident]
+
+
+class Subject(TypedDict):
+    """A file that the statement is about."""
+
+    name: str
+    digest: dict[str, str]
+
+
+class Statement(TypedDict):
+    """The in-toto Statement in a receipt's envelope."""
+
+    _type: str
+    subject: list[Subject]
+    predicateType: str
+    predicate: Predicate
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A receipt as it was read. `signature` is the answer of the check against this home's public keys."""
+
+    statement: Statement
+    envelope: dict[str, Any]
+    sha256: str
+    signature: Signature
+
+    @property
+    def predicate(self) -> Predicate:
+        """What is stated about the run."""
+        return self.statement["predicate"]

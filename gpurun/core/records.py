@@ -1,0 +1,213 @@
+"""The records that flow from step to step. Frozen, typed, and refused when a key is unknown.
+
+Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from gpurun.core.money import Micros
+
+
+class Frozen(BaseModel):
+    """A record: immutable; a key that a newer gpurun wrote beside is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    def to_json(self) -> str:
+        """The record as indented JSON with sorted keys, for a file that a person may open."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote."""
+        return cls.model_validate_json(text)
+
+
+def canonical(data: Any) -> bytes:
+    """The one byte form of JSON data that digests are taken over: sorted keys, no spaces, UTF-8."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_of(data: Any) -> str:
+    """The sha256 (hex) of JSON data in canonical form."""
+    return hashlib.sha256(canonical(data)).hexdigest()
+
+
+class InstanceState(StrEnum):
+    """What a provider says of an instance. STOPPED may still be billed; UNKNOWN proves nothing."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+    GONE = "GONE"
+    UNKNOWN = "UNKNOWN"
+
+
+class Teardown(StrEnum):
+    """How a machine ended: never a bare "ok"."""
+
+    DESTROYED = "destroyed"
+    PROCESSES_KILLED_HOST_KEPT = "processes_killed_host_kept"
+    STOPPED_DISK_BILLED = "stopped_disk_billed"
+    EXPIRES_AT = "expires_at"
+    USER_OPERATED = "user_operated"
+    NOT_PROVEN = "not_proven"
+
+
+class GpuNeed(Frozen):
+    """What was asked for: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0."""
+
+    count: int
+    name: str
+    memory_gb: int | None = None
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "cpu"
+        return f"{self.count}x{self.name}" + (f"-{self.memory_gb}GB" if self.memory_gb else "")
+
+
+class Offer(Frozen):
+    """One thing that can be rented: a machine type at a price, as seen at a time.
+
+    `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
+    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time.
+    """
+
+    provider: str
+    type_id: str
+    gpu: str
+    gpu_count: int
+    vram_gb: int
+    region: str
+    rate_micros_per_hour: Micros
+    billing_unit_s: int
+    boot_s: int
+    price_source: str
+    dies_by_itself: str
+    arch: str = "x86_64"
+    memory_gb: int = 0
+    tier: str = ""
+    spot: bool = False
+
+    @property
+    def label(self) -> str:
+        """`8×A100 80G`, or `cpu`."""
+        return f"{self.gpu_count}×{self.gpu} {self.vram_gb}G" if self.gpu_count else "cpu"
+
+    @property
+    def place(self) -> str:
+        """Where and how it is rented: `us-east-1`, `secure`, `EU-RO-1 community spot`."""
+        words = (self.region if self.region != "any" else "", self.tier, "spot" if self.spot else "")
+        return " ".join(filter(None, words)) or "any"
+
+
+class RunKeys(Frozen):
+    """The two key pairs of one run, in OpenSSH's form: who may log in, and whom to expect there.
+
+    The host's private key goes to the machine before it boots; the client's never leaves this one.
+    """
+
+    client_public: str
+    host_public: str
+    host_private: SecretStr
+
+
+class Order(Frozen):
+    """What a provider is asked to make. The token is its name, its tag and its idempotency key.
+
+    `image` overrides the provider's own choice; `deadline_wall` is by the provider's clock, and `lease_s` is it again,
+    as seconds after create was sent, for a machine whose clock is wrong. The same order sent twice is the same request
+    byte for byte.
+    """
+
+    run: str
+    token: str
+    attempt: int
+    offer: Offer
+    deadline_wall: float
+    lease_s: int = 0
+    keys: RunKeys | None = None
+    disk_gb: int = 0
+    image: str = ""
+
+
+class Address(Frozen):
+    """How to reach an instance: a folder on this machine, or a host over SSH."""
+
+    kind: Literal["folder", "ssh"]
+    folder: str = ""
+    host: str = ""
+    port: int = 22
+    user: str = ""
+
+
+class Instance(Frozen):
+    """What a provider says exists.
+
+    `type_id` is the machine type read back, to be held against the offer's; `said` is the provider's own word for the
+    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one.
+    """
+
+    id: str
+    provider: str
+    token: str
+    run: str
+    state: InstanceState
+    address: Address | None = None
+    gpu: str = ""
+    gpu_count: int = 0
+    rate_micros_per_hour: Micros | None = None
+    created_wall: float | None = None
+    deadline_wall: float | None = None
+    region: str = ""
+    type_id: str = ""
+    said: str = ""
+    ended_wall: float | None = None
+
+
+class Leftover(Frozen):
+    """A side resource that a rental leaves at a provider: a key, a firewall group, a volume, a schedule.
+
+    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more.
+    """
+
+    provider: str
+    kind: str
+    id: str
+    run: str
+    token: str
+    region: str = ""
+    billed: bool = False
+    deadline_wall: float | None = None
+
+
+class Charge(Frozen):
+    """What a provider says it billed for an instance; `settled` once it no longer changes."""
+
+    provider: str
+    instance_id: str
+    micros: Micros
+    settled: bool
+
+
+class Account(Frozen):
+    """Whom a key belongs to, and which permissions it lacks.
+
+    `balance_micros` is what is left on a prepaid account, `clock_ahead_s` how far this machine's clock is ahead of the
+    provider's; None where it does not tell.
+    """
+
+    provider: str
+    identity: str
+    missing: tuple[str, ...] = ()
+    balance_micros: Micros | None = None
+    clock_ahead_s: float | None = None

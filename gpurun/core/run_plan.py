@@ -1,0 +1,322 @@
+"""What was asked for and what will be done: the request as typed, and the plan that was shown and agreed to.
+
+Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a dollar.
+"""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from gpurun.core.money import Micros
+from gpurun.core.records import Frozen, GpuNeed, Offer
+
+
+class Mode(StrEnum):
+    """What kind of run this is: paid for, on this machine, or the free rehearsal of a paid one."""
+
+    PAID = "paid"
+    LOCAL = "local"
+    REHEARSAL = "rehearsal"
+
+
+class Choices(Frozen):
+    """What the user chose about the renting itself; every part takes what concerns it.
+
+    `guard`: put a key on the machine where only that arms its dead-man timer (Lambda). `weak_lease`: go on where
+    nothing on the machine ends it. `accept_cpu`: train where there is no CUDA device. `setup`: the text of a script to
+    run first, which may take `setup_limit_s` (0: as long as usual). `stage`: the bucket (s3://…) by which the shards go
+    to the machine and the checkpoints come from it.
+    `warm`: send what earlier runs have compiled along.
+    """
+
+    region: str | None = None
+    spot: bool = False
+    guard: bool = False
+    weak_lease: bool = False
+    accept_cpu: bool = False
+    image: str = ""
+    setup: str = ""
+    setup_limit_s: int = 0
+    stage: str = ""
+    warm: bool = False
+
+
+class Box(Frozen):
+    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted."""
+
+    target: str
+    identity: str
+    host_key: str
+    trusted: Literal["given", "known", "first use"]
+
+
+class Request(Frozen):
+    """What the user asked for, as typed but for a recipe's file, which has its whole path; nothing is decided yet."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    gpu: GpuNeed | None = None
+    max_cost_micros: Micros | None = None
+    providers: tuple[str, ...] = ()
+    data: str | None = None
+    hours: float | None = None
+    dry_run: bool = False
+    choices: Choices = Choices()
+    host: str = ""
+    host_key: str = ""
+    identity: str = ""
+    price_micros_per_hour: Micros | None = None
+    continues: str = ""
+    """The earlier run whose newest checkpoint this one goes on from."""
+
+    @property
+    def recipe_word(self) -> str:
+        """The recipe as a command that is to be copied names it."""
+        return shlex.quote(self.recipe)
+
+
+class Estimate(Frozen):
+    """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on.
+
+    `expected_s` is the training time where something was published for such a machine, else None. `sharded`: its GPUs
+    share the weights (FSDP).
+    """
+
+    fits: bool
+    peak_bytes: int
+    micro_batch: int
+    tokens_per_s: tuple[float, float] | None
+    train_s: tuple[float, float] | None
+    basis: str
+    expected_s: float | None = None
+    sharded: bool = False
+
+    @property
+    def likely_s(self) -> float | None:
+        """The training time to reckon with: the published one, or that at the middle of the estimated speeds."""
+        if self.train_s is None or self.expected_s is not None:
+            return self.expected_s
+        low, high = self.train_s
+        return 2.0 * low * high / (low + high)
+
+
+class Lease(Frozen):
+    """The longest that each part of a rental may take; the deadline is their sum after create is sent.
+
+    What boot, set-up and upload leave of their parts goes to training, unless `hours_s` (the user's --hours) says less.
+    Where nothing is to be set up `setup_s` is 0.
+    """
+
+    boot_s: int
+    ship_s: int
+    train_s: int
+    collect_s: int
+    destroy_s: int
+    kill_allowance_s: int = 60
+    hours_s: int | None = None
+    setup_s: int = 0
+
+    @property
+    def total_s(self) -> int:
+        """From create sent to destroy done."""
+        return self.boot_s + self.setup_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
+
+
+class Reach(Frozen):
+    """How far a lease gets, which trains for `train_s`: the last step of `steps`, and the validation loss if known."""
+
+    step: int
+    steps: int
+    train_s: int = 0
+    val_loss: float | None = None
+    val_loss_of: str = ""
+
+
+class Earlier(Frozen):
+    """The checkpoint of an earlier run that a run goes on from, and what that run cost at most, where that is known.
+
+    `bytes` are those of its three files; `receipt_sha256` is the receipt that names them.
+    """
+
+    run: str
+    step: int
+    bytes: int
+    receipt_sha256: str
+    spent_micros: Micros | None = None
+
+
+class Candidate(Frozen):
+    """An offer with what it would take and cost to finish there.
+
+    `expected_micros` is for the whole run, or for the part that a lease holds where the user asked for so many hours.
+    `reach` is how far the cap, or the hours that were asked for, would get there; None where nothing is known.
+    """
+
+    offer: Offer
+    estimate: Estimate
+    lease: Lease | None
+    expected_micros: Micros | None
+    worst_micros: Micros | None
+    finishes: bool
+    why_not: str = ""
+    reach: Reach | None = None
+
+
+class DataSummary(Frozen):
+    """The shards that a run trains on, in `folder`.
+
+    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
+    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows".
+    """
+
+    folder: str
+    beside: str = ""
+    tokenizer: str
+    tokenizer_sha256: str
+    vocab_size: int
+    train_tokens: int
+    val_tokens: int
+    bytes: int
+    sha256: str
+    source: str
+    passed_over: str = ""
+
+
+class StagePlan(Frozen):
+    """The bucket that shards go by, and how many of the files that are worth it were there when the plan was made.
+
+    `upload_s` is what the others take before anything is rented, `saves_s` what sending all of them to the machine from
+    here would take longer; both by the rates that plans count with.
+    """
+
+    url: str
+    endpoint: str
+    region: str
+    files: int
+    bytes: int
+    there_files: int
+    there_bytes: int
+    upload_s: int
+    saves_s: int
+
+    @property
+    def is_of_aws(self) -> bool:
+        """Whether AWS itself keeps the bucket, and bills what leaves its region."""
+        return (urlsplit(self.endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    def is_beside(self, offer: Offer) -> bool:
+        """Whether machine and bucket are both AWS's and in one region, within which nothing is charged."""
+        return self.is_of_aws and (offer.provider, offer.region) == ("aws", self.region)
+
+
+class Plan(Frozen):
+    """What will be done and what it may cost at most: shown, agreed to, and then not changed.
+
+    It is the request with the candidate that was `chosen` for it. As JSON the candidate's parts stand beside the
+    plan's, in the place of `chosen`: so plan.json has always been.
+    """
+
+    v: Literal[1] = 1
+    run: str
+    mode: Mode
+    recipe: str
+    form: Literal["full", "rehearsal"]
+    recipe_sha256: str
+    resolved: dict[str, Any]
+    parameters: int
+    processes: int
+    chosen: Candidate
+    cap_micros: Micros | None
+    candidates: tuple[Candidate, ...]
+    data: DataSummary
+    bundle_sha256: str
+    ship_files: int
+    ship_bytes: int
+    notes: tuple[str, ...] = ()
+    choices: Choices = Choices()
+    images: dict[str, str] | None = None
+    """By provider, where the recipe needs another image than its usual one and the user named none."""
+    stage: StagePlan | None = None
+    box: Box | None = None
+    continues: Earlier | None = None
+    quoted_wall: float = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_chosen(cls, told: Any) -> Any:
+        """What is told with the parts of the chosen candidate beside the plan's."""
+        if not isinstance(told, dict) or "chosen" in told:
+            return told
+        parts = {key: told[key] for key in _CHOSEN if key in told}
+        return {**{key: told[key] for key in told if key not in _CHOSEN}, "chosen": {"finishes": True, **parts}}
+
+    @model_validator(mode="after")
+    def _has_lease(self) -> Plan:
+        if self.chosen.lease is None or self.chosen.worst_micros is None:
+            raise ValueError(f"{self.chosen.offer.label} has no lease")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _flat(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told: dict[str, Any] = plain(self)
+        if "chosen" in told:
+            parts = told.pop("chosen")
+            told |= {key: parts[key] for key in _CHOSEN}
+            told["expected_micros"] = self.expected_micros
+        return told
+
+    @property
+    def offer(self) -> Offer:
+        """The offer that is rented, or the machine that there is."""
+        return self.chosen.offer
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the run is expected to need there."""
+        return self.chosen.estimate
+
+    @property
+    def lease(self) -> Lease:
+        """The longest that it may take there."""
+        assert self.chosen.lease is not None
+        return self.chosen.lease
+
+    @property
+    def expected_micros(self) -> Micros:
+        """What it is expected to cost there; 0 where nothing is known."""
+        return self.chosen.expected_micros or Micros(0)
+
+    @property
+    def worst_micros(self) -> Micros:
+        """The most that it can cost there."""
+        return self.chosen.worst_micros or Micros(0)
+
+    @property
+    def approved(self) -> tuple[Candidate, ...]:
+        """What may be rented, in this order: the offer that was chosen, then the others that the cap pays for."""
+        others = (one for one in self.candidates if one.lease is not None and one.offer != self.offer)
+        return (self.chosen, *others) if self.mode is Mode.PAID else (self.chosen,)
+
+    @property
+    def most_micros(self) -> Micros:
+        """The worst case of the dearest of the approved offers: what the user is asked to agree to."""
+        return max(one.worst_micros or Micros(0) for one in self.approved)
+
+    def on(self, candidate: Candidate) -> Plan:
+        """The same plan on another of its approved offers."""
+        if candidate.lease is None or candidate.worst_micros is None:
+            raise ValueError(f"{candidate.offer.label} was not approved")
+        choices = self.choices
+        if self.images is not None:
+            choices = choices.model_copy(update={"image": self.images.get(candidate.offer.provider, "")})
+        processes = candidate.offer.gpu_count or self.processes
+        return self.model_copy(update={"choices": choices, "chosen": candidate, "processes": processes})
+
+
+_CHOSEN = ("offer", "estimate", "lease", "expected_micros", "worst_micros")
+"""The parts of the chosen candidate that plan.json has."""

@@ -1,0 +1,204 @@
+"""The trainer's events, one record a line of events.jsonl: the only reader of them (docs/FORMATS.md has every key).
+
+All of it is the machine's word and may be false. Every field is checked here: a figure can be computed with or is None,
+a word is one harmless line, a text has no control character but its line ends and tabs, and all are of bounded length.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.untrusted import LINE_BYTES, lines_of, number, plain_line, whole
+
+_LONGEST_S = 1e12
+_LATEST_WALL = 32_503_680_000.0  # The year 3000: what calendars can format.
+_MOST_CHARS = 16 << 10
+# What a terminal would obey: C0 but for tab and line ends, DEL, C1, what turns the direction of text, halves of pairs.
+_COMMANDS = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class TrainerEvent:
+    """What every event has; one of a kind that has no record of its own is this alone.
+
+    `wall` is seconds since the epoch, `elapsed_s` seconds since the trainer's process started. `said` is the line as it
+    came, for those who pass it on unread.
+    """
+
+    kind: str
+    said: Mapping[str, Any]
+    wall: float | None
+    elapsed_s: float | None
+    step: int | None
+
+
+@dataclass(frozen=True)
+class Start(TrainerEvent):
+    """A process of the trainer has begun; `resumed_from` is the step of the checkpoint that it goes on from."""
+
+    device: str | None
+    cuda_name: str | None
+    torch: str | None
+    python: str | None
+    precision: str | None
+    world_size: int | None
+    parameters: int | None
+    tokens_per_step: int | None
+    micro_batch: int | None
+    steps: int | None
+    resumed_from: int | None
+    train_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Step(TrainerEvent):
+    """An optimiser step: `step_s` is the median since the line before, `tokens` were seen in all, `mfu` is 0..1."""
+
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    step_s: float | None
+    tokens: int | None
+    memory_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Evaluation(TrainerEvent):
+    """A validation loss, what it took, and the figures beside it; `hellaswag` is the share of its items solved."""
+
+    val_loss: float | None
+    bits_per_byte: float | None
+    hellaswag: float | None
+    eval_s: float | None
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Sample(TrainerEvent):
+    """What the model wrote after a prompt; `text` is None where the line has none."""
+
+    prompt: str
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Checkpoint(TrainerEvent):
+    """A checkpoint is on the machine's disk; training stood still for `stall_s`."""
+
+    bytes: int | None
+    stall_s: float | None
+
+
+@dataclass(frozen=True)
+class Alert(TrainerEvent):
+    """A `warning`: something that a person should know and that does not stop training."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Stop(TrainerEvent):
+    """Why training ended, as the trainer itself says."""
+
+    reason: str
+    message: str
+    train_s: float | None
+
+
+def parse(line: bytes | str) -> TrainerEvent | None:
+    """The event of a line; None for whatever is not an object with a `kind`. Never raises."""
+    if len(line) > LINE_BYTES:
+        return None
+    try:
+        told = json.loads(line.decode("utf-8", "replace") if isinstance(line, bytes) else line)
+    except (ValueError, RecursionError):
+        return None
+    return event_of(told) if isinstance(told, dict) else None
+
+
+def event_of(told: Mapping[str, Any]) -> TrainerEvent | None:
+    """The event of a line's object; None where it has no `kind`."""
+    kind = told.get("kind")
+    if not isinstance(kind, str):
+        return None
+    record, readers = _KINDS.get(kind, (TrainerEvent, {}))
+    fields = {name: read(told.get(name)) for name, read in {**_EVERY, **readers}.items()}
+    return record(kind=plain_line(kind), said=told, **fields)
+
+
+def events_of(path: Path) -> Iterator[TrainerEvent]:
+    """The events of a file, which may be huge or hostile; a line that is none is passed over. None if no file."""
+    return (event for line in lines_of(path) if (event := parse(line)) is not None)
+
+
+class EventLines:
+    """Cuts what comes piece by piece into events: half a line waits for the rest of it."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, piece: bytes) -> list[TrainerEvent]:
+        """The events that are whole now."""
+        *lines, rest = (self._rest + piece).split(b"\n")
+        self._rest = rest[: LINE_BYTES + 1]
+        return [event for line in lines if (event := parse(line)) is not None]
+
+
+def _seconds(value: Any) -> float | None:
+    seconds = number(value)
+    return seconds if seconds is not None and 0 <= seconds < _LONGEST_S else None
+
+
+def _wall(value: Any) -> float | None:
+    wall = number(value)
+    return wall if wall is not None and 0 <= wall < _LATEST_WALL else None
+
+
+def _word(value: Any) -> str | None:
+    return plain_line(value) if isinstance(value, str) else None
+
+
+def _name(value: Any) -> str:
+    return _word(value) or ""
+
+
+def _written(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    return _COMMANDS.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", value[:_MOST_CHARS])
+
+
+def _text(value: Any) -> str:
+    return _written(value) or ""
+
+
+_EVERY: dict[str, Callable[[Any], Any]] = {"wall": _wall, "elapsed_s": _seconds, "step": whole}
+_KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], Any]]]] = {
+    "start": (
+        Start,
+        dict.fromkeys(("device", "cuda_name", "torch", "python", "precision"), _word)
+        | dict.fromkeys(("world_size", "parameters", "tokens_per_step", "micro_batch"), whole)
+        | dict.fromkeys(("steps", "resumed_from", "train_tokens"), whole),
+    ),
+    "step": (
+        Step,
+        dict.fromkeys(("loss", "lr", "grad_norm", "tokens_per_s", "mfu"), number)
+        | {"step_s": _seconds, "tokens": whole, "memory_peak_bytes": whole},
+    ),
+    "eval": (
+        Evaluation,
+        dict.fromkeys(("val_loss", "bits_per_byte", "hellaswag"), number) | {"eval_s": _seconds, "tokens": whole},
+    ),
+    "sample": (Sample, {"prompt": _text, "text": _written}),
+    "checkpoint": (Checkpoint, {"bytes": whole, "stall_s": _seconds}),
+    "warning": (Alert, {"code": _name, "message": _text}),
+    "stop": (Stop, {"reason": _name, "message": _text, "train_s": number}),
+}

@@ -1,0 +1,164 @@
+"""Makes foreign bytes harmless: what an instance, a provider or a file that somebody may have edited says.
+
+`plain_*` is for records: every control character is written as its escape, and which those are is written out here, not
+taken from Python's Unicode tables, because a receipt has to come out the same, byte for byte, under another Python.
+`safe_*` is for screens: escape sequences that move the cursor, set the clipboard (OSC 52) or retitle the window, C1
+controls, bidirectional overrides and invisible characters vanish. Either result is of bounded length. Square brackets
+pass as they are: nothing here reads markup.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LINE_CHARS = 400
+TEXT_CHARS = 4_000
+LINE_BYTES = 64 << 10
+"""A longer line of the trainer's files is none of its own."""
+MAX_LINE_BYTES = 4096
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MOST_ITEMS, _MOST_DEPTH, _MOST_CHARS = 64, 6, 16 << 10
+_LARGEST = 1e100  # No loss, rate or size comes near; sums and differences of larger ones may be infinite.
+
+# C0, DEL, C1; marks that are invisible or turn the direction of text; halves of pairs; tags; what is no character.
+_CONTROLS = re.compile(
+    "[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
+)
+# Control strings (OSC, DCS, SOS, PM, APC) with their whole payload, then CSI, then the short escapes. Each class
+# excludes ESC, so that the match is linear in the length of the line.
+_SEQUENCES = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b[ -/]*[0-~]"
+)
+_INVISIBLE_LETTERS = frozenset("\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+_MOST_MARKS = 2
+
+
+def plain_line(text: str, limit: int = LINE_CHARS) -> str:
+    """One line of at most `limit` characters; every control character is written as its escape."""
+    shown = _CONTROLS.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def plain_text(text: str, limit: int = TEXT_CHARS) -> str:
+    """Several lines of at most `limit` characters together; line ends stay, tabs become spaces."""
+    return "\n".join(plain_line(line, limit) for line in text[:limit].replace("\t", "    ").split("\n"))[:limit]
+
+
+def last_words(said: str | bytes, limit: int = 300) -> str:
+    """The end of what was said, as a part of another sentence: on one line and without its full stop."""
+    text = said[-4 * limit :].decode("utf-8", "replace") if isinstance(said, bytes) else said
+    return " ".join(_CONTROLS.sub(" ", text[-limit:]).split()).rstrip(".")
+
+
+def error_words(error: BaseException) -> str:
+    """The last words of an error that quotes the far side; its name where it has none."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return last_words(text) or type(error).__name__
+
+
+def plain_data(value: Any) -> Any:
+    """JSON data of bounded size; a part that does not fit or is no number becomes null, and so does too much of it."""
+    plain = _plain(value, 0)
+    return plain if len(json.dumps(plain)) <= _MOST_CHARS else None
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return plain_line(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth < _MOST_DEPTH and isinstance(value, dict):
+        kept = sorted(((str(key), one) for key, one in value.items()), key=lambda pair: pair[0])[:_MOST_ITEMS]
+        return {plain_line(key, 80): _plain(one, depth + 1) for key, one in kept}
+    if depth < _MOST_DEPTH and isinstance(value, list | tuple):
+        return [_plain(one, depth + 1) for one in value[:_MOST_ITEMS]]
+    return None
+
+
+def number(value: Any) -> float | None:
+    """A figure that can be computed with, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
+
+
+def whole(value: Any) -> int | None:
+    """A whole number that is not negative and that every reader of JSON holds exactly, or None."""
+    return value if type(value) is int and 0 <= value < 1 << 53 else None
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a file that may be huge or hostile: the beginning of each, whatever its bytes; none if no file."""
+    if not path.is_file():
+        return
+    with path.open("rb") as content:
+        inside = False
+        while part := content.readline(LINE_BYTES):
+            if not inside:
+                yield part.decode("utf-8", "replace").rstrip("\r\n")
+            inside = not part.endswith(b"\n")
+
+
+def safe_line(line: bytes | str) -> str:
+    """One line, harmless: at most 4 KiB of what came, and a mark with the true size when there was more.
+
+    Escape sequences vanish whole; a progress bar that rewrites itself with carriage returns shows its last state.
+    """
+    size = len(line)
+    head = line[:MAX_LINE_BYTES]
+    if isinstance(head, str):
+        raw = head.encode("utf-8", "surrogatepass")
+        cut = size > MAX_LINE_BYTES or len(raw) > MAX_LINE_BYTES
+        text = raw[:MAX_LINE_BYTES].decode("utf-8", "replace")
+    else:
+        cut = size > MAX_LINE_BYTES
+        text = head.decode("utf-8", "replace")
+    written = [part for part in _SEQUENCES.sub("", text).rstrip("\r\n").split("\r") if part]
+    shown = harmless(written[-1].expandtabs(4) if written else "")[:MAX_LINE_BYTES]
+    return f"{shown} \N{HORIZONTAL ELLIPSIS} [line of {size:,} cut]" if cut else shown
+
+
+def safe_text(text: bytes | str, *, most_lines: int = 40) -> list[str]:
+    """Several lines, each harmless; what lies beyond `most_lines` is left out and counted in a last line."""
+    head = text[: MAX_LINE_BYTES * most_lines]
+    broken = head.split(b"\n") if isinstance(head, bytes) else head.split("\n")
+    lines = [safe_line(line) for line in broken[:most_lines]]
+    if len(broken) > most_lines or len(text) > len(head):
+        lines.append(f"\N{HORIZONTAL ELLIPSIS} [cut: {len(text):,} in all]")
+    return lines
+
+
+def harmless(text: str) -> str:
+    """The same text without anything that does not print; separators become spaces, oddities U+FFFD. Any length."""
+    if text.isascii() and text.isprintable():
+        return text
+    kept: list[str] = []
+    marks = 0
+    for character in text:
+        category = unicodedata.category(character)
+        if category in ("Mn", "Me"):
+            marks += 1
+            if marks <= _MOST_MARKS and not "\ufe00" <= character <= "\ufe0f" and character not in _INVISIBLE_LETTERS:
+                kept.append(character)
+            continue
+        marks = 0
+        if category in ("Zs", "Zl", "Zp") or character in "\t\n\v\f":
+            kept.append(" ")
+        elif category in ("Cs", "Co", "Cn"):
+            kept.append(REPLACEMENT)
+        elif category not in ("Cc", "Cf") and character not in _INVISIBLE_LETTERS:
+            kept.append(character)
+    return "".join(kept)

@@ -1,0 +1,320 @@
+"""Audits one run: its journal, its receipt, its files, each against the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from gpurun.core.journal_records import Record
+from gpurun.core.paths import RunFolder
+from gpurun.core.receipt_record import Signature
+from gpurun.core.records import canonical
+from gpurun.core.untrusted import plain_line
+from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
+from gpurun.ledger.audit.findings import AuditRow, Mark
+from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
+from gpurun.ledger.audit.shutdown_check import check_shutdown
+from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines, journal_lines
+from gpurun.ledger.signing import payload_of, verify
+from gpurun.ledger.statement import build_statement
+
+_MALFORMED = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+_AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
+_EARLIER = {"run", "step", "receipt_sha256"}
+_MOST_NAMED = 8
+
+
+@dataclass
+class _Findings:
+    """What is gathered about a run on the way through it. `is_partial`: its journal is not all that there was."""
+
+    must_be_signed: bool = False
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    chain: Mark = "none"
+    signature: Mark = "none"
+    files: str = "0/0"
+    verdict: str = "none"
+    receipt_proves_death: bool = False
+    is_partial: bool = False
+    death: str = "proven"
+
+    def guarded(self, what: str, check: Callable[[], None]) -> None:
+        """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
+        try:
+            check()
+        except _MALFORMED as error:
+            self.problems.append(f"{what} cannot be followed: {type(error).__name__} {error}")
+
+    def unsigned(self, told: str) -> None:
+        """What nobody has signed could be anybody's: a problem where one key was named, else a warning."""
+        (self.problems if self.must_be_signed else self.warnings).append(told)
+
+
+def audit_run(
+    folder: RunFolder,
+    chain: Mapping[str, Json],
+    keys: Mapping[str, Ed25519PublicKey],
+    *,
+    read: Lines | None = None,
+    must_be_signed: bool = False,
+) -> AuditRow:
+    """One run's row. `chain` has each run's place in the chain of receipts; a run without a receipt has none.
+
+    `read` is its journal where it was read before the chain; it is read now where there is none.
+    """
+    found = _Findings(must_be_signed)
+    lines, link = read or journal_lines(folder.journal), chain.get(folder.name)
+    found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
+    if link is not None:
+        found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
+        found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
+    found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
+    # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
+    late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
+    unseen = bool(late) or (open_token(lines.parsed) is not None and not found.receipt_proves_death)
+    live = unseen or bool(billed)
+    spent, more = None, False
+    try:
+        spent, more = measured_micros(lines.parsed), is_more(lines.parsed)
+    except _MALFORMED:
+        found.problems.append("the cost cannot be derived from the journal")
+    proven = found.receipt_proves_death or bool(named(lines.parsed, "death.proven"))
+    return AuditRow(
+        run=folder.name,
+        seq=link["seq"] if link else None,
+        chain="bad" if lines.problem else found.chain,
+        signature=found.signature,
+        files=found.files,
+        death="not seen" if unseen else found.death if proven else "none",
+        measured_micros=spent,
+        verdict="may be billing" if live else found.verdict,
+        may_be_billing=live,
+        is_floor=live or more or found.is_partial,
+        problems=tuple(plain_line(problem) for problem in found.problems),
+        warnings=tuple(plain_line(warning) for warning in found.warnings),
+    )
+
+
+def _after_receipt(records: Sequence[Json]) -> Sequence[Json]:
+    """What was recorded when the receipt had its place already; nothing while it has none."""
+    places = [place for place, record in enumerate(records) if record["event"] == "receipt.observed"]
+    return records[places[0] + 1 :] if places else ()
+
+
+def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json | None) -> None:
+    records = lines.parsed
+    found.is_partial = lines.problem is not None or not records
+    if lines.problem is not None:
+        found.problems.append(lines.problem)
+    elif not records:
+        found.problems.append("the journal is missing or empty")
+    else:
+        found.chain = "ok"
+    if lines.torn and link is not None:
+        repair = f"if power failed just then, gpurun resume {folder.name} repairs it"
+        found.problems.append(f"the journal's last line is torn although the run has its receipt; {repair}")
+    elif lines.torn:
+        found.warnings.append(f"the journal's last line is unfinished; gpurun resume {folder.name} repairs it")
+    newer = dict.fromkeys(record["event"] for record in records if record["event"] not in KNOWN)
+    if newer:
+        found.warnings.append(f"a newer gpurun wrote {', '.join(newer)} in its journal; this one cannot check that")
+    found.problems += order_problems(records)
+    observed = named(records, "receipt.observed")
+    if link is None and observed:
+        found.problems.append(f"its receipt #{observed[0]['data']['seq']} is missing from the chain")
+    if link is not None and observed:
+        claimed = {"seq": link["seq"], "sha256": link["receipt_sha256"]}
+        if {key: observed[0]["data"].get(key) for key in claimed} != claimed:
+            found.problems.append("the journal names another receipt than the chain")
+    if records and records[0]["data"].get("run") != folder.name:
+        found.problems.append("the journal is that of another run")
+    if records and link is not None and lines.problem is None and not named(records, "run.closed"):
+        found.warnings.append(f"it has its receipt but was not closed; gpurun resume {folder.name} does that")
+
+
+def _check_receipt(
+    found: _Findings, lines: Lines, folder: RunFolder, link: Json, keys: Mapping[str, Ed25519PublicKey]
+) -> None:
+    """The receipt's digest, form, signature, and every figure in it."""
+    if not folder.receipt.is_file():
+        found.chain = "bad"
+        found.problems.append(f"receipt #{link['seq']} is missing")
+        return
+    content = folder.receipt.read_bytes()
+    in_chain = hashlib.sha256(content).hexdigest() == link["receipt_sha256"]
+    if not in_chain:
+        found.chain = "bad"
+        found.problems.append(f"receipt #{link['seq']} is not the one in the chain")
+    envelope = json.loads(content)
+    payload = payload_of(envelope)
+    statement: Json = json.loads(payload)
+    if canonical(statement) != payload:
+        found.problems.append("the receipt is not written in canonical form")
+    _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
+    found.verdict = str(statement["predicate"]["verdict"]["is"])
+    codes = [one["code"] for one in statement["predicate"]["incidents"]]
+    left = codes.count("create.late") > codes.count("create.late_gone")
+    ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven") and not left
+    found.receipt_proves_death = in_chain and found.signature == "ok" and ended
+    _check_shutdown(found, folder, statement, hashlib.sha256(content).hexdigest(), keys)
+    head = statement["predicate"]["journal"]["head"]
+    if head not in lines.digests:
+        found.is_partial = True
+        if lines.problem is None:
+            found.chain = "bad"
+            found.problems.append("the receipt was made from another journal than this one")
+        return
+    count = lines.digests.index(head) + 1
+    _check_later(
+        found, [one for one in lines.parsed[count:] if one["event"] in KNOWN and one["event"] not in _AFTER_HEAD]
+    )
+    _compare(found, folder, lines.parsed[:count], statement, link)
+
+
+def _check_later(found: _Findings, later: Sequence[Json]) -> None:
+    """What the journal says beyond the receipt: incidents may come after it, and some of them take its bound away."""
+    told: set[str] = set()
+    for record in later:
+        at, data = f"journal line {record['seq']}", record["data"]
+        if record["event"] != "incident":
+            found.problems.append(f"{at} ({record['event']}) is newer than the receipt")
+            return
+        if data["code"] == "create.late" or (data["code"] == "leftover" and data.get("billed") is True):
+            found.problems.append(f"the receipt's bound is void: {data['message']} ({at})")
+        elif data["code"] not in told and not str(data["code"]).endswith("_gone"):
+            found.warnings.append(f"{at} is not in the receipt, it came later: {data['message']}")
+        told.add(str(data["code"]))
+
+
+def _check_origin(found: _Findings, records: Sequence[Json], link: Json, chain: Mapping[str, Json]) -> None:
+    """Whether the run that it goes on from has its receipt in the chain, and before its own."""
+    before = records[0]["data"].get("continues") if records else None
+    if before:
+        earlier = chain.get(before["run"], {})
+        if earlier.get("receipt_sha256") != before["receipt_sha256"] or earlier["seq"] >= link["seq"]:
+            found.problems.append(
+                f"the receipt of {before['run']}, which it goes on from, is not before it in the chain"
+            )
+
+
+def _check_shutdown(
+    found: _Findings, folder: RunFolder, statement: Json, sha256: str, keys: Mapping[str, Ed25519PublicKey]
+) -> None:
+    """What is stated about the end of a box that its user ends."""
+    shutdown = check_shutdown(folder, statement, sha256, keys)
+    if shutdown is not None:
+        found.death = shutdown.death
+        found.problems += [shutdown.problem] if shutdown.problem else []
+        if shutdown.unsigned:
+            found.unsigned(shutdown.unsigned)
+
+
+def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping[str, Ed25519PublicKey]) -> None:
+    answer = verify(envelope, keys)
+    signers = [one["keyid"] for one in envelope["signatures"]]
+    if signers != ([keyid] if keyid else []):
+        found.signature = "bad"
+        found.problems.append("the receipt is not signed by the key that it names")
+    elif answer is Signature.OK:
+        found.signature = "ok"
+    elif answer is Signature.UNSIGNED:
+        found.unsigned("the receipt is unsigned: there was no readable key when it was made")
+    elif answer is Signature.UNKNOWN_KEY:
+        found.signature = "bad"
+        found.problems.append(f"the receipt is signed by the key {str(keyid)[:12]}…, which is not known here")
+    else:
+        found.signature = "bad"
+        found.problems.append("the receipt's signature does not hold")
+
+
+def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], statement: Json, link: Json) -> None:
+    """Every figure of the receipt against what the run folder gives today, and the cap against the cost.
+
+    Money and ends are computed a second time too: a fault of the code that wrote them is not repeated here.
+    """
+    told = statement["predicate"]
+    head, keyid = told["journal"]["head"], told["signing"]["keyid"]
+    records = [Record.model_validate(record) for record in basis]
+    again = build_statement(folder, records, head=head, seq=link["seq"], prev=link["prev"], keyid=keyid)
+    own = money_and_death(basis)
+    unlike = [path.removeprefix("predicate.") for path in differences({**again}, statement)]
+    unlike = list(dict.fromkeys([*unlike, *differences(own, told, only_expected=True)]))
+    if unlike:
+        more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
+        found.problems.append(f"the receipt does not follow from the run: {', '.join(unlike[:_MOST_NAMED])}{more}")
+    if own["cost"]["cap_kept"] is False:
+        found.problems.append("the cap was not kept")
+    found.verdict = again["predicate"]["verdict"]["is"]
+    opened = basis[0]["data"]
+    for name, path in (("request", folder.request), ("plan", folder.plan)):
+        if opened[f"{name}_sha256"] != sha256_of(path):
+            found.problems.append(f"{name}.json is not the one that the run was opened with")
+    found.problems += _opening_problems(opened, json.loads(folder.plan.read_bytes()))
+
+
+def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
+    """Whether the run was opened with what its plan says, figure by figure."""
+    for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
+        if opened[name] != plan[name]:
+            yield f"the run was not opened with the plan's {name}"
+    approved = plan.get("candidates", ()) if plan["mode"] == "paid" else ()
+    worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
+    if opened["worst_micros"] != worst:
+        yield "the run was not opened with the plan's worst_micros"
+    before = plan.get("continues") or {}
+    if (opened.get("continues") or {}) != {key: before[key] for key in before if key in _EARLIER}:
+        yield "the run was not opened with the checkpoint that its plan goes on from"
+    if opened["data_sha256"] != plan["data"]["sha256"]:
+        yield "the run was not opened with the plan's data"
+
+
+def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -> None:
+    """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
+    collected = named(records, "salvage.observed") or named(records, "collect.observed")
+    files = collected[-1]["data"]["files"] if collected else []
+    held = 0
+    for file in files:
+        path = folder.artifacts / file["name"]
+        if not path.resolve().is_relative_to(folder.artifacts.resolve()):
+            found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
+        elif not path.is_file():
+            found.warnings.append(f"{file['name']} is not here any more")
+        elif sha256_of(path) != file["sha256"] or path.stat().st_size != file["bytes"]:
+            found.problems.append(f"{file['name']} is not the file that was collected")
+        else:
+            held += 1
+    found.files = f"{held}/{len(files)}"
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file, taken in blocks; "unknown" when it is not there."""
+    if not path.is_file():
+        return "unknown"
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def differences(expected: Any, found: Any, path: str = "", *, only_expected: bool = False) -> Iterator[str]:
+    """The paths at which two pieces of JSON differ; a number of another type (1 and 1.0, 1 and true) differs too.
+
+    With `only_expected` what is found beside the expected keys is passed over.
+    """
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in sorted(expected if only_expected else expected.keys() | found.keys()):
+            below = f"{path}.{key}" if path else str(key)
+            if key in expected and key in found:
+                yield from differences(expected[key], found[key], below, only_expected=only_expected)
+            else:
+                yield below
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for place, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from differences(one, other, f"{path}[{place}]", only_expected=only_expected)
+    elif type(expected) is not type(found) or expected != found:
+        yield path or "the statement"

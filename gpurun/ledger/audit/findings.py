@@ -1,0 +1,61 @@
+"""What an audit finds: a row a run, the chain's head, and what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpurun.core.money import Micros
+
+Mark = Literal["ok", "bad", "none"]
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One run, audited.
+
+    `chain`: its journal's chain and its place among the receipts. `files`: of those collected, how many lie here with
+    the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
+    was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
+    `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
+    where the journal does not bound it, or is damaged. `verdict` is "gpu", "smoke", "may be billing" or "none" (there
+    is no receipt). A row without problems and warnings is sound.
+    """
+
+    run: str
+    seq: int | None
+    chain: Mark
+    signature: Mark
+    files: str
+    death: str
+    measured_micros: Micros | None
+    verdict: str
+    may_be_billing: bool
+    is_floor: bool
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """All rows, and what concerns the chain as a whole.
+
+    `head` is the sha256 of the last receipt: anyone who keeps a copy of it can tell later that nothing up to there was
+    changed (`expected_head`). `receipts` counts the chain's links, whichever rows were asked for.
+    """
+
+    rows: tuple[AuditRow, ...]
+    head: str
+    total_micros: Micros
+    receipts: int
+    problems: tuple[str, ...]
+
+    @property
+    def may_be_billing(self) -> bool:
+        """Whether any run may still cost money: exit 9, before everything else."""
+        return any(row.may_be_billing for row in self.rows)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong; warnings and unfinished runs do not count."""
+        return not self.problems and not any(row.problems for row in self.rows)

@@ -1,0 +1,90 @@
+"""Checks the statement that a box of the user's own was shut down, for the audit alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from gpurun.core.money import Micros, cost_of
+from gpurun.core.paths import RunFolder
+from gpurun.core.receipt_record import Signature
+from gpurun.core.records import canonical
+from gpurun.ledger.audit.strict_lines import Json
+from gpurun.ledger.signing import payload_of, verify
+
+_TYPE = "https://gpurun.dev/shutdown/v1"
+_QUIET = {"refused", "timed out", "unreachable"}
+_SPAN_S = 9.0
+_WORDS = {"confirmed": "shutdown confirmed", "stated by the user": "shutdown stated"}
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """What the audit says of a box's end in place of "proven", and what is wrong with the statement about it."""
+
+    death: str
+    problem: str = ""
+    unsigned: str = ""
+
+
+def check_shutdown(
+    folder: RunFolder, statement: Json, receipt_sha256: str, keys: Mapping[str, Ed25519PublicKey]
+) -> Shutdown | None:
+    """The end of a box that its user ends; None for a machine that gpurun ends, unless somebody says otherwise."""
+    path = folder.path / "shutdown.json"
+    is_users = statement["predicate"]["teardown"]["is"] == "user_operated"
+    if not path.exists():
+        return Shutdown("yours to end") if is_users else None
+    if not is_users:
+        return Shutdown("proven", problem="shutdown.json is about a machine that was not the user's to end")
+    try:
+        envelope = json.loads(path.read_bytes())
+        payload = payload_of(envelope)
+        told = json.loads(payload)
+        if canonical(told) != payload:
+            raise ValueError("not in canonical form")
+        unlike = _unlike(told, statement["predicate"], folder.name, receipt_sha256)
+        keyid, signers = told["predicate"]["signing"]["keyid"], [one["keyid"] for one in envelope["signatures"]]
+        signature = verify(envelope, keys) if signers == ([keyid] if keyid else []) else Signature.BAD
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        return Shutdown("yours to end", problem=f"shutdown.json cannot be followed: {type(error).__name__}")
+    if unlike:
+        return Shutdown("yours to end", problem=f"shutdown.json does not follow from the run: {', '.join(unlike)}")
+    if signature is Signature.UNSIGNED:
+        return Shutdown(_WORDS[told["predicate"]["verdict"]], unsigned="shutdown.json is unsigned")
+    if signature is not Signature.OK:
+        return Shutdown("yours to end", problem=f"the signature of shutdown.json does not hold ({signature})")
+    return Shutdown(_WORDS[told["predicate"]["verdict"]])
+
+
+def _unlike(told: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
+    """Every part that is not what the receipt and the tries give."""
+    predicate = told["predicate"]
+    tries = predicate["checked"]["tries"]
+    is_seen = {one["seen"] for one in tries} <= _QUIET and tries[-1]["at_s"] - tries[0]["at_s"] >= _SPAN_S
+    expected: dict[str, Any] = {
+        "type": (told["predicateType"], _TYPE),
+        "subject": (told["subject"], [{"name": f"{run}/receipt.json", "digest": {"sha256": receipt_sha256}}]),
+        "run": (predicate["run"], run),
+        "box": (predicate["box"], (receipt["instance"] or {}).get("type")),
+        "verdict": (predicate["verdict"], "stated by the user" if predicate["words"] else "confirmed"),
+        "tries": (is_seen or bool(predicate["words"]), True),
+        "cost": (predicate["cost"]["until_confirmed_micros"], _cost(receipt, predicate["confirmed_at"])),
+        "time": (predicate["confirmed_at"] >= receipt["timeline"]["gone"], True),
+    }
+    return [name for name, (is_so, should_be) in expected.items() if is_so != should_be]
+
+
+def _cost(receipt: Json, confirmed_at: str) -> Micros | None:
+    rentals, until = receipt["cost"]["rentals"], datetime.fromisoformat(confirmed_at)
+    if receipt["timeline"]["asked"] == "unknown" or not rentals:
+        return None
+    whole = (until - datetime.fromisoformat(receipt["timeline"]["asked"])).total_seconds()
+    after = (until - datetime.fromisoformat(receipt["timeline"]["gone"])).total_seconds()
+    longest = max(whole, rentals[-1]["billable_s"] + after)
+    return cost_of(Micros(rentals[-1]["rate_micros_per_hour"]), longest, rentals[-1]["billing_unit_s"])

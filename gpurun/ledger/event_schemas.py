@@ -1,0 +1,167 @@
+"""What the data of each event must have to be understood: the keys that readers index, and their types.
+
+A key beside them is a newer gpurun's, and left alone; so is an event that is not here. docs/JOURNAL.md tells all keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.records import Frozen, Instance, Teardown
+
+Json = dict[str, Any]
+
+
+class _Opened(Frozen):
+    run: str
+    mode: str
+    recipe: str
+    form: str
+    recipe_sha256: str
+    request_sha256: str
+    plan_sha256: str
+    data_sha256: str
+    bundle_sha256: str
+    gpurun_version: str
+    provider: str
+    cap_micros: int | None
+    worst_micros: int
+
+
+class _Intended(Frozen):
+    attempt: int
+    token: str
+    provider: str
+    offer: Json
+    rate_micros_per_hour: int
+    billing_unit_s: int
+    worst_micros: int
+    lease: Json
+    deadline_wall: float
+
+
+class _Created(Frozen):
+    token: str
+    instance: Instance
+
+
+class _Refused(Frozen):
+    reason: str
+    message: str
+
+
+class _Ready(Frozen):
+    instance: Instance
+    facts: Json
+
+
+class _Shipped(Frozen):
+    manifest_sha256: str
+
+
+class _Trained(Frozen):
+    outcome: str
+    reason: str
+    message: str
+    exit_code: int | None
+
+
+class _Stop(Frozen):
+    how: Literal["save", "now", "destroy"]
+    by: str
+
+
+class _Brought(Frozen):
+    files: list[Json]
+    missing: list[str]
+    latest: Any
+    best: Any
+
+
+class _Read(Frozen):
+    state: str
+    listed: bool
+    answer_sha256: str
+
+
+class _Proven(Frozen):
+    id: str
+    teardown: Teardown
+    reads: int
+    spread_s: float
+    evidence_sha256: str
+
+
+class _Failed(Frozen):
+    step: str
+    code: str
+    message: str
+    exit_code: ExitCode
+
+
+class _Incident(Frozen):
+    code: str
+    message: str
+
+
+class _Rose(Frozen):
+    rate_micros_per_hour: int
+    since_wall: float
+
+
+class _EndsItself(Frozen):
+    ends_wall: float
+
+
+class _Receipt(Frozen):
+    seq: int
+    sha256: str
+
+
+class _Closed(Frozen):
+    exit_code: ExitCode
+
+
+class _Repaired(Frozen):
+    cut_bytes: int
+
+
+FORMS: dict[Event, type[Frozen]] = {
+    Event.RUN_OPENED: _Opened,
+    Event.CREATE_INTENDED: _Intended,
+    Event.CREATE_OBSERVED: _Created,
+    Event.CREATE_REFUSED: _Refused,
+    Event.READY_OBSERVED: _Ready,
+    Event.SHIP_OBSERVED: _Shipped,
+    Event.TRAIN_OBSERVED: _Trained,
+    Event.STOP_REQUESTED: _Stop,
+    Event.COLLECT_OBSERVED: _Brought,
+    Event.SALVAGE_OBSERVED: _Brought,
+    Event.DEATH_READ: _Read,
+    Event.DEATH_PROVEN: _Proven,
+    Event.STEP_FAILED: _Failed,
+    Event.INCIDENT: _Incident,
+    Event.RECEIPT_OBSERVED: _Receipt,
+    Event.RUN_CLOSED: _Closed,
+    Event.JOURNAL_REPAIRED: _Repaired,
+}
+_OF_INCIDENTS: dict[str, type[Frozen]] = {"price.rose": _Rose, "machine.ends_itself": _EndsItself}
+
+
+def lacks(record: Record) -> str | None:
+    """What a record lacks for its readers, as "offer.gpu: Field required"; None where it is understood, or unknown."""
+    forms = [FORMS.get(record.event)] if isinstance(record.event, Event) else []
+    if record.event is Event.INCIDENT:
+        forms.append(_OF_INCIDENTS.get(str(record.data.get("code"))))
+    for form in forms:
+        try:
+            if form is not None:
+                form.model_validate(record.data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return f"{record.event}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return None

@@ -1,0 +1,104 @@
+"""Appends that are whole and on disk when they return, or have not happened; and a probe that a disk can do it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from gpurun.core.errors import SetupError, VerificationFailed
+from gpurun.core.filelock import taken
+from gpurun.core.paths import fsync_folder
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def append_durably(path: Path, line: bytes, *, after: int) -> int:
+    """Append a line to a file of exactly `after` bytes, fsync it, and return the new length.
+
+    If anything fails, the file is cut back to what it was, so that no half line is left for the next one to stand on.
+    A file of another length is somebody else's work: VerificationFailed, and nothing is written. A full disk and every
+    other refusal of the system is a SetupError.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        if os.fstat(descriptor).st_size != after:
+            raise VerificationFailed(
+                "file.changed",
+                f"{path} was changed by another program while gpurun was writing it.",
+                hint="Nothing was written. Find out what else writes there before you go on.",
+            )
+        _write_or_undo(descriptor, line, after)
+        if after == 0:
+            fsync_folder(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        os.close(descriptor)
+    return after + len(line)
+
+
+def _write_or_undo(descriptor: int, line: bytes, after: int) -> None:
+    try:
+        rest = memoryview(line)
+        while rest:  # A write may be short: near a full disk, or when a signal arrives.
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, after)
+        os.fsync(descriptor)
+        raise
+
+
+def unwritable(path: Path, error: OSError) -> SetupError:
+    """The error for people when a file of the ledger cannot be written."""
+    if error.errno in _FULL:
+        return SetupError(
+            "disk.full",
+            f"There is no space left to write {path}.",
+            hint="Free some space; `gpurun resume` then goes on from the last record.",
+        )
+    return SetupError(
+        "ledger.unwritable",
+        f"{path} cannot be written: {error.strerror}.",
+        hint="Make it writable for you again; `gpurun resume` then goes on from the last record.",
+    )
+
+
+def require_durable(folder: Path) -> None:
+    """Check that locks and fsync work in a folder; a SetupError where they do not (some network disks) or it is full.
+
+    The lock is asked for twice through two descriptors: a disk that grants both locks nobody out.
+    """
+    try:
+        first, name = tempfile.mkstemp(prefix=".probe-", dir=folder)
+        try:
+            second = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                excluded = taken(first) and not taken(second)
+            finally:
+                os.close(second)
+            os.write(first, b"probe\n")
+            os.fsync(first)
+            fsync_folder(folder)
+        finally:
+            os.close(first)
+            os.unlink(name)
+    except OSError as error:
+        full = error.errno in _FULL
+        raise unwritable(folder, error) if full else _not_durable(folder, str(error.strerror)) from error
+    if not excluded:
+        raise _not_durable(folder, "two programs were given the same lock")
+
+
+def _not_durable(folder: Path, why: str) -> SetupError:
+    return SetupError(
+        "home.not_durable",
+        f"The disk of {folder} cannot keep a journal safe: {why}.",
+        hint="Choose a folder on a local disk: --home DIR or GPURUN_HOME.",
+    )

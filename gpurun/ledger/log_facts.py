@@ -1,0 +1,153 @@
+"""What the trainer's own words show: the log lines, losses, device and sample that stand on a receipt.
+
+All of it is the instance's word. It is quoted, never believed: the verdict `gpu` needs the log and every start event to
+agree, and no figure of money or time rests on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.paths import RunFolder
+from gpurun.core.receipt_record import UNKNOWN, Digested, SampleTold
+from gpurun.core.trainer_events import Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
+from gpurun.core.untrusted import lines_of, plain_line, plain_text
+from gpurun.ledger.paid_phases import TrainingSplit
+
+_DEVICE = re.compile(r"device: (cuda|cpu)")
+_CODE = re.compile(r"code: embedding trainer/\S+ \| .+")
+_SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,]+"), _CODE)
+_STEP = re.compile(r"step \d+ \| loss \S+ \|.*")
+_CHECKPOINT = re.compile(r"checkpoint: \S+")
+_START_KEYS = (
+    "device",
+    "cuda_name",
+    "torch",
+    "python",
+    "world_size",
+    "parameters",
+    "tokens_per_step",
+    "precision",
+    "steps",
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The trainer's log and events, boiled down. `device` is "cuda", "cpu" or "" when log and events do not agree."""
+
+    log: Digested
+    events: Digested
+    lines: list[str]
+    device: str
+    start: dict[str, Any] | None
+    figures: dict[str, Any]
+    sample: SampleTold | None
+    split: TrainingSplit
+
+
+@dataclass
+class _Told:
+    """What one pass over the events leaves."""
+
+    start: Start | None = None
+    devices: set[str | None] = field(default_factory=set)
+    first_step: Step | None = None
+    last_step: Step | None = None
+    last_eval: Evaluation | None = None
+    best_val_loss: float | None = None
+    sample: Sample | None = None
+    stop: Stop | None = None
+    split: TrainingSplit = field(default_factory=TrainingSplit)
+
+
+def read_evidence(folder: RunFolder) -> Evidence:
+    """Read log and events of a run; files that are not there show nothing."""
+    told = _listen(events_of(folder.events))
+    lines, said = _quote(folder.log)
+    return Evidence(
+        log=digest_file(folder.log),
+        events=digest_file(folder.events),
+        lines=lines,
+        device=said if told.devices == {said} else "",
+        start={key: getattr(told.start, key) for key in _START_KEYS} if told.start else None,
+        figures=_figures(told),
+        sample=_sample(told.sample),
+        split=told.split,
+    )
+
+
+def digest_file(path: Path) -> Digested:
+    """A file's length and sha256; both unknown when it is not there."""
+    if not path.is_file():
+        return {"bytes": None, "sha256": UNKNOWN}
+    with path.open("rb") as content:
+        return {"sha256": hashlib.file_digest(content, "sha256").hexdigest(), "bytes": content.tell()}
+
+
+def _quote(log: Path) -> tuple[list[str], str]:
+    """The lines that a receipt shows, and the device that the log names first.
+
+    Only the first `device:` line counts: a sample may print whatever it likes, but only after it.
+    """
+    singles: dict[int, str] = {}
+    checkpoint, steps = "", 0
+    for line in lines_of(log):
+        for place, pattern in enumerate(_SINGLES):
+            if place not in singles and pattern.fullmatch(line):
+                singles[place] = plain_line(line)
+        steps += _STEP.fullmatch(line) is not None
+        checkpoint = plain_line(line) if _CHECKPOINT.fullmatch(line) else checkpoint
+    wanted = {0, (steps - 1) // 2, steps - 1}
+    numbered = enumerate(line for line in lines_of(log) if _STEP.fullmatch(line))
+    shown = [plain_line(line) for number, line in numbered if number in wanted]
+    lines = [singles[place] for place in sorted(singles)] + shown + ([checkpoint] if checkpoint else [])
+    return lines, singles.get(0, "").removeprefix("device: ")
+
+
+def _listen(events: Iterable[TrainerEvent]) -> _Told:
+    told = _Told()
+    for event in events:
+        told.split.take(event)
+        match event:
+            case Start():
+                told.start = told.start or event
+                told.devices.add(event.device)
+            case Step():
+                told.first_step = told.first_step or event
+                told.last_step = event
+            case Evaluation():
+                told.last_eval = event
+                losses = [loss for loss in (event.val_loss, told.best_val_loss) if loss is not None]
+                told.best_val_loss = min(losses, default=None)
+            case Sample():
+                told.sample = event
+            case Stop():
+                told.stop = event
+    return told
+
+
+def _figures(told: _Told) -> dict[str, Any]:
+    """Losses, steps and speed as the trainer reported them; null where it did not."""
+    first, last = told.first_step, told.last_step
+    return {
+        "first_step": first.step if first else None,
+        "first_loss": first.loss if first else None,
+        "last_step": last.step if last else None,
+        "last_loss": last.loss if last else None,
+        "last_val_loss": told.last_eval.val_loss if told.last_eval else None,
+        "best_val_loss": told.best_val_loss,
+        "tokens": last.tokens if last else None,
+        "train_s": told.stop.train_s if told.stop else None,
+    }
+
+
+def _sample(event: Sample | None) -> SampleTold | None:
+    if event is None:
+        return None
+    return {"step": event.step, "prompt": plain_line(event.prompt), "text": plain_text(event.text or "")}

@@ -1,0 +1,152 @@
+"""Where the paid seconds went: by this laptop's clock from phase to phase, and inside training by the machine's word.
+
+The phases of all rentals together are the billable seconds, to the millisecond: what none of them takes is "other". The
+machine's words only say how the training phase divides; where they claim more than it lasted, none of them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gpurun.core.journal_records import Event
+from gpurun.core.receipt_record import Planned
+from gpurun.core.trainer_events import Checkpoint, Evaluation, Start, Step, TrainerEvent
+from gpurun.core.untrusted import number, plain_data
+from gpurun.ledger.rental import Rental
+
+# What goes on after each record; a record that is not here changes nothing about that.
+_BEGINS: dict[str, str] = {
+    Event.CREATE_INTENDED: "boot",
+    Event.READY_OBSERVED: "upload",
+    Event.SHIP_OBSERVED: "training",
+    Event.TRAIN_OBSERVED: "collect",
+    Event.COLLECT_INTENDED: "collect",
+    Event.COLLECT_OBSERVED: "destroy",
+    Event.DESTROY_INTENDED: "destroy",
+    Event.STEP_FAILED: "other",
+}
+_LEASE = {
+    "boot": "boot_s",
+    "setup": "setup_s",
+    "upload": "ship_s",
+    "training": "train_s",
+    "collect": "collect_s",
+    "destroy": "destroy_s",
+}
+# The end of a phase whose record says how long the last parts of it took: setting up, connecting, unpacking.
+_LAST_PARTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    Event.READY_OBSERVED: ("boot", (("setup", "setup_s"), ("connect", "connect_s"))),
+    Event.SHIP_OBSERVED: ("upload", (("unpack", "unpack_s"),)),
+}
+
+
+def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
+    """Seconds of each phase that was reached, over all rentals; they add up to what may be billed."""
+    spent_ms: dict[str, int] = {}
+    for rental in (one for one in rentals if one.end != "refused"):
+        for name, spent_us in _phases_us(rental).items():
+            spent_ms[name] = spent_ms.get(name, 0) + spent_us // 1000
+    total_ms = sum(round(rental.seconds * 1000) for rental in rentals)
+    spent_ms["other"] = 0
+    spent_ms["other"] = total_ms - sum(spent_ms.values())
+    return {name: ms / 1000 for name, ms in spent_ms.items()}
+
+
+def _phases_us(rental: Rental) -> dict[str, int]:
+    """Microseconds of each phase of one rental, up to the end of what may be billed."""
+    records = [record for record in rental.records if record.seq <= rental.last_paid.seq]
+    left_us = round(rental.seconds * 1e6)
+    spent: dict[str, int] = {}
+    phase = "boot"
+    for before, after in pairwise(records):
+        phase = _BEGINS.get(str(before.event), phase)
+        passed_us = min(left_us, after.us_since(before))
+        left_us -= passed_us
+        spent[phase] = spent.get(phase, 0) + passed_us
+        if str(after.event) in _LAST_PARTS:
+            whole, parts = _LAST_PARTS[str(after.event)]
+            for part, key in parts:
+                part_us = min(spent.get(whole, 0), _microseconds(number(after.data.get(key))))
+                if part_us:
+                    spent[whole] -= part_us
+                    spent[part] = spent.get(part, 0) + part_us
+    return spent
+
+
+class TrainingSplit:
+    """Takes the trainer's events in, and says what its seconds went to. Every figure is the machine's word.
+
+    Of each process of the trainer: `import`, until its `start` event; `compile`, what its first steps took more than
+    the quickest that it tells of; `steps`, the steps at the speed that it tells; `eval`; `checkpoint`, its stalls.
+    """
+
+    def __init__(self) -> None:
+        self._told_us = dict.fromkeys(("import", "compile", "steps", "eval", "checkpoint"), 0)
+        self._began_us: int | None = None
+        self._first: tuple[int, int] | None = None  # The first steps: microseconds of all, and how many they were.
+        self._last_step = 0
+        self._quickest_us: int | None = None
+
+    def take(self, event: TrainerEvent) -> None:
+        """Take the next event in."""
+        match event:
+            case Start():
+                self._close()
+                self._began_us, self._last_step = _microseconds(event.elapsed_s), event.step or 0
+                self._told_us["import"] += self._began_us
+            case Step():
+                self._step(event)
+            case Evaluation():
+                self._told_us["eval"] += _microseconds(event.eval_s)
+            case Checkpoint():
+                self._told_us["checkpoint"] += _microseconds(event.stall_s)
+
+    def _step(self, event: Step) -> None:
+        if self._began_us is None or event.step is None or event.step_s is None or event.elapsed_s is None:
+            return
+        step_us, elapsed_us = _microseconds(event.step_s), _microseconds(event.elapsed_s)
+        count, self._last_step = max(0, event.step - self._last_step), event.step
+        self._quickest_us = step_us if self._quickest_us is None else min(self._quickest_us, step_us)
+        if self._first is None:
+            self._first = max(0, elapsed_us - self._began_us), count
+        else:
+            self._told_us["steps"] += count * step_us
+
+    def _close(self) -> None:
+        """The end of one process of the trainer."""
+        if self._first is not None:
+            took_us, count = self._first
+            usual_us = min(took_us, count * (self._quickest_us or 0))
+            self._told_us["steps"] += usual_us
+            self._told_us["compile"] += took_us - usual_us
+        self._began_us, self._first, self._quickest_us = None, None, None
+
+    def within(self, training_s: float) -> dict[str, float] | None:
+        """The seconds of the training phase, divided, the rest as "other"; None where the words do not fit into it."""
+        self._close()
+        told_ms = {name: us // 1000 for name, us in self._told_us.items()}
+        total_ms = round(1000 * training_s)
+        room_ms = total_ms - sum(ms for name, ms in told_ms.items() if name != "steps")
+        if room_ms < 0 or not any(told_ms.values()):
+            return None
+        told_ms["steps"] = min(told_ms["steps"], room_ms)  # The speed that is told is a median, no sum.
+        told_ms["other"] = total_ms - sum(told_ms.values())
+        return {name: ms / 1000 for name, ms in told_ms.items()}
+
+
+def planned(intent: Mapping[str, Any], plan: Mapping[str, Any]) -> Planned:
+    """What the plan allowed each phase of a rental at most, and how long it expected training to take."""
+    lease, offers = intent["lease"], [plan, *(plan.get("candidates") or ())]
+    guess: Any = next((one.get("estimate") for one in offers if one.get("offer") == intent["offer"]), None)
+    return {
+        "is": "planned",
+        "limits_s": {name: lease[key] for name, key in _LEASE.items() if name != "setup" or lease.get(key)},
+        "training_s": plain_data((guess or {}).get("train_s")),
+    }
+
+
+def _microseconds(seconds: float | None) -> int:
+    """Seconds that somebody told; nothing where they are not sane."""
+    return round(seconds * 1e6) if seconds is not None and 0 <= seconds < 1e12 else 0

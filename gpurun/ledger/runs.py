@@ -1,0 +1,220 @@
+"""Runs as they lie on this laptop: found by name, read without a lock, never changed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
+from gpurun.core.journal_records import Event, Phase, Record, RunState
+from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
+from gpurun.core.run_plan import Candidate, Plan, Request
+from gpurun.ledger.chain import has_receipt
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.plan_from_journal import plan_of
+from gpurun.ledger.run_lock import holder_of
+from gpurun.ledger.run_state import WORKING, place_of, replay
+
+# How a run is closed while something of it may be billed; no gpurun does that any more.
+_CLOSED_RED = b'"exit_code":9'
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One run as its folder shows it, with the plan on the offer that it is about.
+
+    `owner` names the process that drives it; `damage` a break in its journal; `approved` all that may have been rented.
+    `plan_lost` is why the plan is only what the journal has of it: the run can be stopped and ended, but not resumed.
+    """
+
+    folder: RunFolder
+    plan: Plan
+    records: tuple[Record, ...]
+    state: RunState
+    owner: str | None
+    damage: str | None
+    approved: tuple[Candidate, ...] = ()
+    plan_lost: VerificationFailed | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Nobody has closed it yet, or it was closed while something of it may be billed."""
+        return self.state.phase is not Phase.CLOSED or self.state.may_be_billing
+
+    @property
+    def opened_wall(self) -> float:
+        """When its journal begins; 0 for a run that never began."""
+        return self.records[0].wall if self.records else 0.0
+
+
+# What is noted while an end is tried; any other incident is then a supervisor's last word.
+_NOTED = frozenset(
+    {
+        "create.duplicate", "create.duplicate_gone", "create.late", "create.late_gone", "leftover", "leftover_gone",
+        "machine.ends_itself", "machine.not_told", "machine.unwatched", "box.results_left", "box.not_left",
+        "account.vouched",
+    }
+)  # fmt: skip
+_TRIES = (Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ)
+
+
+def gave_up(sight: Sight) -> str:
+    """Why a supervisor could not prove an end, or not look, where that is the last that is known of it; else "".
+
+    `train`, `ps` and `audit` say this, whether the next try is under way or not.
+    """
+    is_at_work = sight.state.phase in (*WORKING, Phase.COLLECTED) and sight.state.phase is not Phase.CREATING
+    for record in reversed(sight.records) if sight.state.may_be_billing and not is_at_work else ():
+        if record.event is Event.INCIDENT and not _is_noted(str(record.data["code"])):
+            return f"{str(record.data['message']).rstrip('.')}."
+        if record.event is not Event.INCIDENT and record.event not in _TRIES:
+            return ""
+    return ""
+
+
+def _is_noted(code: str) -> bool:
+    return code in _NOTED or code.endswith("disk_full")
+
+
+def look(home: Home, name: str) -> Sight:
+    """Read one run; VerificationFailed when its plan is lost without a trace, SetupError when its journal is shut."""
+    folder = home.run(name)
+    reading = read_journal(folder.journal)
+    plan, plan_lost = plan_of(folder, reading.records)
+    state = replay(name, reading.records)
+    return Sight(
+        folder=folder,
+        plan=plan.on(plan.approved[place_of(state, plan)]),
+        records=tuple(reading.records),
+        state=state,
+        owner=holder_of(folder.lock),
+        damage=reading.damage or lost_records(home, folder, state),
+        approved=plan.approved,
+        plan_lost=plan_lost,
+    )
+
+
+def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
+    """How a journal is damaged by which a machine is to be asked for next, though the run had one; else None."""
+    if state.phase is not Phase.OPENED or state.failure or state.stop:
+        return None
+    has_events = folder.events.exists() and folder.events.stat().st_size > 0
+    if has_events or has_receipt(home, folder.name):
+        return "the end: what it told of the run's machine is lost"
+    return None
+
+
+def asked_for(folder: RunFolder, token: str) -> bool:
+    """Whether a run's journal, damaged or not, has a token anywhere: two homes may have runs of one name."""
+    try:
+        return token.encode() in folder.journal.read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def find_run(home: Home, wanted: str) -> str:
+    """The run that a person means: its name, a unique beginning of it, or `@last`."""
+    if not wanted.strip():
+        # Every name begins with nothing: a script's unset $RUN would stop the only run there is.
+        what = "The name of the run is empty."
+        raise UsageError("run.blank", what, hint="Name a run, or write @last; a script's variable may not be set.")
+    names = planned_runs(home)
+    if wanted == "@last" and names:
+        return names[-1]
+    if wanted in names:
+        return wanted
+    matching = [name for name in names if name.startswith(wanted)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(
+            "run.ambiguous", f"{wanted!r} is the beginning of {', '.join(matching[:5])}.", hint="Write one more letter."
+        )
+    there = "`gpurun ps --all` lists the runs there are; for a run of another home add --home DIR, as it was started."
+    hint = did_you_mean(wanted, names, otherwise=there)
+    raise UsageError("run.unknown", f"There is no run {wanted!r} in {home.root}.", hint=hint)
+
+
+def demand_free(home: Home, name: str) -> None:
+    """Refuse a name that a run has, or had."""
+    if home.run(name).path.exists():
+        raise _taken(name)
+    if has_receipt(home, name):
+        raise RunHeld(
+            "run.name_taken",
+            f"The chain of receipts has a run {name} already, whose folder is gone; a second could get no receipt.",
+            hint="Choose another --name, or leave it out.",
+        )
+
+
+def _taken(name: str) -> RunHeld:
+    hint = f"Choose another --name, or look at it: gpurun attach {name}."
+    return RunHeld("run.name_taken", f"There is a run {name} already.", hint=hint)
+
+
+def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
+    """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
+    demand_free(home, plan.run)
+    folder = home.run(plan.run)
+    try:
+        make_private(folder.path.parent)
+        folder.path.mkdir(mode=0o700)
+    except FileExistsError:  # Another command was quicker.
+        raise _taken(plan.run) from None
+    staged = home.staged_data(plan.run)
+    if staged.is_dir():
+        # The shards become the run's own: what it trained on stays beside what came of it.
+        staged.rename(folder.data)
+        key = "beside" if plan.data.beside else "folder"
+        plan = plan.model_copy(update={"data": plan.data.model_copy(update={key: str(folder.data)})})
+    write_atomic(folder.request, request.to_json().encode())
+    # The plan comes last: a folder without one never became a run, and nothing was asked for.
+    write_atomic(folder.plan, plan.to_json().encode())
+    fsync_folder(folder.path.parent)
+    return folder
+
+
+def unfinished_runs(home: Home) -> list[Sight]:
+    """Runs that nobody drives and nobody closed, oldest first."""
+    return look_at_unfinished(home)[0]
+
+
+def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
+    """Runs that nobody drives and nobody closed, oldest first; and why others cannot be told to be none of them."""
+    sights, errors = look_at_all(home, [name for name in planned_runs(home) if not _is_closed(home.run(name))])
+    return [sight for sight in sights if sight.unfinished and sight.owner is None], errors
+
+
+def planned_runs(home: Home) -> list[str]:
+    """The names of all runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
+    return [name for name in home.run_names() if _is_planned(home.run(name))]
+
+
+def _is_planned(folder: RunFolder) -> bool:
+    """Whether there is a plan, or was; of a folder that is shut to us nobody can say that there is none."""
+    try:
+        return folder.plan.exists() or folder.journal.exists()
+    except PermissionError:
+        return True
+
+
+def look_at_all(home: Home, names: list[str]) -> tuple[list[Sight], list[GpurunError]]:
+    """Read runs; what cannot be read of one is an error beside the others, not instead of them."""
+    sights, errors = list[Sight](), list[GpurunError]()
+    for name in names:
+        try:
+            sights.append(look(home, name))
+            errors += [sights[-1].plan_lost] if sights[-1].plan_lost else []
+        except (VerificationFailed, SetupError) as error:
+            errors.append(error)
+    return sights, errors
+
+
+def _is_closed(folder: RunFolder) -> bool:
+    """Whether the journal's last line closes the run, without reading all of it; not where it may be billing still."""
+    try:
+        with folder.journal.open("rb") as journal:
+            journal.seek(max(0, folder.journal.stat().st_size - 4096))
+            end = journal.read()
+    except (FileNotFoundError, PermissionError):
+        return False
+    return f'"event":"{Event.RUN_CLOSED}"'.encode() in end and _CLOSED_RED not in end

@@ -1,0 +1,146 @@
+"""Writes a run's receipt and puts it into the chain; whatever is killed in between, the next call finishes the same.
+
+The receipt comes first and its link second. Killed before the link, the run has no place in the chain yet: the next
+call makes the receipt again at whatever place is then the last. Killed after it, the place is fixed and the receipt on
+disk is the one that the link names, or is made again from the run folder and must come out the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import SetupError, UsageError, VerificationFailed
+from gpurun.core.paths import Home, RunFolder, write_atomic
+from gpurun.core.receipt_record import Receipt, Statement
+from gpurun.core.records import canonical
+from gpurun.ledger.chain import Link, append_link, locked, read_chain
+from gpurun.ledger.fsync import unwritable
+from gpurun.ledger.journal import JournalDamaged, read_journal
+from gpurun.ledger.signing import Signer, load_signer, make_envelope, payload_of, public_keys, verify
+from gpurun.ledger.statement import basis_of, build_statement
+
+
+@dataclass(frozen=True)
+class Written:
+    """A receipt that is on disk and in the chain."""
+
+    seq: int
+    sha256: str
+    signed: bool
+
+
+def write_receipt(home: Home, folder: RunFolder) -> Written:
+    """Write, sign and chain the receipt of a run; doing it again changes no byte.
+
+    Without a readable key the receipt is unsigned and says so. Raises JournalDamaged, a SetupError when the disk
+    refuses, and VerificationFailed when a receipt that the chain names can no longer be made from its run folder.
+    """
+    with locked(home.ledger):
+        signer = load_signer(home.keys)
+        chain = read_chain(home.ledger)
+        link = chain.of(folder.name)
+        if link is not None:
+            return _restore(folder, link, signer)
+        content = receipt_bytes(folder, chain.next_seq, chain.head, signer)
+        sha256 = hashlib.sha256(content).hexdigest()
+        _put(folder, content)
+        crashpoint("before ledger.append")
+        new = Link(seq=chain.next_seq, run=folder.name, receipt_sha256=sha256, prev=chain.head)
+        append_link(home.ledger, chain, new)
+        crashpoint("after ledger.append")
+        return Written(new.seq, sha256, signed=signer is not None)
+
+
+def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> Written:
+    """See to it that the receipt that the chain names is on disk."""
+    content = folder.receipt.read_bytes() if folder.receipt.exists() else b""
+    if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
+        content = receipt_bytes(folder, link.seq, link.prev, signer)
+        if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
+            raise VerificationFailed(
+                "receipt.differs",
+                f"Receipt #{link.seq:04d} of {folder.name} was lost or changed, and its run folder no longer gives it.",
+                hint=f"Put {folder.receipt} back from a copy; `gpurun audit {folder.name}` says what differs.",
+            )
+        _put(folder, content)
+    return Written(link.seq, link.receipt_sha256, signed=bool(json.loads(content)["signatures"]))
+
+
+def _put(folder: RunFolder, content: bytes) -> None:
+    crashpoint("before receipt.write")
+    try:
+        write_atomic(folder.receipt, content)
+    except OSError as error:
+        raise unwritable(folder.receipt, error) from error
+    crashpoint("after receipt.write")
+
+
+def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None) -> bytes:
+    """The receipt of a run at a place in the chain: the same bytes for the same run folder, place and key."""
+    reading = read_journal(folder.journal)
+    if reading.damage is not None or not reading.records:
+        why = reading.damage or "it is empty"
+        raise JournalDamaged(
+            "journal.damaged",
+            f"No receipt can be made for {folder.name}: its journal is damaged, {why}.",
+            hint=f"End what it may have left: gpurun destroy {folder.name}.",
+        )
+    basis = basis_of(reading.records)
+    rest = reading.records[len(basis) :]
+    head = rest[0].prev if rest else reading.head
+    keyid = signer.keyid if signer else None
+    statement = build_statement(folder, basis, head=head, seq=seq, prev=prev, keyid=keyid)
+    return (json.dumps(make_envelope(canonical(dict(statement)), signer), indent=2, sort_keys=True) + "\n").encode()
+
+
+def read_receipt(home: Home, folder: RunFolder) -> Receipt:
+    """Read a run's receipt and check its signature; the figures in it are checked by `audit`.
+
+    Raises a UsageError when there is none, VerificationFailed when the file is not a receipt, SetupError when it
+    cannot be read.
+    """
+    try:
+        content = folder.receipt.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(
+            "receipt.none",
+            f"The run {folder.name} has no receipt yet.",
+            hint=f"It is written when the run ends: gpurun attach {folder.name}, or gpurun resume {folder.name}.",
+        ) from None
+    except OSError as error:
+        raise SetupError(
+            "receipt.shut",
+            f"{folder.receipt} cannot be read: {error.strerror}.",
+            hint="Give yourself read access to it and to its folder.",
+        ) from error
+    try:
+        envelope = json.loads(content)
+        statement = json.loads(payload_of(envelope))
+        if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):
+            raise ValueError("it states nothing")
+        signature = verify(envelope, public_keys(home.keys))
+    except (ValueError, RecursionError) as error:
+        raise VerificationFailed(
+            "receipt.unreadable",
+            f"{folder.receipt} is not a receipt: {error}.",
+            hint=f"`gpurun audit {folder.name}` says whether it can be made again.",
+        ) from error
+    try:
+        _form().validate_python(statement, strict=True)
+    except ValidationError as odd:
+        what = f"{folder.receipt} lacks what a receipt states, or states it in another form."
+        hint = f"`gpurun audit {folder.name}` says what differs; put it back from a copy."
+        raise VerificationFailed("receipt.unreadable", what, hint=hint) from odd
+    return Receipt(cast(Statement, statement), envelope, hashlib.sha256(content).hexdigest(), signature)
+
+
+@cache
+def _form() -> TypeAdapter[Statement]:
+    return TypeAdapter(Statement)

@@ -1,0 +1,356 @@
+"""The one way in which files come home, from a machine or from a bucket, and how long it waits for one.
+
+The order is the caller's, and a file that is held up keeps no other one waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, TrainingFailed
+from gpurun.core.paths import RunFolder
+from gpurun.core.retry import Retry
+from gpurun.core.trainer_events import Checkpoint, TrainerEvent
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory
+from gpurun.lifecycle.context import PASSING, RETRY_S
+from gpurun.remote.client import FarSide
+from gpurun.remote.download import noted_bytes
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from gpurun.remote.resumable_file import HeldElsewhere
+
+# A process that holds a file and has added nothing to it for so long was stopped, as by ^Z.
+STUCK_S = 60.0
+# How long a person waits for a line, or a bucket is waited for, without a byte of progress.
+PATIENCE_S = 60.0
+# How soon the watch tries again what it could not bring, and for how long it waits for a download that it ends.
+AGAIN_S, JOIN_S = 60.0, 3.0
+
+T = TypeVar("T")
+
+# Is called with each file that is coming and how many bytes of it are here; 0 where it begins again.
+Tell = Callable[[ManifestFile, int], object]
+
+
+class Source(Protocol):
+    """Where files come from; see `gpurun.remote.download.fetch`."""
+
+    def fetch(
+        self, name: str, size_bytes: int, sha256: str, into: Path, *,
+        on_progress: Callable[[int], None] | None = None, aside: bool = False,
+    ) -> Path: ...  # fmt: skip
+
+
+class Waits:
+    """What is done about a file that does not come; here nothing: the first trouble ends the download."""
+
+    for_room = False
+    """Whether a file for which this disk has no room is waited for, once the others are here."""
+
+    def heed(self) -> None:
+        """Raise what ends everything, as a wish to stop does."""
+
+    def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
+        """See `heed`; CollectFailed where no time is left for this file, which was held up by `why`."""
+        self.heed()
+
+    def moved(self) -> None:
+        """Take note that something has come."""
+
+    def wait(self, error: MachineLost | FarRefusal) -> None:
+        """Pause before the next try, or raise: a FarRefusal is about one file, anything else about all."""
+        raise error
+
+    def hold(self, held: Sequence[GpurunError]) -> None:
+        """Pause while this disk, or somebody else who brings them, holds up all files that are left."""
+        raise held[0]
+
+    def until_done(self, attempt: Callable[[], T]) -> T:
+        """Return what the attempt answers in the end; it is made again as `wait` says."""
+        while True:
+            self.heed()
+            try:
+                answer = attempt()
+            except (MachineLost, FarRefusal) as error:
+                self.wait(error)
+            else:
+                self.moved()
+                return answer
+
+
+class Brief(Waits):
+    """Waits for a line as long as something comes within PATIENCE_S, and for somebody else who brings a file."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
+
+    def moved(self) -> None:
+        """See `Waits.moved`."""
+        self._retry.moved()
+
+    def wait(self, error: MachineLost | FarRefusal) -> None:
+        """See `Waits.wait`."""
+        if isinstance(error, FarRefusal) and error.reason not in PASSING:
+            raise error
+        self._retry.wait(error)
+
+    def hold(self, held: Sequence[GpurunError]) -> None:
+        """See `Waits.hold`."""
+        self._retry.moved()  # They come home meanwhile; a process that is stuck is passed by.
+        self._retry.wait(held[0])
+
+
+class Downloader:
+    """Files on their way home: those that are `here`, verified, and why each of the `missing` is not.
+
+    `gone` is set once the source is given up; from then on only what is here already is found. `again_bytes` came a
+    second time, after a line was cut or a digest was wrong.
+    """
+
+    def __init__(
+        self, source: Source, inventory: Inventory, waits: Waits, clock: Clock, tell: Tell = lambda *_: None
+    ) -> None:
+        self._source, self._inventory, self._waits, self._clock, self._tell = source, inventory, waits, clock, tell
+        self.here: dict[str, ManifestFile] = {}
+        self.missing: dict[str, GpurunError] = {}
+        self.gone: MachineLost | TrainingFailed | None = None
+        self.again_bytes = 0
+        self._why: dict[str, GpurunError] = {}
+        self._held: dict[str, tuple[int, float]] = {}
+        self._most: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+
+    @property
+    def here_bytes(self) -> int:
+        """The size of all that is here."""
+        return sum(file.bytes for file in self.here.values())
+
+    def bring(self, files: Iterable[ManifestFile]) -> None:
+        """Bring files in their order; one that is held up comes after the others."""
+        deque(self.each(files), maxlen=0)
+
+    def each(self, files: Iterable[ManifestFile]) -> Iterator[StoreFull]:
+        """The same, and whenever all that is left is held up, what this disk has no room for."""
+        waiting = list(files)
+        while waiting and self.gone is None:
+            try:
+                waiting = [file for file in waiting if not self._is_done(file)]
+                held = [why for file in waiting if isinstance(why := self._why[file.name], StoreFull | HeldElsewhere)]
+                yield from (why for why in held if isinstance(why, StoreFull))
+                if held:
+                    self._waits.hold(held)
+            except (MachineLost, TrainingFailed) as gone:
+                self.gone = gone
+        if self.gone is not None:
+            self.find(waiting)
+            unfound = (file.name for file in waiting if file.name not in {*self.here, *self.missing})
+            self.missing |= dict.fromkeys(unfound, self.gone)
+
+    def find(self, files: Iterable[ManifestFile]) -> None:
+        """Count what came home before of files that are not fetched any more, or not worth a paid minute."""
+        for file in files:
+            if file.name not in {*self.here, *self.missing} and self._inventory.has(file):
+                self.here[file.name] = file
+
+    def _is_done(self, file: ManifestFile) -> bool:
+        """Whether a file is here or given up; otherwise the others come first, and it is tried again after them."""
+        while True:
+            most = self._most.get(file.name)
+            try:
+                self._waits.demand_time(file, self._why.get(file.name))
+                self._fetch(file)
+            except (StoreFull, HeldElsewhere) as error:
+                self._why[file.name] = error
+                if isinstance(error, HeldElsewhere) or self._waits.for_room:
+                    return False
+                self.missing[file.name] = error
+            except (MachineLost, FarRefusal) as error:
+                self._why[file.name] = error
+                try:
+                    self._waits.wait(error)
+                except FarRefusal as refusal:
+                    self.missing[file.name] = refusal
+                    return True
+                if self._most.get(file.name) == most:  # It may be this file alone that does not come.
+                    return False
+                continue
+            except CollectFailed as error:  # However late it is, what is here with the right digest counts.
+                if self._inventory.has(file):
+                    self.here[file.name] = file
+                else:
+                    self.missing[file.name] = error
+            else:
+                self._waits.moved()
+                self.here[file.name] = file
+            return True
+
+    def _fetch(self, file: ManifestFile) -> None:
+        """Fetch one file, unless it is here; past the process that has it open, where that is stuck."""
+
+        def go_on(have_bytes: int) -> None:
+            self._tell(file, have_bytes)
+            self.again_bytes += max(0, self._last.get(file.name, 0) - have_bytes)
+            self._last[file.name] = have_bytes
+            if have_bytes > self._most.setdefault(file.name, have_bytes):
+                self._most[file.name] = have_bytes
+                self._waits.moved()
+            self._waits.demand_time(file, self._why.get(file.name))
+
+        into = self._inventory.artifacts
+        fetch = partial(self._source.fetch, file.name, file.bytes, file.sha256, into, on_progress=go_on)
+        try:
+            fetch()
+        except HeldElsewhere:
+            if not self._is_stuck(file):
+                raise
+            fetch(aside=True)
+
+    def _is_stuck(self, file: ManifestFile) -> bool:
+        """Whether the process that has that file open has brought nothing of it for a while."""
+        noted, now_mono = noted_bytes(self._inventory.artifacts, file.sha256), self._clock.monotonic()
+        before, since_mono = self._held.get(file.name, (-1, now_mono))
+        if noted != before:
+            self._held[file.name] = noted, now_mono
+        return noted == before and now_mono - since_mono >= STUCK_S
+
+
+class Background:
+    """Brings finished checkpoints home from `far` while training goes on; without `far` it does nothing.
+
+    What is lost with a machine is then no more than the latest of them. It has a thread and connections of its own, so
+    that the watch never waits for it; what fails is tried again at the next checkpoint, and in the end by the collect
+    step, which goes on where this stopped.
+    """
+
+    def __init__(self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock) -> None:
+        self._far = far.lane() if far is not None else None
+        self._inventory = Inventory(folder)
+        self._budget = budget
+        self._clock = clock
+        self._told, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Background:
+        if self._far is not None:
+            if os.path.exists(self._inventory.folder.events):  # An earlier supervisor may have left something half way.
+                self._told.set()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._told.set()
+        if self._far is not None:
+            self._far.close()  # A fetch that has stalled is woken by it.
+            self._thread.join(JOIN_S)  # One that waits for a dead line is left: what it may write is the same.
+            self._far.close()
+
+    def look(self, events: Iterable[TrainerEvent]) -> None:
+        """Take in what the trainer has said since the last look."""
+        if any(isinstance(event, Checkpoint) for event in events):
+            self._told.set()
+
+    def _work(self) -> None:
+        assert self._far is not None
+        wait_s: float | None = None
+        while not self._over.is_set():
+            self._told.wait(wait_s)
+            self._told.clear()
+            try:
+                if not self._over.is_set():
+                    self.bring(self._far)
+                wait_s = None
+            except _Stopped:
+                break
+            except GpurunError as error:
+                wait_s = AGAIN_S
+                logging.info("not home yet: %s: %s", error.code, error.what)
+            except OSError as error:
+                wait_s = AGAIN_S
+                logging.warning("not home yet: this machine's disk: %s", error)
+        self._far.close()  # The watch may have ended without waiting for this.
+
+    def bring(self, far: FarSide) -> None:
+        """Fetch what is finished, the latest first; before and after that, let go of what newer ones have replaced."""
+        manifest = far.manifest(MOST_ANNOUNCED_BYTES)
+        self._inventory.remember(manifest)
+        self._remove_replaced(manifest)
+        files = self._affordable(manifest)
+        before = self._inventory.memory
+        self._inventory.note(files=tuple(sorted({*before.files, *(file.name for file in files)})))
+        came = _Came(self._clock, self._over)
+        downloads = Downloader(far, self._inventory, came, self._clock, came.tell)
+        downloads.bring(files)
+        self._inventory.note(bytes_per_s=came.bytes_per_s or before.bytes_per_s)
+        for why in downloads.missing.values():
+            if not isinstance(why, FarRefusal):  # That one has been replaced by a newer one since.
+                raise why
+        came.heed()  # What the collect step finds it has on record: from then on nothing is removed.
+        self._let_go(manifest, {*downloads.here})
+
+    def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
+        """What may come home now, the latest checkpoint first; where that costs money it comes alone, now and then."""
+        if self._budget.limit_bytes is not None:
+            latest = [file for file in manifest.files if file.step == manifest.latest]
+            return latest if self._budget.take(latest, by_step=manifest.latest or 0) else []
+        return sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.name))
+
+    def _let_go(self, manifest: Manifest, here: set[str]) -> None:
+        """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""
+        newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
+        if newest and {file.name for file in newest} <= here:
+            self._inventory.note(step=manifest.latest, whole=tuple(newest))
+            self._remove_replaced(manifest)
+
+    def _remove_replaced(self, manifest: Manifest) -> None:
+        """Remove what came by this way and is not on the list any more, if a newer checkpoint is here whole."""
+        artifacts = self._inventory.artifacts
+        with self._inventory.alone() as noted:
+            needed = {file.name for file in (*manifest.files, *noted.whole)}
+            if not noted.whole or not all((artifacts / file.name).is_file() for file in noted.whole):
+                return
+            for name in {*noted.files} - needed - {*noted.kept}:
+                (artifacts / name).unlink(missing_ok=True)
+            self._inventory.write(noted, files=tuple(name for name in noted.files if name in needed))
+
+
+class _Stopped(GpurunError):
+    """The watch is over; never seen outside."""
+
+    def __init__(self) -> None:
+        super().__init__("early.stopped", "Training has ended.", hint="Nothing to do.")
+
+
+class _Came(Waits):
+    """How fast files come: the bytes that came while somebody waited for them, in how many seconds."""
+
+    def __init__(self, clock: Clock, over: threading.Event) -> None:
+        self._clock, self._over, self._bytes, self._seconds = clock, over, 0, 0.0
+        self._last: tuple[str, int, float] = "", 0, 0.0
+
+    def heed(self) -> None:
+        """Raise what ends the thread once the watch is over."""
+        if self._over.is_set():
+            raise _Stopped
+
+    def tell(self, file: ManifestFile, have_bytes: int) -> None:
+        """So much of a file is here."""
+        (name, before, since_mono), now_mono = self._last, self._clock.monotonic()
+        if name == file.name:
+            self._bytes += max(0, have_bytes - before)
+            self._seconds += now_mono - since_mono
+        self._last = file.name, have_bytes, now_mono
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None for what came too quickly to say."""
+        return self._bytes / self._seconds if self._seconds > 1.0 else None

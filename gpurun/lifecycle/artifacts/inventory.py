@@ -1,0 +1,261 @@
+"""What of a run is at home, each file by its digest, and what one process remembers of that for the next one.
+
+`inventory.json` in the run's folder is the only memory. Homes of an earlier gpurun have four files in its place, which
+are read as long as there is no `inventory.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpurun.core.filelock import exclusive
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.core.run_plan import Plan
+from gpurun.ledger.journal import read_journal
+from gpurun.planning.transfer import early_bytes
+from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
+from gpurun.remote.interface import FarRefusal
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
+from gpurun.remote.resumable_file import forget_others
+
+# The files of a checkpoint. Without the state the weights are of little use; the optimiser is needed only to go on.
+RANK = {"state": 0, "weights": 1, "optimizer": 2}
+_BUCKET = "bucket"
+
+
+class Memory(BaseModel):
+    """The content of `inventory.json`.
+
+    `manifest` is the last list of finished files that the machine gave. `files` came home while training went on, and
+    of the newest checkpoint that came so the `whole` one is named, with its `step`; `bytes_per_s` is how fast the last
+    one came. `kept` was asked for by a person, and no later checkpoint replaces it here. `left` has by digest what was
+    asked of a machine that charges for each byte; it is None where that cannot be told any more.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    manifest: dict[str, Any] | None = None
+    step: int | None = None
+    files: tuple[str, ...] = ()
+    whole: tuple[ManifestFile, ...] = ()
+    bytes_per_s: float | None = None
+    kept: tuple[str, ...] = ()
+    left: dict[str, int] | None = Field(default_factory=dict)
+
+
+class Inventory:
+    """The files of one run that are at home; what is noted of them is the same for all processes."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._path = folder.path / "inventory.json"
+
+    @property
+    def artifacts(self) -> Path:
+        """Where the files are."""
+        return self.folder.artifacts
+
+    def has(self, file: ManifestFile) -> bool:
+        """Whether that very file is at home, by its digest."""
+        return holds(self.artifacts / file.name, Wanted(file.name, file.bytes, file.sha256))
+
+    @property
+    def memory(self) -> Memory:
+        """What is noted; nothing where there is no note, or none that can be understood."""
+        try:
+            return Memory.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return _memory_of_old(self.folder.path)
+        except (OSError, ValueError):
+            return Memory(left=None)
+
+    @contextmanager
+    def alone(self) -> Iterator[Memory]:
+        """What is noted, for a change of it: nobody else makes one meanwhile."""
+        with exclusive(self.folder.path / ".inventory.lock"):
+            yield self.memory
+
+    def write(self, memory: Memory, **changes: object) -> None:
+        """Note it with these changes; OSError when this disk takes nothing more."""
+        write_atomic(self._path, memory.model_copy(update=changes).model_dump_json().encode())
+
+    def note(self, **changes: object) -> None:
+        """Note these changes, whatever the rest is."""
+        with self.alone() as memory:
+            self.write(memory, **changes)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Note that a person wants these files."""
+        with self.alone() as memory:
+            self.write(memory, kept=tuple(sorted({*memory.kept, *names})))
+
+    def remember(self, manifest: Manifest) -> None:
+        """Note what the machine has finished by now; OSError when this disk takes nothing more.
+
+        What has arrived of files that were replaced over there can never be completed: its room is given back.
+        """
+        forget_others(self.artifacts / PARTIAL_FOLDER, {file.sha256 for file in manifest.files})
+        self.note(manifest=manifest.model_dump(mode="json"))
+
+    def remembered(self) -> Manifest | None:
+        """What the machine had finished when it was heard last, `with_whole`; None when it never told."""
+        told = self.memory.manifest
+        try:
+            listed = understood_manifest(json.dumps(told).encode(), MOST_ANNOUNCED_BYTES) if told else None
+        except FarRefusal:
+            return None
+        return self.with_whole(listed) if listed else None
+
+    def with_whole(self, listed: Manifest) -> Manifest:
+        """The same, with the newest checkpoint that is here whole: later ones may have replaced it there."""
+        names = {file.name for file in listed.files}
+        more = [file for file in self.memory.whole if file.name not in names]
+        here = [file for file in more if _size_of(self.artifacts / file.name) == file.bytes]
+        return listed.model_copy(update={"files": (*listed.files, *here)})
+
+    def counted(self, records: Sequence[Record]) -> dict[str, Any]:
+        """What the collect step has on record; without one, what came home before it, each digest checked."""
+        collected = (one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED)
+        return next(collected, None) or self._counted_early(self.remembered() or Manifest())
+
+    def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
+        here = {file.name: file for file in manifest.files if self.has(file)}
+        due = wanted(manifest) if all(file.name in here for file in newest(manifest)) else manifest.files
+        return {
+            "files": [file.model_dump(mode="json") for file in here.values()],
+            "missing": [file.name for file in due if file.name not in here],
+            "latest": manifest.latest,
+            "best": manifest.best.model_dump(mode="json") if manifest.best else None,
+        }
+
+    def take_stock(self) -> Iterator[tuple[Event, dict[str, object]]]:
+        """Record what is at home, if nothing of it is on record.
+
+        So it is after `gpurun collect` and `gpurun destroy`, or a lid that stayed closed until the lease was over.
+        """
+        records = read_journal(self.folder.journal).records
+        if any(one.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for one in records):
+            return
+        found = self.counted(records)
+        if found["files"]:
+            yield Event.SALVAGE_INTENDED, {"folder": ""}
+            yield Event.SALVAGE_OBSERVED, {**found, "seconds": 0.0, "brought": 0}
+
+
+def _size_of(path: Path) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises where a folder is shut to us.
+
+
+def _memory_of_old(folder: Path) -> Memory:
+    """What the four files of an earlier gpurun say, each as far as it can be understood."""
+    memory, told = Memory(), dict[str, object]()
+    with suppress(OSError, ValueError):
+        memory = Memory.model_validate_json((folder / "newest.json").read_bytes())
+    with suppress(OSError, ValueError, TypeError):
+        told["manifest"] = dict(json.loads((folder / "manifest.json").read_bytes()))
+    with suppress(OSError, ValueError, TypeError):
+        told["kept"] = tuple(map(str, json.loads((folder / "kept.json").read_bytes())))
+    try:
+        told["left"] = {str(key): int(size) for key, size in json.loads((folder / "left.json").read_bytes()).items()}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, AttributeError):
+        told["left"] = None
+    return memory.model_copy(update=told)
+
+
+def newest(manifest: Manifest) -> list[ManifestFile]:
+    """The files of the latest checkpoint."""
+    return [file for file in manifest.files if file.kind in RANK and file.step == manifest.latest]
+
+
+def wanted(manifest: Manifest) -> list[ManifestFile]:
+    """What is to come home, in its order of worth: the latest checkpoint, the best, samples and compile caches."""
+    rest = {file.name for file in spare(manifest)}
+    best = manifest.best.step if manifest.best else None
+
+    def place(file: ManifestFile) -> tuple[int, int, int, str]:
+        group = 2 if file.kind not in RANK else 0 if file.step == manifest.latest else 1 if file.step == best else 3
+        return group, -file.step, RANK.get(file.kind, 0), file.name
+
+    return sorted((file for file in manifest.files if file.name not in rest), key=place)
+
+
+def spare(manifest: Manifest) -> list[ManifestFile]:
+    """What the trainer keeps only in case the latest checkpoint is damaged: the one before, unless it is the best."""
+    if not newest(manifest):
+        return []
+    needed = {manifest.latest, manifest.best.step if manifest.best else None}
+    return [file for file in manifest.files if file.kind in RANK and file.step not in needed]
+
+
+class EgressBudget:
+    """What may leave a machine before its run ends: `limit_bytes` over a training of so many steps, None for no limit.
+
+    Where a provider charges for each byte, that is no more than the plan counts. What is asked for is noted before it
+    is, so that neither a crash nor a second process can make more of it.
+    """
+
+    def __init__(self, folder: RunFolder, limit_bytes: int | None, steps: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._steps = steps
+        self._inventory = Inventory(folder)
+
+    @classmethod
+    def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
+        """What a run's plan has paid for."""
+        limit_bytes = early_bytes(plan.offer.provider, plan.parameters)
+        return cls(folder, limit_bytes, int(plan.resolved["train"]["steps"]))
+
+    def give_to_bucket(self) -> int | None:
+        """What the machine may push where that is charged, too: all that is left of this, which is then spent.
+
+        None where nothing is charged. Asked again, the same.
+        """
+        if self.limit_bytes is None:
+            return None
+        with self._inventory.alone() as memory:
+            left = self._left(memory)
+            if _BUCKET not in left:
+                left |= {_BUCKET: max(0, self.limit_bytes - sum(left.values()))}
+                self._inventory.write(memory, left=left)
+            return left[_BUCKET]
+
+    @property
+    def spent_bytes(self) -> int:
+        """How much was asked for so far."""
+        return sum(self._left(self._inventory.memory).values())
+
+    def take(self, files: Iterable[ManifestFile], *, by_step: int | None = None) -> bool:
+        """Whether these may be fetched now, which is then noted; a file that was noted before costs nothing again.
+
+        With `by_step` only that share of the whole is given out, so that checkpoints are spread over the training.
+        """
+        if self.limit_bytes is None:
+            return True
+        share = 1.0 if by_step is None else min(1.0, by_step / self._steps)
+        with self._inventory.alone() as memory:
+            left = self._left(memory) | {file.sha256: file.bytes for file in files}
+            if sum(left.values()) > self.limit_bytes * share:
+                return False
+            self._inventory.write(memory, left=left)
+            return True
+
+    def note(self, files: Iterable[ManifestFile]) -> None:
+        """Count what is fetched at the end, where that costs something; the plan has paid for it and limits nothing."""
+        if self.limit_bytes is None:
+            return
+        with self._inventory.alone() as memory:
+            self._inventory.write(memory, left={file.sha256: file.bytes for file in files} | self._left(memory))
+
+    def _left(self, memory: Memory) -> dict[str, int]:
+        """By digest what was asked for; a note that cannot be understood counts as all of it."""
+        return dict(memory.left) if memory.left is not None else {"": self.limit_bytes or 0}

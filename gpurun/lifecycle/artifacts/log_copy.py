@@ -1,0 +1,109 @@
+"""The trainer's events and log as they grow on the instance, and their copies here: byte for byte, up to a cap.
+
+A copy's own length says where to read on, so nothing is lost or doubled however often this process or the connection
+dies. A flood would fill this disk: at the cap the newer part is dropped, so that a head and the latest always stay.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpurun.core.errors import StoreFull
+from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.remote.client import FarSide, Poll
+from gpurun.remote.interface import MachineLost
+
+MOST_BYTES = 1 << 30
+HEAD_BYTES = MOST_BYTES // 2
+# How much of each is asked for in one call.
+MOST_ASKED_BYTES = 4 << 20
+LEAST_ASKED_BYTES = 64 << 10
+
+
+def read_on_at(path: Path, offset: int) -> int:
+    """Where a reader of a copy up to an offset reads on: of one that was cut since, after its head."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return offset
+    return offset if offset <= size else min(size, HEAD_BYTES)
+
+
+class LocalCopy:
+    """One copied file. Beside it, `NAME.cut` holds how many bytes of the original were dropped after the head."""
+
+    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES, head_bytes: int = HEAD_BYTES) -> None:
+        self.path = path
+        self._cut = path.with_name(f"{path.name}.cut")
+        self._most_bytes = most_bytes
+        self._head_bytes = head_bytes
+
+    @property
+    def offset(self) -> int:
+        """How much of the original has been read: what is here, and what was dropped."""
+        return self._size() + self.dropped_bytes
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How much of the original is not here."""
+        try:
+            return int(self._cut.read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+
+    def append(self, chunk: bytes) -> None:
+        """Add what follows; StoreFull when the disk takes no more: what fitted is here, and the offset says so."""
+        if not chunk:
+            return
+        try:
+            if self._size() + len(chunk) > self._most_bytes:
+                self._drop()
+            with self.path.open("ab") as out:
+                out.write(chunk)
+        except OSError as error:
+            raise StoreFull(
+                "watch.disk_full",
+                f"{self.path.name} cannot be written: {error.strerror}.",
+                hint="Make room on this machine: it goes on by itself. Training does too, until its lease.",
+            ) from None
+
+    def _drop(self) -> None:
+        """Take away all but the head. Cut first: a crash before the note means reading that part again, no more."""
+        dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
+        if self._size() > self._head_bytes:
+            os.truncate(self.path, self._head_bytes)
+        write_atomic(self._cut, str(dropped).encode("ascii"))
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+class Tail:
+    """Brings what is new of both; where a slow line does not carry a piece in one call, a smaller one is asked for."""
+
+    def __init__(self, far: FarSide, folder: RunFolder) -> None:
+        self._far = far
+        self._copies = {"events.jsonl": LocalCopy(folder.events), "trainer.log": LocalCopy(folder.log)}
+        self._most_bytes = MOST_ASKED_BYTES
+
+    def bring(self) -> Poll:
+        """The agent's status, once what came with it is appended here."""
+        try:
+            poll = self._far.poll({name: (copy.offset, self._most_bytes) for name, copy in self._copies.items()})
+        except MachineLost:
+            self._most_bytes = max(LEAST_ASKED_BYTES, self._most_bytes // 4)
+            raise
+        self._most_bytes = min(MOST_ASKED_BYTES, 2 * self._most_bytes)
+        for name, chunk in poll.chunks.items():
+            self._copies[name].append(chunk.data)
+        return poll
+
+
+def is_behind(poll: Poll, name: str) -> bool:
+    """Whether more of a file than has come is to be had at once."""
+    chunk = poll.chunks[name]
+    return bool(chunk.data) and chunk.offset + len(chunk.data) < chunk.size

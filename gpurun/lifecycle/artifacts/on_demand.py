@@ -1,0 +1,252 @@
+"""What is wanted at home now: from the machine while training goes on there, or from the bucket to which it has pushed.
+
+No lock is taken and no record made: the supervisor goes on, and its own collect step finds by digest what is here
+already. Both may be at the same file, as only one of them at a time can have it open. Copies of what came home go into
+a folder of the user's own: each has the digest that was verified, or is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError
+from gpurun.core.paths import RunFolder, fsync_folder
+from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, Brief, Downloader, Tell
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
+from gpurun.lifecycle.job_spec import key_of
+from gpurun.remote.client import FarSide
+from gpurun.remote.download import Wanted, holds
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, check_name
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, read_pushed
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_retry import patiently
+
+Only = Literal["last", "best", "all"]
+ONLY: tuple[Only, ...] = ("last", "best", "all")
+UNREACHABLE = "collect.unreachable"
+OVER_PLAN = "collect.over_plan"
+CHECKPOINT = ("weights", "optimizer", "state")
+TRIES = 3
+_BLOCK_BYTES = 1 << 20
+
+# Which files of a manifest are wanted.
+Choose = Callable[[Manifest], Sequence[ManifestFile]]
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What is at home now of a run whose machine lives: files that were wanted, and files that are only there."""
+
+    manifest: Manifest
+    here: tuple[ManifestFile, ...]
+    left: tuple[ManifestFile, ...]
+
+
+@dataclass(frozen=True)
+class Salvaged:
+    """What a machine has pushed, which of its files are here now, and why others are not; `seq` counts its pushes."""
+
+    manifest: Manifest
+    here: tuple[ManifestFile, ...]
+    missing: dict[str, GpurunError]
+    left_out: tuple[str, ...]
+    seq: int
+
+
+def bring_now(
+    far: FarSide, folder: RunFolder, only: Only, clock: Clock, tell: Tell, budget: EgressBudget
+) -> Brought:  # fmt: skip
+    """Bring the wanted files of what is finished there, each verified; `tell` hears of each how many bytes are here.
+
+    UsageError when none such is finished yet, or the plan does not pay for it; CollectFailed when nothing comes for
+    PATIENCE_S, when a file does not arrive as it was announced, or cannot be stored.
+    """
+    inventory, waits = Inventory(folder), _Asked(clock)
+    with far.many_lanes():
+        for tries_left in reversed(range(TRIES)):
+            try:
+                manifest = waits.until_done(lambda: far.manifest(MOST_ANNOUNCED_BYTES))
+                inventory.remember(manifest)
+                files = _asked_for(manifest, only, inventory, budget)
+                downloads = Downloader(far, inventory, waits, clock, tell)
+                downloads.bring(files)
+                break
+            except _Replaced:
+                if not tries_left:
+                    raise
+            except MachineLost as lost:
+                raise _unreachable(lost) from lost
+            except OSError as error:
+                what = f"{folder.path} cannot be written: {error.strerror}."
+                hint = "Mend what is said there, or free some space, and ask again. The run goes on."
+                raise CollectFailed("collect.cannot_store", what, hint=hint) from error
+    for why in downloads.missing.values():
+        raise _unreachable(why) if isinstance(why, MachineLost) else why
+    left = [file for file in manifest.files if file not in files and not inventory.has(file)]
+    return Brought(manifest, tuple(files), tuple(left))
+
+
+class _Replaced(CollectFailed):
+    """What was finished a moment ago has been replaced by the next checkpoint."""
+
+
+class _Asked(Brief):
+    """Does not go on with a list of which one file is there no more."""
+
+    def wait(self, error: MachineLost | FarRefusal) -> None:
+        """See `Waits.wait`."""
+        try:
+            super().wait(error)
+        except FarRefusal as refusal:
+            hint = "Ask again. What came home before is kept, and the run goes on."
+            raise _Replaced(refusal.code, refusal.what, hint=hint) from refusal
+
+
+def _asked_for(manifest: Manifest, only: Only, inventory: Inventory, budget: EgressBudget) -> list[ManifestFile]:
+    """The files that are meant, which are from now on kept and paid for."""
+    files, run = chosen(manifest, only, inventory.folder.name), inventory.folder.name
+    if not budget.take(files):
+        asked_bytes = sum(file.bytes for file in files)
+        raise UsageError(
+            OVER_PLAN,
+            f"Each byte that leaves this machine is charged. The plan of {run} pays for {budget.limit_bytes:,} before "
+            f"training ends: {budget.spent_bytes:,} have left, and this is {asked_bytes:,}.",
+            hint=f"The latest and the best come home when training ends, as planned. gpurun stop {run} saves and "
+            "ends it.",
+        )
+    inventory.keep(file.name for file in files)
+    return files
+
+
+def chosen(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -> list[ManifestFile]:
+    """The files that are meant, weights first; UsageError when nothing of that kind is finished."""
+    if only == "all":
+        found = list(manifest.files)
+    else:
+        step = manifest.latest if only == "last" else manifest.best.step if manifest.best else None
+        found = [file for file in manifest.files if file.step == step and file.kind in CHECKPOINT]
+    if not found:
+        nothing = {"last": "finished no checkpoint", "best": "evaluated no checkpoint that it keeps"}
+        what = f"{run} has {nothing.get(only, 'finished no file')}{'' if is_over else ' yet'}."
+        later = f"Ask again later; gpurun attach {run} shows how far it is."
+        hint = f"What came home, and why: gpurun receipt {run}" if is_over else later
+        raise UsageError("checkpoint.none", what, hint=hint)
+    return sorted(found, key=lambda file: (-file.step, file.kind != "weights", file.name))
+
+
+def _unreachable(lost: MachineLost) -> CollectFailed:
+    hint = "What came home before is kept. `gpurun ps` says how the run stands."
+    return CollectFailed(UNREACHABLE, f"The machine cannot be reached: {lost.what}", hint=hint)
+
+
+def bring_pushed(
+    folder: RunFolder,
+    url: str,
+    place: str,
+    clock: Clock,
+    *,
+    choose: Choose = lambda manifest: [*wanted(manifest), *spare(manifest)],
+    tell: Tell = lambda *_: None,
+) -> Salvaged:
+    """Fetch the chosen files of what lies at `place` (`RunState.pushed`) into the run's artifacts, digests verified.
+
+    Without a choice all, in their order of worth. Nothing is taken that the run's key has not signed. Without anything
+    there the manifest is empty. SetupError, BucketLost or CollectFailed when the list cannot be had.
+    """
+    bucket = Bucket(parse_address(url), clock)
+    key = key_of(folder.push_key)
+    patiently(clock, PATIENCE_S, bucket.look)
+    read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=MOST_ANNOUNCED_BYTES)
+    pushed = patiently(clock, PATIENCE_S, read)
+    if pushed is None:
+        return Salvaged(Manifest(), (), {}, (), 0)
+    downloads = Downloader(_InBucket(bucket, place, pushed), Inventory(folder), Brief(clock), clock, tell)
+    downloads.bring(choose(pushed.manifest))
+    return Salvaged(pushed.manifest, (*downloads.here.values(),), downloads.missing, pushed.left_out, pushed.seq)
+
+
+class _InBucket:
+    """What a machine has pushed, as a source of files."""
+
+    def __init__(self, bucket: Bucket, place: str, pushed: Pushed) -> None:
+        self._bucket, self._place, self._pushed = bucket, place, pushed
+
+    def fetch(
+        self, name: str, size_bytes: int, sha256: str, into: Path, *,
+        on_progress: Callable[[int], None] | None = None, aside: bool = False,
+    ) -> Path:  # fmt: skip
+        file = Wanted(name, size_bytes, sha256, on_progress, aside)
+        return fetch_pushed(self._bucket, self._place, self._pushed, file, into)
+
+
+def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> None:
+    """Copy files into a folder under their own names; a copy that is there already is left alone.
+
+    UsageError, before anything is copied, when another file is in the place of one. CollectFailed when a copy cannot
+    be written, or is not what came home; then nothing of it is left.
+    """
+    try:
+        places = {folder.joinpath(*check_name(file.name)): file for file in files}
+        missing = {place: file for place, file in places.items() if not _is_there(place, file)}
+        _check_room(folder, sum(file.bytes for file in missing.values()))
+        for place, file in missing.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _copy(artifacts / file.name, place, file)
+    except OSError as error:
+        what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
+        hint = f"Mend that, or name another folder with --to. What came home is in {artifacts}."
+        raise CollectFailed("collect.cannot_store", what, hint=hint) from error
+
+
+def _is_there(place: Path, file: ManifestFile) -> bool:
+    """Whether the copy is there; UsageError when something else is."""
+    if holds(place, Wanted(file.name, file.bytes, file.sha256)):
+        return True
+    if os.path.lexists(place):
+        hint = "Name another folder with --to, or move that file away."
+        raise UsageError("collect.in_the_way", f"{place} is there already, and is another file.", hint=hint)
+    return False
+
+
+def _check_room(folder: Path, needed_bytes: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        what = f"The copies need {needed_bytes:,} bytes; the disk of {folder} has {free_bytes:,} free."
+        raise StoreFull("collect.disk_full", what, hint="Free some space, or name another folder with --to.")
+
+
+def _copy(source: Path, place: Path, file: ManifestFile) -> None:
+    part, digest = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.part"), hashlib.sha256()
+    try:
+        with source.open("rb") as content, part.open("wb") as out:
+            while block := content.read(_BLOCK_BYTES):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != file.sha256:
+            raise _altered(source)
+        os.replace(part, place)
+    finally:
+        part.unlink(missing_ok=True)
+    fsync_folder(place.parent)
+
+
+def _altered(source: Path) -> GpurunError:
+    return CollectFailed(
+        "collect.altered",
+        f"{source} is not what came home any more: its digest is another one.",
+        hint="gpurun audit says what else is not as it was.",
+    )

@@ -1,0 +1,179 @@
+"""The way to an instance, and how long a step goes on trying it.
+
+It is a folder on this machine, or SSH with a key that was pinned before it booted. Unreachable is not dead, and a
+laptop that sleeps is not trying at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
+from gpurun.core.journal_records import RunState
+from gpurun.core.paths import RunFolder
+from gpurun.core.records import Address, Instance
+from gpurun.core.retry import Retry
+from gpurun.core.run_plan import Plan
+from gpurun.lifecycle.artifacts.downloader import Waits
+from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.messages import ManifestFile
+from gpurun.remote.ssh import RemoteMachine
+
+# What the far side may refuse once and not again: its agent was killed, as for want of memory, or its disk failed.
+BRIEF = frozenset({"broken", "os_error"})
+MOST_REFUSALS = 20
+# A stretch of so long in which nothing moves is no slow line: the line was down, or the lid closed.
+AWAY_S = 30.0
+# A try takes no longer than this by itself; in the rest of its time this laptop slept.
+LONGEST_TRY_S = 90.0
+LEAST_UNHEARD_S = 900.0
+HOLD_S = 5.0
+
+
+class Reach:
+    """Makes the far side of an instance, and keeps it, so that all steps share one connection."""
+
+    def __init__(self, folder: RunFolder, plan: Plan, clock: Clock) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._clock = clock
+        self._kept: tuple[Address, FarSide] | None = None
+
+    def __call__(self, instance: Instance) -> FarSide:
+        """The way to an instance that has an address; nothing is connected yet."""
+        address = instance.address
+        if address is None:
+            raise RuntimeError(f"{instance.id} has no address yet")
+        if self._kept is None or self._kept[0] != address:
+            self._kept = (address, self._to(address, instance))
+        return self._kept[1]
+
+    def hang_up(self) -> None:
+        """End every connection; what waits for one ends, and the next call makes a new one."""
+        if self._kept is not None:
+            self._kept[1].close()
+
+    def _to(self, address: Address, instance: Instance) -> FarSide:
+        if address.kind == "folder":
+            return FarSide(LocalMachine(Path(address.folder), token=instance.token), python=sys.executable)
+        box = self._plan.box
+        deadline_wall = instance.deadline_wall
+        left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
+        machine = RemoteMachine(
+            address,
+            client_key=Path(box.identity) if box else self._folder.ssh / "client",
+            host_key=box.host_key if box else (self._folder.ssh / "host.pub").read_text(encoding="ascii"),
+            folder=f".gpurun/{instance.token}",
+            clock=self._clock,
+            last_mono=self._clock.monotonic() + left_s,
+        )
+        return FarSide(machine)
+
+
+class Patience(Waits):
+    """The tries of one step, repeated until one answers, the lease is over, or the instance no longer runs.
+
+    `limit_s` is for a slow line: stretches of AWAY_S in which nothing moves do not count against it.
+    """
+
+    for_room = True
+
+    def __init__(self, state: RunState, context: Context, *, limit_s: float = float("inf")) -> None:
+        self._state, self._context, self.limit_s = state, context, limit_s
+        self._begun_mono = self._moved_mono = self._tried_mono = context.clock.monotonic()
+        self._away_s = self._unheard_s = 0.0
+        self._refusals, self._retry = 0, Retry(context.clock, RETRY_S)
+
+    @property
+    def left_s(self) -> float:
+        """How long one try may take, a second at least."""
+        within_s = self.limit_s + self._away_until_now_s() - (self._now_mono() - self._begun_mono)
+        return max(1.0, min(within_s, self._context.seconds_left(self._state)))
+
+    def moved(self) -> None:
+        """Take note that something has come or gone."""
+        self._away_s = self._away_until_now_s()
+        self._moved_mono = self._tried_mono = self._now_mono()
+        self._unheard_s, self._refusals = 0.0, 0
+
+    def heed(self) -> None:
+        """Raise StopWanted where the user wants a stop."""
+        self._context.heed(self._state)
+
+    def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
+        """See `Waits.demand_time`."""
+        self.heed()
+        if self._context.seconds_left(self._state) <= 0:
+            what = f"The lease was over before {file.name} ({file.bytes:,} bytes) had come home."
+            hint = "What came home before is kept. Give the next run more --hours, or more room here."
+            raise CollectFailed("collect.lease_over", f"{what} {why.what}" if why else what, hint=hint)
+
+    def hold(self, held: Sequence[GpurunError]) -> None:
+        """Wait for this disk, or for somebody else, while there is an instance to wait with."""
+        if self._context.is_down(instance_of(self._state)):
+            raise lost("its provider says that it no longer runs.")
+        self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
+
+    def wait(self, error: MachineLost | FarRefusal) -> None:
+        """Wait a little after a try that failed, so that the next one is worth it.
+
+        Raises a refusal that will not pass; TrainingFailed when limit or lease is over, when the provider says that
+        the instance no longer runs, and when waiting costs too much.
+        """
+        clock, seen_down = self._context.clock, False
+        if isinstance(error, FarRefusal):
+            self._refusals += 1
+            if error.reason not in PASSING and (error.reason not in BRIEF or self._refusals > MOST_REFUSALS):
+                raise error
+        else:
+            self._refusals = 0
+            down = self._context.is_down(instance_of(self._state))
+            if down is None:  # Nobody is reached from here, so nothing would be saved by giving up.
+                self._tried_mono = clock.monotonic()
+            seen_down = bool(down)
+        self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
+        if seen_down or self._is_over():
+            raise lost(error.what)
+        self._tried_mono = clock.monotonic()
+        self._retry.wait(error, most_s=max(0.0, self._context.seconds_left(self._state)))
+
+    def _is_over(self) -> bool:
+        slow_s = self._now_mono() - self._begun_mono - self._away_until_now_s()
+        is_late = slow_s > self.limit_s or self._context.seconds_left(self._state) <= 0
+        return is_late or self._unheard_s > self._most_unheard_s()
+
+    def _most_unheard_s(self) -> float:
+        """How long an instance is waited for that its provider, who is reached, says to run.
+
+        It may be hung for good, or SSH is blocked only where this laptop is now. Waiting may cost as much again as what
+        would be lost: then making it anew is cheaper. What the instance has pushed to a bucket comes from there anyhow.
+        """
+        if not self._context.plan.offer.rate_micros_per_hour:
+            return float("inf")
+        if self._state.pushed:
+            return LEAST_UNHEARD_S
+        paid_s = self._context.paid_s(self._state) - (self._now_mono() - self._moved_mono)
+        return max(LEAST_UNHEARD_S, paid_s)
+
+    def _away_until_now_s(self) -> float:
+        gap_s = self._now_mono() - self._moved_mono
+        return self._away_s + (gap_s if gap_s > AWAY_S else 0.0)
+
+    def _now_mono(self) -> float:
+        return self._context.clock.monotonic()
+
+
+def lost(why: str) -> TrainingFailed:
+    """The error of a step whose instance is waited for no longer."""
+    return TrainingFailed(
+        "machine.lost",
+        f"The instance can no longer be reached: {why}",
+        hint="What came home before is kept. `gpurun receipt` says what was paid.",
+    )

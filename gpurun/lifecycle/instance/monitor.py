@@ -1,0 +1,184 @@
+"""Looks at what the provider has of a run for as long as the run lasts: a second machine, a price that rose, a reboot.
+
+A list may lag behind what exists, so one look when a machine is ready proves nothing about a second one. What carries a
+token of this run and is not the run's machine is ended, and what it costs is taken off the run's own time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+from gpurun.core.background_call import Task
+from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.records import Instance, InstanceState
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.instance.terminate import Reading, incident, look, proves
+from gpurun.lifecycle.job_spec import stops_of
+from gpurun.providers.base import FindsInRegions, Provider, Rejected, Throttled, Unknown
+from gpurun.remote.interface import FarRefusal, MachineLost
+
+SOON_S, LATER_S, LONGEST_S = 20.0, 120.0, 600.0
+JITTER = 0.2
+_CHANGED_S = 1.0
+
+
+@dataclass
+class _Seen:
+    """What one look has shown: machines beside the run's own that are alive or proven gone, and the run's own."""
+
+    alive: list[Instance] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    machine: Instance | None = None
+    is_throttled: bool = False
+
+
+class Monitor:
+    """The looks of one supervisor's life; the driver asks for a `turn` whenever a step waits."""
+
+    def __init__(self, run: str) -> None:
+        self._chance = Random(run)  # So that two runs of one account do not look at the same moments.
+        self._next_mono = float("-inf")
+        self._slower = 1.0
+        self._looking: Task[_Seen] | None = None
+        self._listed: set[str] = set()
+        self._readings: dict[str, list[Reading]] = {}
+        self._price_wall: float | None = None
+        self._said = ""
+        self._told_wall = float("inf")
+
+    def is_due(self, now_mono: float) -> bool:
+        """Whether a turn would do anything now."""
+        return self._looking is not None or now_mono >= self._next_mono
+
+    def turn(self, state: RunState, context: Context) -> Iterator[Note]:
+        """Begin a look if one is due, and tell what the last one has shown; what was told is acted on by the next."""
+        if self._looking is None:
+            self._looking = context.begin(lambda: self._look(state, context))
+        if not self._looking.wait(0.0):
+            return
+        looked, self._looking = self._looking, None
+        try:
+            seen = looked.result()
+        except Exception as bug:
+            logging.error("A look at the provider failed.", exc_info=bug)
+            seen = _Seen()
+        self._next_mono = context.clock.monotonic() + self._pause_s(state, context, seen)
+        for one in seen.alive:
+            yield incident(one)
+        for name in seen.gone:
+            told = {"code": "create.duplicate_gone", "message": f"{name} is proven gone", "id": name}
+            yield Event.INCIDENT, {**told, "token": state.extras[name].token}
+        yield from self._about(seen.machine, state, context)
+
+    def _pause_s(self, state: RunState, context: Context, seen: _Seen) -> float:
+        """Until the next look: at once after a find, soon while one is due to show itself, else now and then."""
+        if seen.alive:
+            return 0.0
+        if state.late:
+            return context.provider.traits.poll_s
+        self._slower = self._slower * 2 if seen.is_throttled else 1.0
+        usual_s = SOON_S if context.unsettled_s(state) > 0 else LATER_S
+        return min(LONGEST_S, usual_s * self._slower) * (1.0 + JITTER * self._chance.random())
+
+    def _look(self, state: RunState, context: Context) -> _Seen:
+        """Ask every provider that may have a machine of the run; end the extra ones that are on record."""
+        seen, listed = _Seen(), set[str]()
+        own = state.instance.id if state.instance is not None else ""
+        for name in dict.fromkeys(one.provider for one in state.asked.values() if one.answer != "refused"):
+            provider = context.provider_named(name)
+            for one in self._extras(provider, state, own, seen):
+                listed.add(one.id)
+                if one.id not in state.extras and (one.id in self._listed or _is_there(provider, one)):
+                    seen.alive.append(one)
+            for extra, token in state.late.items():
+                is_theirs = token in state.asked and state.asked[token].provider == name
+                if is_theirs and self._is_ended(provider, extra, token, own, context):
+                    seen.gone.append(extra)
+        self._listed = listed
+        if state.facts and own:
+            with suppress(Unknown, Rejected, SetupError):
+                seen.machine = context.provider.read(own)
+            self._bring_forward(state, context)
+        return seen
+
+    def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
+        """What the provider shows of the run's tokens, but for its machine and for what may still become that."""
+        tokens = {one.token for one in state.asked.values()} - (set() if own else {state.token})
+        try:
+            found = self._list(provider, state)
+        except Unknown as error:
+            seen.is_throttled = seen.is_throttled or isinstance(error, Throttled)
+            found = list(error.found)
+        except SetupError:
+            return []
+        alive = [one for one in found if one.state is not InstanceState.GONE and one.token in tokens]
+        return [one for one in alive if one.id != own]
+
+    def _list(self, provider: Provider, state: RunState) -> list[Instance]:
+        """Everything of gpurun's, one question for all tokens; where regions answer for themselves, in those asked."""
+        if isinstance(provider, FindsInRegions):
+            asked = [one.region for one in state.asked.values() if one.provider == provider.name]
+            return provider.find_in(tuple(dict.fromkeys(asked)))
+        return provider.find(None)
+
+    def _is_ended(self, provider: Provider, name: str, token: str, own: str, context: Context) -> bool:
+        """Ask for its end, and whether its end is proven by now."""
+        with suppress(Unknown, Rejected, SetupError):
+            provider.destroy(name)
+        reading = look(provider, name, token, context.clock.monotonic(), but=own)
+        readings = self._readings.setdefault(name, [])
+        readings.append(reading)
+        if not reading.gone:
+            readings.clear()
+        return proves(provider, readings)
+
+    def _about(self, machine: Instance | None, state: RunState, context: Context) -> Iterator[Note]:
+        """What is new about the run's own machine: its price, and what its provider says of it."""
+        if machine is None or state.instance is None or machine.token not in ("", state.token):
+            return
+        rate, now_wall = machine.rate_micros_per_hour, context.clock.wall()
+        known = state.dearer[-1].micros_per_hour if state.dearer else context.plan.offer.rate_micros_per_hour
+        if rate is not None and rate > known:
+            heard_wall = state.heard_at.wall if state.heard_at is not None else now_wall
+            since_wall = heard_wall if self._price_wall is None else self._price_wall
+            told = {"rate_micros_per_hour": rate, "since_wall": since_wall, "id": machine.id, "token": state.token}
+            message = f"{machine.provider} tells a higher price of {machine.id}; the rest of its time is reckoned at it"
+            yield Event.INCIDENT, {"code": "price.rose", "message": message, **told}
+        if rate is not None:
+            self._price_wall = now_wall
+        said = machine.said or str(machine.state)
+        is_odd = machine.state is not InstanceState.RUNNING or said.lower() not in ("", "running", "active")
+        if is_odd and said != self._said:
+            message = f"{machine.provider} says of {machine.id} while it trains: {said}"
+            yield Event.INCIDENT, {"code": "machine.said", "message": message}
+        self._said = said
+
+    def _bring_forward(self, state: RunState, context: Context) -> None:
+        """Tell the machine that it trains less long than it was told: something else is paid, or files come slowly."""
+        if state.hard_stop_wall is None or state.phase is not Phase.TRAINING:
+            return
+        soft_s, hard_s = stops_of(state, context)
+        there_wall = context.clock.wall() + state.clock_ahead_s
+        told_wall = min(self._told_wall, state.hard_stop_wall)
+        if there_wall + hard_s > told_wall - _CHANGED_S:
+            return
+        with suppress(MachineLost, FarRefusal, GpurunError):  # The next look tells it again.
+            context.reach(instance_of(state)).shorten(there_wall + soft_s, there_wall + hard_s)
+            if folder := context.timer_of(state):
+                ends_wall = there_wall + context.seconds_left(state) + context.plan.lease.destroy_s
+                context.reach(instance_of(state)).end(folder, ends_wall)
+            self._told_wall = there_wall + hard_s
+
+
+def _is_there(provider: Provider, listed: Instance) -> bool:
+    """Whether a read agrees with the list that a machine lives."""
+    try:
+        told = provider.read(listed.id)
+    except (Unknown, Rejected, SetupError):
+        return False
+    return told.token == listed.token and told.state is not InstanceState.GONE

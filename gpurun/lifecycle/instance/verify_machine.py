@@ -1,0 +1,207 @@
+"""What was agreed to, held against what is on sale, what was made, and what the machine says of itself.
+
+Price, machine type, number of GPUs, region, and whether the trainer can run there: it is judged before anything is
+uploaded, as every minute on a wrong machine is paid for.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.records import GpuNeed, Instance, Offer
+from gpurun.core.run_plan import Plan
+from gpurun.planning.budget import rental_cost
+from gpurun.planning.catalog import cards, rows_for
+from gpurun.planning.requirements import LEAST_TORCH
+from gpurun.providers.base import Provider, Unknown
+from gpurun.remote.messages import Facts
+
+STALE_S = 600.0
+# A card's own figure is some percent under the one it is sold by.
+LEAST_MEMORY = 0.9
+_BETTER_IMAGE = "Choose an image with torch {} or newer and numpy: --image; on a box of your own, install them."
+_ANOTHER = "Try again, or with another --region or --provider; of a box of your own, say what it has with --gpu."
+
+
+def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
+    """Before anything is asked for: refuse a price that has risen, or one that is old and cannot be read again.
+
+    A price read in the last ten minutes stands. An offer that is not on sale any more is for the provider to refuse.
+    """
+    if not plan.quoted_wall or 0 <= clock.wall() - plan.quoted_wall <= STALE_S:
+        return
+    agreed = plan.offer
+    need = GpuNeed(count=agreed.gpu_count, name=_card(agreed.gpu), memory_gb=agreed.vram_gb or None)
+    try:
+        offers = provider.offers(need, rows_for(need, agreed.provider))
+    except Unknown as error:
+        raise NoOffer(
+            "price.unknown",
+            f"The price is more than {STALE_S / 60:.0f} min old, and cannot be read again: {error}.",
+            hint="Nothing was made. Try again, or another --provider.",
+        ) from error
+    same = [
+        offer.rate_micros_per_hour
+        for offer in offers
+        if (offer.type_id, offer.tier, offer.spot) == (agreed.type_id, agreed.tier, agreed.spot)
+        and offer.region in (agreed.region, "any")
+    ]
+    if same and min(same) > agreed.rate_micros_per_hour:
+        raise rose(plan, min(same), "Nothing was made.")
+
+
+def check_made(instance: Instance, plan: Plan) -> None:
+    """Refuse an instance that costs more than was agreed to, is another or elsewhere; the driver destroys it."""
+    rate = instance.rate_micros_per_hour
+    if rate is not None and _costs_more(instance, plan):
+        raise rose(plan, rate, "It is being destroyed.")
+    if _is_another(instance, plan):
+        kind = instance.type_id or instance.gpu or "?"
+        raise NoOffer(
+            "gpu.other",
+            f"It is {instance.gpu_count or '?'}×{kind}, not the {plan.offer.label} agreed to.",
+            hint="It is being destroyed. Run the plan again, or choose another --provider.",
+        )
+    if _is_elsewhere(instance, plan):
+        raise NoOffer(
+            "region.other",
+            f"It stands in {instance.region}, not in {plan.offer.region} as was agreed to.",
+            hint="It is being destroyed, and nothing was sent there. Try again, or another --region or --provider.",
+        )
+
+
+def is_told_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
+    """Whether the provider says only now that what it made is not what was agreed to."""
+    now, before = (
+        (one.rate_micros_per_hour, one.type_id, one.gpu, one.gpu_count, one.region) for one in (instance, born)
+    )
+    is_wrong = _costs_more(instance, plan) or _is_another(instance, plan) or _is_elsewhere(instance, plan)
+    return now != before and instance.token == born.token and is_wrong
+
+
+def _costs_more(instance: Instance, plan: Plan) -> bool:
+    """Whether it is told to cost more than was agreed to."""
+    rate = instance.rate_micros_per_hour
+    return rate is not None and rate > plan.offer.rate_micros_per_hour
+
+
+def _is_another(instance: Instance, plan: Plan) -> bool:
+    """Whether it is not the machine of the offer; what a provider does not tell is not held against it."""
+    offer = plan.offer
+    return (
+        (bool(instance.type_id) and instance.type_id != offer.type_id)
+        or (bool(instance.gpu) and instance.gpu != offer.gpu)
+        or (bool(instance.gpu_count) and instance.gpu_count != offer.gpu_count)
+    )
+
+
+def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
+    """Whether it stands in another region than the one that was named; where it stands may be told late, or never."""
+    return bool(instance.region) and plan.offer.region not in ("", "any", instance.region)
+
+
+def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
+    """The refusal of a price, with the worst case that it would mean."""
+    lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
+    disk_gb = int(plan.resolved["hardware"]["disk_gb"])
+    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.parameters, disk_gb)
+    return NoOffer(
+        "price.rose",
+        f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",
+        hint=f"{outcome} At the new price the worst case is {format_usd(worst)}; run the plan again.",
+    )
+
+
+def _card(gpu: str) -> str:
+    """The name that --gpu takes for the card of an offer."""
+    return cards()[gpu].name if gpu in cards() else gpu
+
+
+def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, least_torch: str = LEAST_TORCH) -> tuple[str, ...]:
+    """Warnings about a machine that will do.
+
+    Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
+    With `accept_cpu` a machine without a CUDA device will do.
+    """
+    warnings = _check_python(facts, least_torch)
+    if not offer.gpu_count:
+        return warnings
+    if not facts.torch.devices and accept_cpu:
+        return (*warnings, f"torch can use no CUDA device there ({_seen(facts)}): it trains on the CPU")
+    _check_count(facts, offer)
+    _check_kind(facts, offer)
+    _check_health(facts)
+    if facts.gpus and len(facts.gpus) != len(facts.torch.devices):
+        warnings += (f"torch can use {len(facts.torch.devices)} GPUs there, but {_seen(facts)}",)
+    return warnings
+
+
+def _check_python(facts: Facts, least_torch: str) -> tuple[str, ...]:
+    """Whether some Python there has a torch that is new enough, and numpy."""
+    torch, better = facts.torch, _BETTER_IMAGE.format(least_torch)
+    if not torch.found:
+        raise SetupError("box.no_torch", "No Python on the instance imports torch.", hint=better)
+    if torch.numpy is None:
+        raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=better)
+    version = re.match(r"(\d+)\.(\d+)", torch.version or "")
+    if version is None:
+        return (f"torch there calls itself {torch.version!r}: whether that is {least_torch} or newer is unknown",)
+    if (int(version[1]), int(version[2])) < tuple(map(int, least_torch.split("."))):
+        what = f"The instance has torch {torch.version}; the trainer needs {least_torch} or newer for this recipe."
+        raise SetupError("box.old_torch", what, hint=better)
+    return ()
+
+
+def _check_count(facts: Facts, offer: Offer) -> None:
+    """Whether torch can use as many devices as are paid for; where the driver has them, the image is to blame."""
+    usable = len(facts.torch.devices)
+    if usable >= offer.gpu_count:
+        return
+    if len(facts.gpus) >= offer.gpu_count:
+        raise SetupError(
+            "box.driver_mismatch",
+            f"The instance has what was ordered ({offer.gpu_count} × {offer.gpu}), but torch {facts.torch.version} "
+            f"there can use {usable} of that: {_seen(facts)}.",
+            hint="That torch is made for no CUDA, or for another driver: choose another image (--image).",
+        )
+    code = "box.fewer_gpus" if usable else "box.no_gpu"
+    what = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {_seen(facts)}."
+    raise NoOffer(code, what, hint=f"{_ANOTHER} To train without a GPU: --accept-cpu.")
+
+
+def _check_kind(facts: Facts, offer: Offer) -> None:
+    """Whether every device is of the family that was ordered, with the memory that the plan counts on."""
+    family = _family(offer.gpu)
+    for device in facts.torch.devices:
+        if family and not re.search(rf"(?<![0-9A-Z]){family}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
+            raise NoOffer("box.other_gpu", f"{offer.label} was ordered; the instance has {device.name}.", hint=_ANOTHER)
+        if device.memory_bytes < LEAST_MEMORY * offer.vram_gb * 1e9:
+            raise NoOffer(
+                "box.less_memory",
+                f"{offer.vram_gb} GB a GPU were ordered; {device.name} there has {device.memory_bytes / 1e9:.1f} GB.",
+                hint=_ANOTHER,
+            )
+
+
+def _check_health(facts: Facts) -> None:
+    """Whether no card's memory has lost a bit since its driver was loaded."""
+    for place, card in enumerate(facts.gpus):
+        if card.ecc_errors:
+            errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
+            raise NoOffer("box.ecc_errors", f"GPU {place} of the instance ({card.name}) has {errors}.", hint=_ANOTHER)
+
+
+def _family(gpu: str) -> str:
+    """The word that names the model: A100 of "A100 SXM", 4090 of "RTX 4090"; empty where there is none."""
+    words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
+    return re.escape(words[0]) if words else ""
+
+
+def _seen(facts: Facts) -> str:
+    """What the driver says, in words."""
+    if not facts.gpus:
+        return "nvidia-smi tells of no GPU"
+    return f"nvidia-smi sees {len(facts.gpus)} (driver {facts.gpus[0].driver})"

@@ -1,0 +1,198 @@
+"""What the machine is told for its training: what to run, until when, and where in a bucket to push its checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.journal_records import RunState
+from gpurun.core.paths import write_atomic
+from gpurun.core.run_plan import Plan
+from gpurun.lifecycle.artifacts.inventory import EgressBudget
+from gpurun.lifecycle.context import Context
+from gpurun.planning.transfer import CHECKPOINT_BYTES, save_s
+from gpurun.providers.base import SpotNotice
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.push_slots import push_order, slot_bytes_for
+from gpurun.remote.s3.s3_client import MOST_SIGNED_S, Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.s3.s3_retry import patiently
+
+LINGER_S = 900.0
+"""How much longer than bringing home is planned to take a machine whose training is over is kept for a lost client."""
+PATIENCE_S = 60.0
+AFTER_S = 24 * 3600.0
+"""URLs outlive the lease by this much, where they may: a machine whose end is late still saves what it has."""
+FRESH_S, BRIEF_S = 12 * 3600.0, 900.0
+"""How often they are made anew: those of lasting keys, and those that end with a session."""
+
+
+def job_of(state: RunState, context: Context) -> dict[str, Any]:
+    """The agent's job (docs/FORMATS.md); the trainer is told to save early enough to bring it home.
+
+    The stops are told in seconds too: the machine's clock may be set before it starts the job.
+    """
+    plan = context.plan
+    there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
+    soft_stop_s, hard_stop_s = stops_of(state, context)
+    notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
+    return {
+        "v": 1,
+        "run": plan.run,
+        "argv": command_of(plan),
+        "cwd": "bundle",
+        "env": surroundings_of(plan, int(state.facts.get("cpus") or 1)),
+        "soft_stop_s": soft_stop_s,
+        "hard_stop_s": hard_stop_s,
+        "soft_stop_wall": there + soft_stop_s,
+        "hard_stop_wall": there + hard_stop_s,
+        "save_s": save_s(plan.parameters),
+        **({"notice_url": notice_url} if notice_url else {}),
+        **_lingering(state, context),
+    }
+
+
+def _lingering(state: RunState, context: Context) -> dict[str, Any]:
+    """For how long after its training the machine waits for somebody, and then ends itself by the timer of that folder.
+
+    Only where its checkpoints are in a bucket; elsewhere it keeps the only copy until its deadline.
+    """
+    folder = context.guard_folder(state.instance) if state.pushed and state.armed and state.instance else ""
+    return {"linger_s": context.plan.lease.collect_s + LINGER_S, "guard_folder": folder} if folder else {}
+
+
+def ends_unwatched(state: RunState) -> str:
+    """How a machine ends whose training nobody here sees the end of."""
+    if state.linger_s:
+        wait = f"{state.linger_s / 60:.0f} minutes after its training"
+        return f"it was to end itself {wait}, with its checkpoints in the bucket, and else to keep them to its deadline"
+    return "it kept its checkpoints to its deadline, as it had no bucket to put them into"
+
+
+def stops_of(state: RunState, context: Context) -> tuple[float, float]:
+    """In how many seconds the trainer is asked to save and stop, and in how many it is ended.
+
+    It trains as long as the lease leaves time to save, to bring home and to destroy; with --hours no longer than that.
+    """
+    hours_s = context.plan.lease.hours_s
+    hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
+    soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan.parameters))
+    return (soft_stop_s if hours_s is None else min(soft_stop_s, hours_s)), hard_stop_s
+
+
+def command_of(plan: Plan) -> list[str]:
+    """The trainer, in the processes of the plan, with no more on each card at once than the plan found room for.
+
+    It would find that out by itself, on paid time: by running out of memory, perhaps after it has compiled.
+    """
+    program = ["trainer.launch", f"--processes={plan.processes}"] if plan.processes > 1 else ["trainer.train"]
+    paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
+    fits = plan.estimate.micro_batch
+    cut = [f"--micro-batch={fits}"] if 0 < fits < plan.resolved["train"]["micro_batch"] else []
+    # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
+    shared = ["--parallel=fsdp"] if plan.estimate.sharded and plan.resolved["train"]["parallel"] == "auto" else []
+    return ["{python}", "-m", *program, *paths, *cut, *shared]
+
+
+def surroundings_of(plan: Plan, cpus: int) -> dict[str, str]:
+    """The variables that the trainer needs beside the machine's own."""
+    variables = {"PYTHONUNBUFFERED": "1"}
+    if plan.processes > 1:
+        # torchrun would give each process one thread, whatever there is.
+        variables["OMP_NUM_THREADS"] = str(max(1, cpus // plan.processes))
+    if plan.offer.provider == "local":
+        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
+        # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.
+        variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+    return variables
+
+
+class Pushing:
+    """The URLs that one run's machine has. Where there is no bucket, all of this does nothing."""
+
+    def __init__(self, state: RunState, context: Context, far: FarSide) -> None:
+        self._state, self._context, self._far = state, context, far
+        self._url = context.plan.choices.stage
+        self._bucket = Bucket(parse_address(self._url), context.clock, is_paid=True) if self._url else None
+        self._next_mono = float("-inf")
+
+    @property
+    def folder(self) -> str:
+        """Where in the bucket the run's machine pushes to; another machine of the same run has another place."""
+        return folder_of(self._url, self._context.plan.run, self._state.token) if self._url else ""
+
+    def give(self) -> str:
+        """Give the machine its URLs; the folder, or "" where there is no bucket. SetupError or BucketLost.
+
+        A bucket that is away is waited for: without URLs now, nothing of the whole run is pushed.
+        """
+        if self._bucket is None:
+            return ""
+        heed = partial(self._context.heed, self._state)
+        patiently(self._context.clock, PATIENCE_S, self._bucket.look, heed=heed)
+        self._hand_over(self._bucket)
+        return self.folder
+
+    def refresh(self) -> None:
+        """Give it fresh ones when the old ones are old; what fails is tried again later, and hurts no training."""
+        if self._bucket is None or not self._state.pushed:
+            return
+        if self._context.clock.monotonic() < self._next_mono:
+            return
+        try:
+            self._bucket.look()
+            self._hand_over(self._bucket)
+        except (SetupError, BucketLost, FarRefusal, MachineLost) as error:
+            self._next_mono = self._context.clock.monotonic() + BRIEF_S
+            logging.info("no fresh URLs for the machine: %s: %s", error.code, error.what)
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Make the URLs; they are signed for the region and by the clock that the last look has found."""
+        plan = self._context.plan
+        is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
+        left_s = self._context.seconds_left(self._state)
+        try:
+            key = key_of(self._context.folder.push_key, is_new=True)
+            most_bytes = None if is_free else EgressBudget.of(self._context.folder, plan).give_to_bucket()
+        except OSError as error:
+            what = f"{self._context.folder.path} cannot be written: {error.strerror}."
+            raise SetupError("stage.no_push", what, hint="Make room here before the next run.") from error
+        order = push_order(
+            bucket,
+            self.folder,
+            run=plan.run,
+            key=key,
+            slot_bytes=slot_bytes_for(CHECKPOINT_BYTES * plan.parameters),
+            seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
+            most_bytes=most_bytes,
+            steps=int(plan.resolved["train"]["steps"]),
+        )
+        self._far.let_push(order)
+        self._next_mono = self._context.clock.monotonic() + (BRIEF_S if bucket.has_session else FRESH_S)
+
+
+def folder_of(url: str, run: str, token: str) -> str:
+    """Where in the bucket a machine's checkpoints are."""
+    return parse_address(url).key("runs", run, token)
+
+
+def key_of(path: Path, *, is_new: bool = False) -> str:
+    """The key that the run's machine signs its list with; made at the first asking where it `is_new`."""
+    if not path.exists() and is_new:
+        write_atomic(path, secrets.token_hex(32).encode())
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise missing_key(path) from None
+
+
+def missing_key(path: Path) -> GpurunError:
+    """The key that would tell the machine's own list from another's is not here."""
+    what = f"There is no {path}, with which the list in the bucket was signed."
+    return SetupError("stage.no_push_key", what, hint="Put the run's folder back from a copy.")

@@ -1,0 +1,328 @@
+"""The third hand: find what carries gpurun's token at a provider, with local records or without, and end the overdue.
+
+What is past its deadline is ended no matter who made it. Within its lease a machine is ended only on purpose: this
+home's by `--destroy`, another home's only where it was named and confirmed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
+from gpurun.core.journal_records import Event
+from gpurun.core.machine_token import parse
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.records import Instance, InstanceState, Leftover, Teardown
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.fsync import require_durable
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.run_lock import holder_of
+from gpurun.ledger.run_state import replay
+from gpurun.ledger.runs import asked_for, look
+from gpurun.lifecycle.instance.terminate import end
+from gpurun.lifecycle.supervisor import supervise
+from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown, their_wall
+
+Fate = Literal["owned", "within lease", "no deadline", "overdue", "destroyed", "not proven gone"]
+Whose = Literal["supervisor", "here", "elsewhere", "unknown"]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose a machine is: of a run that a living supervisor of this home drives, of this home, of another, or unknown.
+
+    `home` is the id in the token ("" where it has none), `run` the run of this home whose journal has the token.
+    """
+
+    whose: Whose
+    home: str = ""
+    run: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this home's."""
+        return self.whose in ("supervisor", "here")
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """One instance that was found, with the deadline that counts, and what was done about it.
+
+    `owned`: a living supervisor here drives it; `no deadline`: nobody can tell when it should end.
+    """
+
+    instance: Instance
+    fate: Fate
+    overdue_s: float
+    age_s: float | None
+    owner: Owner
+
+
+@dataclass(frozen=True)
+class Stray:
+    """One side resource that was found, and what was done about it."""
+
+    leftover: Leftover
+    fate: Literal["owned", "kept", "removed", "not removed"]
+    owner: Owner
+
+
+def sweep(
+    providers: list[Provider],
+    home: Home,
+    clock: Clock,
+    *,
+    destroy_all: bool,
+    older_than_s: float,
+    look_only: bool,
+    others: Container[str] = (),
+) -> Iterator[Orphan]:
+    """Look at every provider; end what is past its deadline, with `destroy_all` all of this home that nobody drives.
+
+    `others` has the ids of other homes' machines that are to end as well. All of that is asked to end before the end of
+    any is waited for. A provider that does not answer is MayBeBilling, raised once all the others have been swept.
+    """
+    silent: list[str] = []
+    doomed: list[tuple[Orphan, Provider]] = []
+    for provider in providers:
+        found, unseen = _all_of(provider)
+        silent += unseen
+        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
+            orphan = _judge(instance, home, their_wall(provider, clock))
+            is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
+            is_doomed = orphan.fate == "overdue" or (is_named and orphan.fate != "owned")
+            if is_doomed and is_older(orphan, older_than_s) and not look_only:
+                doomed.append((orphan, provider))
+                _ask_first(instance, provider)
+            else:
+                yield orphan
+    for orphan, provider in doomed:
+        yield _end(orphan, provider, home, clock)
+    if silent:
+        raise _cannot_look(silent)
+
+
+def _ask_first(instance: Instance, provider: Provider) -> None:
+    """Ask for an end that is proven later: a machine is billed until it is asked, and the proofs before it take long.
+
+    A box that is kept is not billed, and is free only once its run has left it.
+    """
+    if provider.traits.teardown is Teardown.DESTROYED:
+        with suppress(Exception):  # Whatever it was, it is asked again, and then the answer counts.
+            provider.destroy(instance.id)
+
+
+def _all_of(provider: Provider) -> tuple[Sequence[Instance], list[str]]:
+    """Everything of gpurun's that the provider shows, and what it said in place of the rest."""
+    try:
+        return provider.find(None), []
+    except Unknown as error:
+        return error.found, [f"{provider.name} ({error})"]
+    except SetupError as error:
+        return [], [f"{provider.name} ({error})"]
+
+
+def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
+    """End whatever a run asked for at a provider, by its tokens alone; the ids, proven gone. For a damaged journal.
+
+    As many lists are read as a death needs, over as long: one of them may be old. What has the run's name under a token
+    that is nowhere in the journal, and not another home's by its own word, may have had its record in the damage: it is
+    not ended, and MayBeBilling names it. Unknown, SetupError or MayBeBilling; what can be seen is ended before either.
+    """
+    traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
+    home_id = _id_of(Home(folder.path.parent.parent))
+    for turn in range(traits.death_reads):
+        clock.sleep(traits.death_spread_s / max(1, traits.death_reads - 1) if turn else 0.0)
+        try:
+            listed = provider.find(None)
+        except Unknown as error:
+            listed = list(error.found)
+            unclear.append(error)
+        alive = [one for one in listed if one.state is not InstanceState.GONE]
+        bearing |= {one.id: one for one in alive if one.run == folder.name or asked_for(folder, one.token)}
+    ours = [one for one in bearing.values() if asked_for(folder, one.token)]
+    for one in ours:
+        for _ in end(provider, clock, one.id, one.token, run=folder.name):
+            pass
+    doubtful = [one.id for one in bearing.values() if one not in ours and _home_in(one.token) in ("", home_id)]
+    if doubtful:
+        raise MayBeBilling(
+            "destroy.doubtful",
+            f"{provider.name} shows {', '.join(doubtful)} under the name of {folder.name}, whose damaged journal lacks "
+            "its token: it may be this run's, or another home's.",
+            hint=f"If it is yours: gpurun reap --destroy ends what is overdue; or by hand: {traits.console_url}.",
+        )
+    if unclear:
+        raise unclear[-1]
+    return [one.id for one in ours]
+
+
+def is_older(orphan: Orphan, than_s: float) -> bool:
+    """Whether it is old enough to be ended; where the age is not told, only a passed deadline says so."""
+    return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
+
+
+def _judge(instance: Instance, home: Home, now: float) -> Orphan:
+    """What an instance is, by its token, by this home's journals, and last by tags that anybody may edit."""
+    owner, token = _owner_of(instance.run, instance.token, home), parse(instance.token)
+    deadline_wall = token.deadline_wall if token else None
+    if deadline_wall is None:
+        here = _deadline_here(instance.token, owner, home)
+        deadline_wall = instance.deadline_wall if here is None else here
+    overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
+    age_s = now - instance.created_wall if instance.created_wall is not None else None
+    fate: Fate = "owned" if owner.whose == "supervisor" else "overdue" if overdue_s > 0 else "within lease"
+    if fate == "within lease" and deadline_wall is None:
+        fate = "no deadline"
+    instance = instance.model_copy(update={"deadline_wall": deadline_wall})
+    return Orphan(instance, fate, overdue_s, age_s, owner)
+
+
+def _deadline_here(token: str, owner: Owner, home: Home) -> float | None:
+    """The deadline of a token as this home's journal has it; by the provider's clock where the machine told it then."""
+    records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
+    told = [record for record in records if record.data.get("token") == token]
+    made = [one.data["instance"].get("deadline_wall") for one in told if one.event is Event.CREATE_OBSERVED]
+    asked = [one.data["deadline_wall"] for one in told if one.event is Event.CREATE_INTENDED]
+    return next((wall for wall in (*made, *asked) if wall is not None), None)
+
+
+def _owner_of(run: str, token: str, home: Home) -> Owner:
+    """Whose something is, by its token alone: two homes may have runs of one name, and a tag can be edited."""
+    home_id, here = _home_in(token), _run_here(run, token, home)
+    if here is not None:
+        return Owner("supervisor" if _is_driven(home.run(here), token) else "here", home_id, here)
+    if home_id:
+        return Owner("here" if home_id == _id_of(home) else "elsewhere", home_id)
+    return Owner("unknown")
+
+
+def _home_in(token: str) -> str:
+    told = parse(token)
+    return told.home if told else ""
+
+
+def _id_of(home: Home) -> str:
+    """This home's id; "" where it can be neither read nor made, as on a full disk: then nothing is known to be its."""
+    try:
+        return home.id
+    except SetupError:
+        return ""
+
+
+def _run_here(run: str, token: str, home: Home) -> str | None:
+    """The run of this home whose journal has the token; in a token, a long run's name is cut."""
+    told = parse(token)
+    names = [one for one in home.run_names() if one == run or (told and one.startswith(told.run))] if token else []
+    for name in names:
+        with suppress(OSError):  # They are another user's files, say: nobody is seen to have asked for it.
+            if asked_for(home.run(name), token):
+                return name
+    return None
+
+
+def _is_driven(folder: RunFolder, token: str) -> bool:
+    """Whether a living supervisor has it for its machine: what its run asked for earlier, it only wants gone.
+
+    A journal that is damaged does not say which of them it is.
+    """
+    try:
+        if holder_of(folder.lock) is None:
+            return False
+        reading = read_journal(folder.journal)
+        return reading.damage is not None or replay(folder.name, reading.records).token == token
+    except (OSError, SetupError):
+        return False
+
+
+def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
+    """End it through its own journal where that can be, so that it gets its receipt; else by its token alone."""
+    instance = orphan.instance
+    try:
+        if not _ends_by_its_journal(orphan, home, clock):
+            for _ in end(provider, clock, instance.id, instance.token, run=orphan.owner.run or instance.run):
+                pass
+    except (MayBeBilling, RunHeld):
+        return replace(orphan, fate="not proven gone")
+    return replace(orphan, fate="destroyed")
+
+
+def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
+    """Drive the run to its end if this home has its journal; False when that cannot be, for whatever reason."""
+    run = orphan.owner.run
+    if run is None or not _has_it_open(run, orphan.instance.token, home):
+        return False
+    try:
+        require_durable(home.run(run).path)
+        ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
+        supervise(home, run, clock)
+    except (MayBeBilling, RunHeld):
+        raise
+    except Exception as error:  # noqa: BLE001 - its receipt must wait; neither it nor the others of the sweep must.
+        logging.warning("%s is ended without a record: %s", run, error)
+        return False
+    return True
+
+
+def _has_it_open(run: str, token: str, home: Home) -> bool:
+    """Whether a run that is whole has the token for its machine, and still has to see it end."""
+    try:
+        if not home.run(run).plan.exists():
+            return False
+        sight = look(home, run)
+    except (GpurunError, OSError):
+        return False
+    is_whole = sight.damage is None and sight.plan_lost is None
+    return is_whole and sight.state.token == token and sight.state.may_be_billing
+
+
+def sweep_leftovers(
+    providers: list[Provider], home: Home, clock: Clock, *, remove_all: bool, look_only: bool, anyones: bool = False
+) -> Iterator[Stray]:
+    """Remove side resources that no living machine and no supervisor here needs any more.
+
+    One whose deadline is not over, or not known, may belong to a rental that is just beginning: it takes `remove_all`
+    to remove this home's, and `anyones` for the others'. A provider that does not answer is MayBeBilling, raised once
+    all the others have been swept.
+    """
+    silent: list[str] = []
+    for provider in providers:
+        if not isinstance(provider, LeavesThings):
+            continue
+        try:
+            # In this order: what a rental that begins just now puts beside its machine is not seen without it.
+            found = provider.leftovers(None)
+            needed = {one.token for one in provider.find(None) if one.state is not InstanceState.GONE}
+        except (Unknown, SetupError) as error:
+            silent.append(f"{provider.name} ({error})")
+            continue
+        for left in found:
+            owner = _owner_of(left.run, left.token, home)
+            overdue = left.deadline_wall is not None and their_wall(provider, clock) > left.deadline_wall
+            is_wanted = overdue or (remove_all and (owner.is_here or anyones))
+            if owner.whose == "supervisor":
+                yield Stray(left, "owned", owner)
+            elif left.token in needed or look_only or not is_wanted:
+                yield Stray(left, "kept", owner)
+            else:
+                yield Stray(left, _removed(left, provider), owner)
+    if silent:
+        raise _cannot_look(silent)
+
+
+def _removed(left: Leftover, provider: LeavesThings) -> Literal["removed", "not removed"]:
+    try:
+        provider.remove(left)
+    except (Unknown, Rejected, SetupError):
+        return "not removed"
+    return "removed"
+
+
+def _cannot_look(silent: list[str]) -> MayBeBilling:
+    what = f"What exists could not be seen at {', '.join(silent)}."
+    return MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers, or look by hand.")

@@ -1,0 +1,285 @@
+"""Wait until the instance is ready for its training: running, alone, set up, and what was agreed to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import TypeVar
+
+from gpurun.core.clock import ticks
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.records import Instance, InstanceState
+from gpurun.core.transfer_progress import moving
+from gpurun.core.untrusted import safe_text
+from gpurun.lifecycle.connect import Patience
+from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
+from gpurun.lifecycle.instance.terminate import living
+from gpurun.lifecycle.instance.verify_machine import check_box, check_made, is_told_otherwise
+from gpurun.planning.catalog import terms_of
+from gpurun.planning.live_offers import clock_warning
+from gpurun.planning.requirements import least_torch_of
+from gpurun.planning.transfer import save_s
+from gpurun.providers.base import Rejected, Unknown
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import Facts, SetUp
+from gpurun.remote.ssh import HostKeyMismatch
+from gpurun.view.number_format import format_duration
+
+T = TypeVar("T")
+LEAST_TRAINING = 0.1
+"""The part of the training limit that must be left when a machine comes up: for less it is not worth its rental."""
+NEVER_WALL = 1e11
+READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
+POLL_S, SOON_S = 2.0, 0.2
+# What the machine may say of an end after the limit, as long as it takes to kill what the script has started.
+OVER_S = 60.0
+PART_BYTES = 256 << 10
+MOST_LOG_BYTES = 4 << 20
+LAST_LINES, LAST_CHARS = 15, 2000
+_OTHER_IMAGE = "It is being destroyed. Choose an image with Python 3.8 or newer: --image."
+
+
+def await_ready(state: RunState, context: Context) -> Iterator[Note]:
+    """Wait until the instance runs, is the only one, is set up and has told what it is; else it is given up.
+
+    The user's script is begun once the agent is there, outside of all that is tried again.
+    """
+    born = instance_of(state)
+    check_made(born, context.plan)
+    clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
+    started = clock.monotonic()
+
+    def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, Facts | None]:
+        far.install_agent()
+        armed = _timer_read_back(far, instance, context)
+        return far, armed, None if to_set_up_s else far.hello()
+
+    up = yield from _answered(install, state, context, to_set_up_s)
+    if up is None:
+        return
+    instance, up_mono, (far, armed, facts) = up
+    if facts is None:
+        took_s = set_up(far, state, context)
+        again = yield from _answered(lambda far, _: far.hello(), state, context, 0.0)
+        if again is None:
+            return
+        instance, _, facts = again
+    now_mono = clock.monotonic()
+    took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
+    took |= {"setup_s": round(took_s, 3)} if took_s else {}
+    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
+    yield Event.READY_OBSERVED, ready | {"armed": armed}
+    yield from _judged(facts, context)
+
+
+def _answered(
+    ask: Callable[[FarSide, Instance], T], state: RunState, context: Context, to_set_up_s: float
+) -> Generator[Note, None, tuple[Instance, float, T] | None]:
+    """The instance once it has answered, since when it was seen to run, and what it said; NoOffer past our patience.
+
+    None where it is told to be another than was agreed to: that is on record then.
+    """
+    born = instance_of(state)
+    instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
+    for waited_s in ticks(context.clock, context.provider.traits.poll_s, _patience_s(state, context, to_set_up_s)):
+        if not _is_worth_waiting(instance, waited_s, context):
+            break
+        context.heed(state)
+        try:
+            instance = context.provider.read(born.id)
+            if is_told_otherwise(instance, born, context.plan):
+                # On record first: the receipt counts what was told, and the next look at the journal refuses it.
+                told = {"token": state.token, "instance": instance.model_dump(mode="json")}
+                yield Event.CREATE_OBSERVED, {**told, "adopted": False}
+                return None
+            is_up = _is_up(instance, state.token)
+            # Nothing is sent before a list of this moment shows no second machine of the same create.
+            listed = living(context.provider.find(state.token), state.token) if is_up else []
+            extras = [one for one in listed if one.id != born.id]
+            if is_up and not extras:
+                up_mono = up_mono or context.clock.monotonic()
+                return instance, up_mono, ask(context.reach(by_our_clock(instance, state)), instance)
+            said = f"the provider says {instance.said or instance.state}"
+            last = f"{len(extras)} more carry its token" if extras else said
+        except FarRefusal as refusal:
+            last = _passing(refusal)
+        except HostKeyMismatch:  # Never reached yet, and nothing there to save: it is not waited for.
+            raise
+        except Rejected as error:  # Not "not yet": no answer to come will be another one.
+            raise NoOffer("boot.rejected", f"{error}.", hint="It is being destroyed. Try again.") from error
+        except (Unknown, MachineLost) as error:
+            last = str(error)
+    raise _given_up(born, context.clock.monotonic() - started, last)
+
+
+def _passing(refusal: FarRefusal) -> str:
+    """The words of a refusal by the far side that time may mend; any other is raised."""
+    if refusal.reason == "no_python":
+        raise SetupError("box.no_python", refusal.what, hint=_OTHER_IMAGE) from refusal
+    if refusal.reason not in PASSING:
+        raise refusal
+    return refusal.what
+
+
+def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
+    return NoOffer(
+        "boot.timeout",
+        f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}.",
+        hint="It is being destroyed. Try again, or another region or provider.",
+    )
+
+
+def _judged(facts: Facts, context: Context) -> Iterator[Note]:
+    """What should be known about the machine; an error where it will not do, before anything is sent there."""
+    for told in clock_warning(context.provider):
+        yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
+    plan = context.plan
+    least_torch = least_torch_of(plan.resolved)
+    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch):
+        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+
+
+def _is_up(instance: Instance, token: str) -> bool:
+    """Whether it runs, can be reached, and is the one that was asked for."""
+    return instance.state is InstanceState.RUNNING and instance.address is not None and instance.token == token
+
+
+def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
+    """How long from now a machine may take to answer, before it is set up for so long; zero or less is one look."""
+    offer, lease = context.plan.offer, context.plan.lease
+    longest_s = max(lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
+    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan.parameters) + lease.collect_s
+    return min(longest_s, context.seconds_left(state) - to_set_up_s - least_s)
+
+
+def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
+    """Whether to look again: within the planned share in any case, after that only while the machine still comes up."""
+    is_coming = seen.state in (InstanceState.PENDING, InstanceState.RUNNING)
+    return is_coming or waited_s < context.plan.lease.boot_s
+
+
+def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int | None:
+    """The deadline that the machine's own timer goes by, read back from it; None where it has none.
+
+    NoOffer where the plan says that it ends itself and no timer shows: nothing is sent to a machine that only this
+    laptop would end, unless that was accepted.
+    """
+    folder = context.guard_folder(instance)
+    if not folder:
+        return None
+    for _ in ticks(context.clock, READ_AGAIN_S, READ_BACK_S):
+        told = far.end(folder, NEVER_WALL)  # No earlier time than it has: it is only asked whether it lives.
+        if told.taken:
+            return told.deadline
+    if context.plan.choices.weak_lease:
+        return None
+    raise NoOffer(
+        "timer.not_armed",
+        f"{instance.id} does not end itself as planned: {told.message}.",
+        hint="It is being destroyed. Try again, another --image, or --accept-weak-lease.",
+    )
+
+
+def _planned_s(context: Context) -> float:
+    """How long the script may take: by the plan, or as long as the planned boot in a plan that does not say it."""
+    lease = context.plan.lease
+    return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0
+
+
+def set_up(far: FarSide, state: RunState, context: Context) -> float:
+    """See the script of --setup through; how long that took here. SetupError where it did not end well.
+
+    The script is not waited for in one call: each is short, so that the wish for an end is heard between two of them,
+    and one that is lost is made again, which begins nothing anew. TrainingFailed where the machine stays lost.
+    """
+    limit_s = max(1.0, min(_planned_s(context), context.seconds_left(state)))
+    script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
+    begun_mono = context.clock.monotonic()
+    patience = Patience(state, context, limit_s=limit_s + OVER_S)
+    with moving(context.folder, context.clock, "setup", ceil(limit_s)) as tell:
+        while True:
+            ask = partial(far.set_up, script, limit_s=limit_s, offset=log.size, most=log.room)
+            said, part = patience.until_done(ask)
+            is_on = said.state in ("none", "running")
+            is_behind = log.take(part, said)
+            tell(int(said.ran_s), said.tail)
+            took_s = context.clock.monotonic() - begun_mono
+            if is_on and took_s > limit_s + OVER_S:
+                raise _failed(said, limit_s, context)
+            if not is_on and not is_behind:
+                break
+            if not is_behind:
+                context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # A quick one is not waited for.
+    log.close(said)
+    if (said.state, said.exit_code) != ("ended", 0):
+        raise _failed(said, limit_s, context)
+    return took_s
+
+
+def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
+    """The error of a script that did not end well, with the last of what it said."""
+    code, hint = "setup.failed", "Mend it; `ssh` to a machine of your own is a cheap place to try it."
+    if said.state == "ended":
+        how = f"signal {said.signal}" if said.exit_code is None else str(said.exit_code)
+        what = f"ended with {how} on the machine after {format_duration(said.ran_s)}"
+    elif said.state in ("lost", "rebooted"):
+        why = "the machine was restarted" if said.state == "rebooted" else "what watched it was killed"
+        code, what = "setup.lost", f"was begun on the machine, and how it ended is not known: {why}"
+    else:
+        code, what = "setup.limit", f"was still at work at its limit of {format_duration(limit_s)}, and was ended"
+        hint = "Give it more time (--setup-limit MINUTES), or leave work to an --image."
+    lines = [line[:LAST_CHARS] for line in safe_text(said.tail.rstrip(), most_lines=4000) if line.strip()]
+    words = "\n".join(lines[-LAST_LINES:])[-LAST_CHARS:]
+    last = f" Its last words:\n{words}" if words else " It said nothing."
+    return SetupError(
+        code, f"The script of --setup {what}.{last}", hint=f"{hint} What it said: {context.folder.setup_log}"
+    )
+
+
+class _Log:
+    """What is at home of the script's log: its head as it grows, and its last words at its end if there is more.
+
+    A disk here that takes nothing ends no set-up that is paid for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def size(self) -> int:
+        with suppress(OSError):
+            return self._path.stat().st_size
+        return 0
+
+    @property
+    def room(self) -> int:
+        """How much of the log is to be asked for at once."""
+        return max(0, min(PART_BYTES, MOST_LOG_BYTES - self.size))
+
+    def take(self, part: bytes, said: SetUp) -> bool:
+        """Take the next part; whether more of what is wanted is to be had at once."""
+        if said.size < min(self.size, MOST_LOG_BYTES):  # It is of another machine.
+            with suppress(OSError):
+                self._path.unlink()
+            return self.size == 0
+        before = self.size
+        self._write(part)
+        return self.size > before and self.size < min(said.size, MOST_LOG_BYTES)
+
+    def close(self, said: SetUp) -> None:
+        """Take what the script said last, where its log is too long to be here."""
+        if said.size > self.size == MOST_LOG_BYTES:
+            gap = f"\n[... {said.size - self.size:,} more bytes; the last of them:]\n"
+            self._write(f"{gap}{said.tail}".encode())
+
+    def _write(self, content: bytes) -> None:
+        with suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "ab") as out:
+                out.write(content)

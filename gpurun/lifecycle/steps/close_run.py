@@ -1,0 +1,249 @@
+"""Take away what a rental left beside its machine, count what is at home, then write the receipt from the folder alone.
+
+The receipt comes last and from files only, so that a crash before it changes no byte of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
+from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.records import Instance, Leftover
+from gpurun.ledger.chain import Link, read_chain
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.write_receipt import write_receipt
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.instance.terminate import (
+    NAMED,
+    Vouch,
+    end,
+    is_other_account,
+    living,
+    once,
+    other_account,
+    vouched,
+)
+from gpurun.planning.history_file import add_prior
+from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
+from gpurun.remote.key_pairs import forget_client_key
+
+# A firewall group can go only once its machine's network card has, and that takes a cloud a minute or two.
+CLEAR_S = 180.0
+CLEAR_POLL_S = 5.0
+EMPTY_LISTS = 3  # One list may be an old one.
+
+
+def settle(state: RunState, context: Context) -> Iterator[Note]:
+    """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes.
+
+    Killed after the ledger's line, the receipt is what it is: it is observed first, and what shows now comes after it.
+    """
+    is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
+    if link is not None and not is_over:
+        yield Event.RECEIPT_OBSERVED, {"seq": link.seq, "sha256": link.receipt_sha256}
+    yield from clear_all(state, context)
+    forget_client_key(context.folder.ssh)
+    if is_over:
+        return
+    if link is None:
+        yield from Inventory(context.folder).take_stock()
+    written = write_receipt(context.home, context.folder)
+    if link is None:
+        yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
+    # Advice for later plans: nothing of the receipt waits for it.
+    add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
+
+
+def _link(context: Context) -> Link | None:
+    """The run's place in the ledger, if it has one; a ledger that cannot be read is told of when it is written to."""
+    with suppress(OSError):
+        return read_chain(context.home.ledger).of(context.folder.name)
+    return None
+
+
+def clear_all(state: RunState, context: Context) -> Iterator[Note]:
+    """Take away what any asking of the run has left; MayBeBilling while something of it is billed.
+
+    Machines come first: none of them is billed on while something beside another one is waited for.
+    """
+    opened: list[tuple[_Asking, Provider]] = []
+    red: list[MayBeBilling] = []
+    for asked in _asked(state, context):
+        try:
+            opened.append((asked, _open(asked, state, context)))
+        except (SetupError, Unknown, MayBeBilling) as error:
+            if asked.late or asked.is_billed:
+                red.append(error if isinstance(error, MayBeBilling) else _cannot_end(asked, error))
+            else:  # Its machines' deaths were proven before.
+                yield from once(_unasked(asked.provider, error), context)
+    for part in (_late, _beside):
+        for asked, provider in list(opened):
+            try:
+                yield from part(asked, provider, state, context)
+            except MayBeBilling as error:  # What the others have left is ended all the same.
+                red.append(error)
+                opened.remove((asked, provider))  # What lies beside a machine that lives is in use.
+    if red:
+        raise red[0]
+
+
+def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
+    """The provider that was asked; MayBeBilling where its key is known to be another customer's."""
+    provider = context.provider_named(asked.provider)
+    # A machine that is known to live is asked to end whatever the key; its death takes the right one (`_vouch`).
+    # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
+    is_named = asked.account.startswith(NAMED)
+    if is_named and not asked.late and is_other_account(provider, asked.account, asked.token):
+        raise other_account(provider, _of(asked, state))
+    return provider
+
+
+def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = False) -> list[Leftover]:
+    """Remove what carries a token beside the machines, until a reading shows none; what is left when patience ends.
+
+    `is_billed`: something of it is known to be billed, so that silence means that it still is.
+    """
+    if not isinstance(provider, LeavesThings):
+        return []
+    left: list[Leftover] = []
+    empty_lists, began_s = 0, clock.monotonic()
+    while True:
+        try:
+            left = provider.leftovers(token)
+            is_billed = is_billed or any(one.billed for one in left)
+            empty_lists = 0 if left else empty_lists + 1
+            if empty_lists >= EMPTY_LISTS:
+                return []
+            for one in left:
+                with suppress(Unknown, Rejected, SetupError):  # What holds it may be the next of them.
+                    provider.remove(one)
+        except (Unknown, Rejected, SetupError) as error:
+            unseen = Leftover(provider=provider.name, kind=f"side resource ({error})", id=token, run="", token=token)
+            left = left or [unseen.model_copy(update={"billed": is_billed})]
+        # Only for what is left: a laptop that slept through all its patience has not seen three lists.
+        if left and clock.monotonic() - began_s >= CLEAR_S:
+            return left
+        clock.sleep(CLEAR_POLL_S)
+
+
+def _late(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
+    """A machine of any token of the run that shows only now, when its absence had been believed: it is ended too.
+
+    What it was billed is not known from the journal, so the receipt claims no bound any more. Once it is on record,
+    no list that is silent about it counts: only the proof of its end does.
+    """
+    late = list(asked.late)
+    for one in _shown(provider, asked.token):
+        if one.id not in late:
+            what = f"{one.id} was made after its absence had been believed; it was billed besides"
+            yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id, "token": asked.token}
+            late.append(one.id)
+    vouch = _vouch(asked, provider, state, context)
+    for name in late:
+        for event, data in end(provider, context.clock, name, asked.token, run=context.plan.run, vouch=vouch):
+            if event is Event.INCIDENT and data["code"] == "account.vouched":
+                yield from once((event, data), context)
+        gone = f"{name} is proven gone"
+        yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}
+
+
+def _vouch(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Vouch:
+    """Asks whether an absence at the provider says something of this asking (`account.vouched`)."""
+    return partial(vouched, _of(asked, state), replace(context, provider=provider))
+
+
+def _of(asked: _Asking, state: RunState) -> RunState:
+    """The state as far as it tells whose account was asked for what."""
+    return state.model_copy(update={"token": asked.token, "account": asked.account})
+
+
+def _shown(provider: Provider, token: str) -> list[Instance]:
+    """What carries the token, as far as the provider shows it now."""
+    try:
+        return living(provider.find(token), token)
+    except Unknown as error:
+        return living(error.found, token)
+    except (Rejected, SetupError):
+        return []  # Its death was proven, or its absence believed, when the provider did answer.
+
+
+def _beside(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
+    """What an asking has left beside its machine: removed, or told; MayBeBilling where it is billed.
+
+    What is billed is on record until readings under the right account's key show that it is gone.
+    """
+    if asked.is_billed:
+        try:
+            for note in _vouch(asked, provider, state, context)():
+                yield from once(note, context)
+        except (SetupError, Unknown) as error:
+            raise _cannot_end(asked, error) from error
+    left = clear(provider, asked.token, context.clock, is_billed=asked.is_billed)
+    billed = [one for one in left if one.billed]
+    for one in left:
+        if one not in billed:
+            yield from once(_told(one, asked.token), context)
+        elif not asked.is_billed:
+            yield _told(one, asked.token)
+    if billed:
+        raise _still_billed(billed[0], provider, context.plan.run)
+    if asked.is_billed:
+        gone = f"what was billed beside {asked.token} is gone"
+        yield Event.INCIDENT, {"code": "leftover_gone", "message": gone, "token": asked.token}
+
+
+def _unasked(name: str, error: GpurunError | Unknown) -> Note:
+    why = error.what if isinstance(error, GpurunError) else str(error)
+    return Event.INCIDENT, {"code": "leftover", "message": f"{name} could not be asked what was left there: {why}"}
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """One asking for a machine, as its intent has it, and what of it is known to cost still.
+
+    `late` are machines that came late and are not proven gone; `is_billed`: so is something beside its machine.
+    """
+
+    provider: str
+    token: str
+    account: str
+    late: tuple[str, ...]
+    is_billed: bool
+
+
+def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
+    """Every asking for a machine in this run."""
+    for record in read_journal(context.folder.journal).records:
+        if record.event is Event.CREATE_INTENDED:
+            one = record.data
+            late = tuple(name for name, token in state.late.items() if token in ("", one["token"]))
+            is_billed = one["token"] in state.leftover
+            yield _Asking(one["provider"], one["token"], one.get("account", ""), late, is_billed)
+
+
+def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:
+    """The error of what is known to be billed at a provider that cannot be asked now."""
+    why, hint = (error.what, error.hint) if isinstance(error, SetupError) else (str(error), "Try again.")
+    left = ", ".join(asked.late) or f"what lies beside {asked.token}"
+    return MayBeBilling("destroy.cannot_ask", f"{asked.provider} cannot be asked to end {left}: {why}", hint=hint)
+
+
+def _told(left: Leftover, token: str) -> Note:
+    """The record of something that was left; one that is billed leaves the run red until it is gone."""
+    what = f"{left.kind} {left.id} is still at {left.provider}; `gpurun reap` removes it"
+    billed = {"token": token, "billed": True} if left.billed else {}
+    return Event.INCIDENT, {"code": "leftover", "message": what, **billed}
+
+
+def _still_billed(left: Leftover, provider: Provider, run: str) -> MayBeBilling:
+    return MayBeBilling(
+        "destroy.leftover",
+        f"The machine is gone, but its {left.kind} {left.id} at {left.provider} is not, and it is billed.",
+        hint=f"Run `gpurun resume {run}`, or remove it by hand: {provider.traits.console_url}.",
+    )

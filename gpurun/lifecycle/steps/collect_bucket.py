@@ -1,0 +1,51 @@
+"""Bring home from the bucket what the machine has pushed there, once it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.core.errors import GpurunError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare
+from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
+from gpurun.lifecycle.context import Context, Note
+from gpurun.remote.messages import Manifest
+
+
+def salvage(state: RunState, context: Context) -> Iterator[Note]:
+    """Fetch what is in the bucket and not here. The machine is gone and paid for: what fails is noted, not raised."""
+    yield Event.SALVAGE_INTENDED, {"folder": state.pushed}
+    started, found = context.clock.monotonic(), Salvaged(Manifest(), (), {}, (), 0)
+    try:
+        found = bring_pushed(context.folder, context.plan.choices.stage, state.pushed, context.clock)
+    except GpurunError as error:
+        yield Event.INCIDENT, {"code": error.code, "message": f"nothing came from the bucket: {error.what}"}
+    for name, why in found.missing.items():
+        yield Event.INCIDENT, {"code": why.code, "message": f"{name} did not come from the bucket: {why.what}"}
+    seconds = round(context.clock.monotonic() - started, 3)
+    yield (
+        Event.SALVAGE_OBSERVED,
+        {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)},
+    )
+
+
+def _at_home(found: Salvaged, inventory: Inventory) -> dict[str, object]:
+    """What is at home now: what came from the bucket, and what had come before."""
+    before = inventory.counted(read_journal(inventory.folder.journal).records)
+    files = {str(one["name"]): one for one in before["files"]}
+    files |= {one.name: one.model_dump(mode="json") for one in found.here}
+    named = {*found.left_out, *(one.name for one in found.manifest.files)}
+    is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then what it names no more was replaced.
+    lost = (name for name in before["missing"] if name in named or not is_newer)
+    missing = {*lost, *found.missing, *found.left_out} - files.keys()
+    if all(one.name in files for one in newest(found.manifest)):  # The one before the latest is missed by nobody then.
+        missing -= {one.name for one in spare(found.manifest)}
+    steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
+    bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
+    return {
+        "files": [files[name] for name in sorted(files)],
+        "missing": sorted(missing),
+        "latest": max(steps, default=None),  # Which of the two lists is the newer one depends on what was lost when.
+        "best": min((one for one in bests if one), key=lambda one: float(one["val_loss"]), default=None),
+    }

@@ -1,0 +1,105 @@
+"""Bring home what the instance announces as finished: each file by its digest, nothing that is here already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.transfer_progress import moving
+from gpurun.lifecycle.artifacts.downloader import Downloader
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, wanted
+from gpurun.lifecycle.connect import Patience
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.planning.budget import egress_of
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+
+
+def collect(state: RunState, context: Context) -> Iterator[Note]:
+    """Fetch what is worth it of the manifest into `artifacts/`; a file counts only once its digest was checked here.
+
+    Of a machine that is gone, what had come home by then is recorded, and what it had finished besides as missing.
+    """
+    yield Event.COLLECT_INTENDED, {}
+    started = context.clock.monotonic()
+    far, patience, inventory = context.reach(instance_of(state)), Patience(state, context), Inventory(context.folder)
+    manifest, gone = _listed(far, inventory, patience)
+    due, rest = wanted(manifest), spare(manifest)
+    budget = EgressBudget.of(context.folder, context.plan)
+    budget.note(due)
+    with far.many_lanes(), moving(context.folder, context.clock, "collect", sum(file.bytes for file in due)) as tell:
+
+        def progress(_: ManifestFile, have_bytes: int) -> None:
+            tell(downloads.here_bytes + have_bytes)
+
+        downloads = Downloader(far, inventory, patience, context.clock, progress)
+        downloads.gone = gone
+        yield from _no_room(downloads, due)
+        if all(file.name in downloads.here for file in newest(manifest)):
+            downloads.find(rest)
+        else:
+            yield from _no_room(downloads, rest)
+            budget.note(rest)
+    done = {*downloads.here, *downloads.missing}
+    left = [file.name for file in rest if file.name not in done]  # With the latest at home nobody misses them.
+    yield (
+        Event.COLLECT_OBSERVED,
+        {
+            "files": [file.model_dump(mode="json") for file in downloads.here.values()],
+            "missing": list(downloads.missing),
+            "latest": manifest.latest,
+            "best": manifest.best.model_dump(mode="json") if manifest.best else None,
+            "seconds": round(context.clock.monotonic() - started, 3),
+            **({"left": left} if left else {}),
+            **_egress(context, budget, downloads.again_bytes),
+            **({"remembered": True} if gone is not None else {}),
+        },
+    )
+    if gone is not None or downloads.missing:
+        raise gone or _failed(next(iter(downloads.missing.values())))
+
+
+def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[Note]:
+    """Bring files while the lease lasts, with a note, once for each, of what there is no room for."""
+    told: set[str] = set()
+    for full in downloads.each(files):
+        if full.what not in told:
+            told.add(full.what)
+            yield Event.INCIDENT, {"code": full.code, "message": f"{full.what} {full.hint}"}
+
+
+def _failed(why: GpurunError) -> GpurunError:
+    """What the far side would not give, or gave as nonsense, as what it means here: something did not come home."""
+    if not isinstance(why, FarRefusal):
+        return why
+    return CollectFailed(why.code, why.what, hint="What came home before is kept, and the instance destroyed.")
+
+
+def _listed(far: FarSide, inventory: Inventory, patience: Patience) -> tuple[Manifest, TrainingFailed | None]:
+    """What is finished over there; of a machine that is gone, what it told last, and the error that says so."""
+    try:
+        # Not bounded by the room here: what fits is brought, and for the rest there may be room later.
+        manifest = patience.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
+        with suppress(OSError):  # Only for a later life of this process; a full disk is waited for elsewhere.
+            inventory.remember(manifest)
+        return inventory.with_whole(manifest), None
+    except FarRefusal as refusal:
+        raise _failed(refusal) from refusal
+    except TrainingFailed as gone:
+        known = inventory.remembered()
+        if known is None:
+            raise
+        return known, gone
+
+
+def _egress(context: Context, budget: EgressBudget, again_bytes: int) -> dict[str, int]:
+    """What left the machine over the whole run, and what that costs, where its provider charges for it."""
+    if budget.limit_bytes is None:
+        return {}
+    told = [path.stat().st_size for path in (context.folder.log, context.folder.events) if path.exists()]
+    left_bytes = budget.spent_bytes + again_bytes + sum(told)
+    return {"left_bytes": left_bytes, "egress_micros": egress_of(context.plan.offer, left_bytes)}

@@ -1,0 +1,318 @@
+"""Ask for one instance, and know whether it exists: intent first, one at most, nothing forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gpurun.core.clock import ticks
+from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
+from gpurun.core.journal_records import PASSES_OVER, Event, RunState
+from gpurun.core.machine_token import make_token, parse
+from gpurun.core.money import format_usd
+from gpurun.core.records import Instance, InstanceState, Offer, Order
+from gpurun.core.run_plan import Mode, Plan
+from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.context import Context, Note, pays_for_another
+from gpurun.lifecycle.instance.terminate import living, once, vouched
+from gpurun.lifecycle.instance.verify_machine import check_price
+from gpurun.planning.budget import beside_rate, disk_gb_on
+from gpurun.planning.catalog import terms_of
+from gpurun.providers.base import (
+    Guarded,
+    HasAccounts,
+    NoCapacity,
+    Provider,
+    Rejected,
+    TellsTime,
+    Throttled,
+    Unknown,
+    their_wall,
+)
+from gpurun.providers.errors import RejectedFor
+from gpurun.remote.key_pairs import make_keys
+
+ATTEMPTS = 3
+# How much longer than its settling time a provider that answers now and then is asked.
+LOOK_S = 300.0
+LOOK_ON_S = 20.0
+SEEN_S = 60.0
+LATE_S = 60.0
+UNSEEN = "create.unseen"
+_MOST_TOLD = 3
+
+
+def create(state: RunState, context: Context) -> Iterator[Note]:
+    """Send one create, after its intent is on disk; or, when an earlier answer is missing, look for what it made.
+
+    Where this offer certainly cannot be had, the next attempt is on the next approved one, with a token of its own.
+    """
+    if state.token:
+        yield from _look_for(state, context)
+        return
+    if state.attempt - state.passed_over >= ATTEMPTS:
+        raise NoOffer(
+            "create.gave_up",
+            f"{context.provider.name} made no instance in {ATTEMPTS} attempts.",
+            hint="Try again later, or another provider with --provider.",
+        )
+    check_price(context.plan, context.provider, context.clock)
+    account = _account_asked(context.provider)
+    _refuse_beside_another(state, context)
+    context.heed(state)
+    order, asked_wall = _order(state, context), context.clock.wall()
+    deadline = {"deadline_wall": asked_wall + order.lease_s}
+    yield Event.CREATE_INTENDED, {**_intent(order, context), **deadline, "account": account}
+    unsent = ""
+    if context.clock.wall() > asked_wall + LATE_S:
+        unsent = "it was not sent: this machine slept, and the deadline in it is too near"
+    elif context.wants_stop(state):
+        unsent = "it was not sent: a stop was asked for"
+    if unsent:
+        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": unsent}
+        return
+    try:
+        instance = context.provider.create(order)
+    except (NoCapacity, Rejected) as error:
+        reason = _reason_of(error)
+        yield Event.CREATE_REFUSED, {"token": order.token, "reason": reason, "message": str(error)}
+        if reason in PASSES_OVER and context.has_offer(state.passed_over + 1):
+            return
+        raise _last_word(error, context) from error
+    except Throttled as error:  # Each of its tries was answered with "too many requests": none was taken.
+        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": str(error)}
+        return
+    except Unknown as error:
+        yield Event.CREATE_UNKNOWN, {"token": order.token, "message": str(error)}
+        if error.again is None or context.wants_stop(state) or context.clock.wall() > asked_wall + LATE_S:
+            return
+        with contextlib.suppress(Unknown):
+            yield Event.CREATE_OBSERVED, _observed(order.token, error.again(), adopted=False)
+        return
+    if instance.token != order.token:
+        yield Event.CREATE_UNKNOWN, {"token": order.token, "message": f"the answer is about another: {instance.id}"}
+        return
+    yield Event.CREATE_OBSERVED, _observed(order.token, instance, adopted=False)
+
+
+def _refuse_beside_another(state: RunState, context: Context) -> None:
+    """RunHeld where a machine of this run and home lives that this journal has not asked for.
+
+    A home that was copied, synced or put back from a backup has a twin whose run is the same, and may be at work.
+    """
+    plan, provider = context.plan, context.provider
+    if not plan.offer.rate_micros_per_hour:
+        return
+    doubt = ""
+    for _ in ticks(context.clock, provider.traits.poll_s, SEEN_S):
+        try:
+            alive = [one for one in provider.find(None) if one.state is not InstanceState.GONE]
+        except Unknown as error:
+            doubt = str(error)
+            continue
+        known = [(one, token) for one in alive if (token := parse(one.token)) and token.home == context.home.id]
+        ours = [one for one, token in known if token.run_or(plan.run) == plan.run]  # A token may have cut the name.
+        others = [one for one in ours if one.token not in state.asked]
+        if others:
+            raise RunHeld(
+                "run.elsewhere",
+                f"{others[0].id} at {provider.name} was made for {plan.run} by a copy of this home, and lives.",
+                hint=f"Nothing was made here. Go on with that copy, or end it there: gpurun destroy {plan.run}.",
+            )
+        return
+    raise NoOffer("create.cannot_look", f"{doubt}.", hint="Nothing was made. Try again, or another --provider.")
+
+
+def _account_asked(provider: Provider) -> str:
+    """The mark of the account that is about to be asked for a machine; "" where there are no accounts."""
+    if not isinstance(provider, HasAccounts):
+        return ""
+    try:
+        return provider.account_mark()
+    except Unknown as error:
+        raise NoOffer(
+            "account.unknown",
+            f"{provider.name} does not say whose account the key belongs to: {error}.",
+            hint="Nothing was made. Try again, or another --provider.",
+        ) from error
+
+
+def _reason_of(refusal: NoCapacity | Rejected) -> str:
+    """The journal's word for why nothing was made."""
+    if isinstance(refusal, NoCapacity):
+        return "no_capacity"
+    return "offer_rejected" if refusal.of_offer else "rejected"
+
+
+def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
+    """The error that ends the run: the last refusal's own, and what was said of the offers that were tried before."""
+    before = _before(str(refusal), context)
+    if isinstance(refusal, RejectedFor):
+        error = refusal.error
+        return type(error)(error.code, error.what + before, hint=error.hint)
+    code = "create.no_capacity" if isinstance(refusal, NoCapacity) else "create.rejected"
+    return NoOffer(
+        code,
+        f"{context.provider.name} refused to make the instance: {str(refusal).rstrip('.')}.{before}",
+        hint="Nothing was made and nothing is billed. Try another --provider or --gpu.",
+    )
+
+
+def _before(last: str, context: Context) -> str:
+    """What the journal has of earlier offers, each reason once; nothing where all were refused in the same words."""
+    told: dict[str, str] = {}
+    name = ""
+    for record in read_journal(context.folder.journal).records:
+        if record.event is Event.CREATE_INTENDED:
+            offer = Offer.model_validate(record.data["offer"])
+            name = f"{offer.provider} {offer.label} {offer.place}"
+        elif record.event is Event.CREATE_REFUSED and record.data["reason"] in PASSES_OVER:
+            told.setdefault(str(record.data["message"]).rstrip("."), name)
+    told.pop(last.rstrip("."), None)
+    shown = [f"{name}: {message}" for message, name in told.items()][:_MOST_TOLD]
+    return f" Before that, {'; '.join(shown)}." if shown else ""
+
+
+def _order(state: RunState, context: Context) -> Order:
+    """A new token and an absolute deadline, checked against the cap once more before anything is sent."""
+    plan = context.plan
+    worst = plan.worst_micros
+    if plan.cap_micros is not None and worst > plan.cap_micros:
+        raise NoOffer(
+            "cap.too_small",
+            f"The worst case {format_usd(worst)} is over the cap {format_usd(plan.cap_micros)}.",
+            hint=f"Raise it: --max-cost {format_usd(worst).removeprefix('$').replace(',', '')}",
+        )
+    keys = make_keys(context.folder.ssh) if plan.mode is Mode.PAID and plan.box is None else None
+    deadline_wall = _their_wall(context) + plan.lease.total_s
+    return Order(
+        run=plan.run,
+        token=make_token(context.home.id, deadline_wall, plan.run),
+        attempt=state.attempt + 1,
+        offer=plan.offer,
+        deadline_wall=deadline_wall,
+        lease_s=plan.lease.total_s,
+        keys=keys,
+        disk_gb=disk_gb_of(plan),
+        image=plan.choices.image,
+    )
+
+
+def _their_wall(context: Context) -> float:
+    """The time by the clock that the machine will obey, asked for again: this one may have been set a moment ago."""
+    if isinstance(context.provider, TellsTime):
+        with contextlib.suppress(Unknown):  # A provider that does not answer now is met by the create that follows.
+            context.provider.ask_time()
+    return their_wall(context.provider, context.clock)
+
+
+def disk_gb_of(plan: Plan) -> int:
+    """The disk that is ordered, as it was priced."""
+    return disk_gb_on(plan.offer.provider, int(plan.resolved["hardware"]["disk_gb"]))
+
+
+def _intent(order: Order, context: Context) -> dict[str, object]:
+    plan = context.plan
+    hourly, once_only = beside_rate(plan.offer, plan.parameters, order.disk_gb)
+    return {
+        "attempt": order.attempt,
+        "token": order.token,
+        "provider": plan.offer.provider,
+        "offer": plan.offer.model_dump(mode="json"),
+        "rate_micros_per_hour": plan.offer.rate_micros_per_hour,
+        "beside_micros_per_hour": hourly,
+        "egress_micros": once_only,
+        "billing_unit_s": plan.offer.billing_unit_s,
+        "least_billed_s": terms_of(plan.offer.provider).least_billed_s,
+        "worst_micros": plan.worst_micros,
+        "lease": plan.lease.model_dump(mode="json"),
+        "timer_shares_key": isinstance(context.provider, Guarded) and context.provider.guard_shares_key,
+    }
+
+
+def _look_for(state: RunState, context: Context) -> Iterator[Note]:
+    """Find what a create of unknown outcome made, and adopt the oldest; or believe that there is none.
+
+    Absence is believed only after the provider's whole settling time of steady lists; one answer that is lost in
+    between begins it again.
+    """
+    traits, is_seeing = context.provider.traits, False
+    looked_late = context.looks_late(state)
+    unclear, steady_since = "nothing was answered", float("inf")
+    for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
+        if context.seconds_left(state) <= 0:
+            return  # What it made may have lived and ended since: that is a death to prove, not an absence.
+        try:
+            found = living(context.provider.find(state.token), state.token)
+            notes = [] if found or is_seeing else vouched(state, context)
+        except (Unknown, SetupError) as error:
+            unclear, steady_since = str(error), float("inf")
+            # A list that could be read only in part may show it all the same: it is adopted, never believed absent.
+            found, notes = living(error.found, state.token) if isinstance(error, Unknown) else [], []
+            if not found:
+                continue
+        is_seeing = True
+        for note in notes:
+            yield from once(note, context)
+        if found:
+            yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
+            return
+        steady_since = min(steady_since, elapsed)
+        if elapsed - steady_since >= traits.settle_s and looked_late:
+            raise NoOffer(
+                UNSEEN,
+                f"Nobody looked for {state.token} in time, and now it is not there: it may have lived meanwhile.",
+                hint="It is proven gone, and counted as if it had lived. Train again: gpurun train.",
+            )
+        if elapsed - steady_since >= traits.settle_s:
+            if not _pays_for_another(state, context):
+                yield from _look_on(state, context)
+            else:
+                yield _absent(state)
+            return
+    by_hand = f" It can be ended by hand: {traits.console_url}." if traits.console_url else ""
+    raise MayBeBilling(
+        "create.cannot_look",
+        f"{context.provider.name} does not say clearly whether {state.token} exists: {unclear}.",
+        hint=f"Run `gpurun resume {state.run}` once the provider answers again.{by_hand}",
+    )
+
+
+def _look_on(state: RunState, context: Context) -> Iterator[Note]:
+    """Look until the deadline, as the cap does not pay for a second machine beside one that may still show itself.
+
+    Raises NoOffer when the lists stayed empty through it, each of them: then there never was one.
+    """
+    told = f"{context.provider.name} did not answer the create of {state.token} and does not show it yet; it is looked "
+    message = f"{told}for until its deadline, since the cap does not pay for a second machine beside it"
+    yield from once((Event.INCIDENT, {"code": UNSEEN, "message": message}), context)
+    is_steady = True
+    while context.seconds_left(state) > 0 and is_steady:
+        context.clock.sleep(min(LOOK_ON_S, max(0.0, context.seconds_left(state))))
+        try:
+            found = living(context.provider.find(state.token), state.token)
+        except (Unknown, SetupError) as error:
+            found = living(error.found, state.token) if isinstance(error, Unknown) else []
+            is_steady = bool(found)
+        if found:
+            yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
+            return
+        if context.wants_stop(state):
+            return
+    if is_steady:
+        yield _absent(state)
+        raise NoOffer(UNSEEN, f"{context.provider.name} made nothing.", hint="Train again: gpurun train.")
+
+
+def _absent(state: RunState) -> Note:
+    return Event.CREATE_REFUSED, {"token": state.token, "reason": "absent", "message": "not found by its token"}
+
+
+def _pays_for_another(state: RunState, context: Context) -> bool:
+    """Whether a further machine may be asked for, or none is wanted any more."""
+    plan = context.plan
+    return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_micros, plan.worst_micros)
+
+
+def _observed(token: str, instance: Instance, *, adopted: bool) -> dict[str, object]:
+    return {"token": token, "instance": instance.model_dump(mode="json"), "adopted": adopted}

@@ -1,0 +1,129 @@
+"""End the run's machine: by its provider, by its own timer where the provider does not listen, or by leaving a box."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from gpurun.core.clock import local_time, ticks
+from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.money import format_usd
+from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
+from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
+from gpurun.lifecycle.instance.terminate import end, once, vouched
+from gpurun.planning.budget import rental_cost
+from gpurun.providers.base import Guarded
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES
+
+LEAVE_S = 60.0
+ANSWER_S = 10.0
+"""So long a machine that is told to end itself has for its answer: its timer looks at its time every five seconds."""
+
+
+def destroy(state: RunState, context: Context) -> Iterator[Note]:
+    """The step: destroy what the journal knows of and whatever else bears the run's token."""
+    identifier = state.instance.id if state.instance else ""
+    reason = "failure" if state.failure else state.stop or state.outcome or "lease"
+    is_timed = bool(state.armed and state.instance and context.guard_folder(state.instance))
+    intent = {"id": identifier, "token": state.token, "reason": reason, "timer": is_timed}
+    yield Event.DESTROY_INTENDED, intent
+    if context.plan.box is not None:
+        yield from _leave(state, context)
+    hidden_s, vouch = context.hidden_s(state), partial(vouched, state, context)
+    cloud, clock, begin = context.provider, context.clock, context.begin
+    refused = partial(_end_itself, state, context)
+    ending = end(
+        cloud,
+        clock,
+        identifier,
+        state.token,
+        run=state.run,
+        hidden_s=hidden_s,
+        vouch=vouch,
+        begin=begin,
+        refused=refused,
+    )
+    for event, data in ending:
+        if event is Event.INCIDENT:
+            yield from once((event, data), context)
+        else:
+            yield event, data
+
+
+def _leave(state: RunState, context: Context) -> Iterator[Note]:
+    """A box that is kept: end the training there and take the run's folder away, as far as it can be reached.
+
+    What the trainer wrote and is not here stays: there is no other copy, unless a person wanted nothing of it.
+    """
+    is_unwanted = state.stop == "destroy" and state.reason != "lease"
+    lost = "it was never tried"
+    for _ in ticks(context.clock, RETRY_S, LEAVE_S):
+        try:
+            far = context.reach(instance_of(state))
+            kept = "" if is_unwanted else _only_there(far, context)
+            far.farewell(keep_results=bool(kept))
+        except GpurunError as error:  # Its host key is another, or ours is gone: no reason to keep the run open.
+            lost = error.what.rstrip(".")
+            continue
+        if kept:
+            told = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
+            yield from once((Event.INCIDENT, {"code": "box.results_left", "message": told}), context)
+        return
+    told = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
+    yield from once((Event.INCIDENT, {"code": "box.not_left", "message": told}), context)
+
+
+def _only_there(far: FarSide, context: Context) -> str:
+    """What is finished over there, worth bringing and not here, in words; empty for nothing."""
+    try:
+        manifest = far.manifest(MOST_ANNOUNCED_BYTES)
+    except FarRefusal as refusal:
+        return f"what it has finished cannot be listed ({refusal.what.rstrip('.')}) and is"
+    inventory = Inventory(context.folder)
+    left = [file for file in wanted(manifest) if not inventory.has(file)]
+    total_bytes = sum(file.bytes for file in left)
+    return f"{len(left)} files ({total_bytes:,} bytes) that did not come home are" if left else ""
+
+
+def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[Note]:
+    """Have the machine end itself in a moment, over SSH; a record of when it does, or of why it cannot be told to.
+
+    `trouble` is why its provider does not do it. Nothing where its agent was never reached, and where its timer has
+    taken it before.
+    """
+    state = context.latest(state)
+    folder = context.timer_of(state)
+    if not folder or state.ends_wall is not None:
+        return []
+    instance = instance_of(state)
+    if isinstance(trouble, SetupError) and _shares_key(state, context):
+        return [_cannot(f"{instance.id} cannot end itself either: its timer asks with the same key")]
+    try:
+        ended = context.reach(instance).end(folder, context.clock.wall() + state.clock_ahead_s + ANSWER_S)
+    except MachineLost:
+        return []
+    except GpurunError as error:
+        return [_cannot(f"{instance.id} could not be told to end itself: {error.what}")]
+    if not ended.taken or ended.deadline is None:
+        return [_cannot(f"{instance.id} did not take it that it is to end itself: {ended.message}")]
+    ends_wall = ended.deadline - state.clock_ahead_s
+    now_wall, plan = context.clock.wall(), context.plan
+    lasts_s = context.paid_s(state) + max(0.0, ends_wall - now_wall) + plan.lease.kill_allowance_s
+    most = rental_cost(plan.offer, lasts_s, plan.parameters, int(plan.resolved["hardware"]["disk_gb"]))
+    when = f"at {local_time(ends_wall, now=now_wall)}, at most {format_usd(most)} in all"
+    message = f"{instance.id} was told over SSH to end itself, and its own timer took it: it ends {when}"
+    return [(Event.INCIDENT, {"code": "machine.ends_itself", "message": message, "ends_wall": ends_wall})]
+
+
+def _shares_key(state: RunState, context: Context) -> bool:
+    """Whether the timer asks with the key of the create, as it was then: keys may have been stored or taken since."""
+    if state.timer_shares_key is not None:
+        return state.timer_shares_key
+    return isinstance(context.provider, Guarded) and context.provider.guard_shares_key
+
+
+def _cannot(message: str) -> Note:
+    return Event.INCIDENT, {"code": "machine.not_told", "message": message}

@@ -1,0 +1,119 @@
+"""Put the shards into the bucket, once, before anything is rented; what is there already is not sent again."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from gpurun.core.errors import SetupError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.paths import write_atomic
+from gpurun.core.records import canonical
+from gpurun.core.transfer_progress import Tell, moving
+from gpurun.lifecycle.context import Context, Note
+from gpurun.planning.upload_list import sources_of
+from gpurun.remote.archive import PackedFile, survey
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.objects import find, is_worth_staging
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_retry import patiently
+from gpurun.remote.s3.s3_upload import Digests, digests_of, stage_file
+from gpurun.remote.s3.staged_files import Staged, StagedFile, staged_file
+
+T = TypeVar("T")
+READ_AT_ONCE = 4
+PATIENCE_S = 900.0
+
+
+def stage(state: RunState, context: Context) -> Iterator[Note]:
+    """Read every file that is worth it once, and send to the bucket those that it does not have.
+
+    A bucket that does not answer for a while is waited for: nothing is paid for yet. SetupError when it refuses,
+    and when this home takes no notes of what was sent.
+    """
+    seen = survey(sources_of(context.plan, context.trainer))
+    seen.demand_clean()
+    files = [file for file in seen.files if is_worth_staging(file.bytes)]
+    bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
+    yield Event.STAGE_INTENDED, {"url": str(bucket.address), "files": len(files), "bytes": _total(files)}
+    started = context.clock.monotonic()
+    _patiently(state, context, bucket.look)
+    # A key that may not write is found out here, also where everything is there already.
+    _patiently(state, context, partial(bucket.put, _marker(bucket, context), _mark(context)))
+    try:
+        with moving(context.folder, context.clock, "stage", _total(files)) as tell:
+            sending = _Staging(state, context, bucket, tell)
+            staged = [sending.stage(file, digests) for file, digests in sending.read_all(files)]
+        write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
+    except OSError as error:
+        what = f"Staging stopped at {error.filename or context.home.uploads}: {error.strerror}."
+        hint = "Make room there or give yourself access; then the same command goes on where this stopped."
+        raise SetupError("stage.no_notes", what, hint=hint) from error
+    told = {"url": str(bucket.address), "endpoint": bucket.endpoint, "files": len(staged), "bytes": _total(files)}
+    counts = {"there_files": sending.there_files, "there_bytes": sending.there_bytes, "sent_bytes": sending.sent_bytes}
+    yield Event.STAGE_OBSERVED, {**told, **counts, "seconds": round(context.clock.monotonic() - started, 3)}
+
+
+def _total(files: list[PackedFile]) -> int:
+    return sum(file.bytes for file in files)
+
+
+def _marker(bucket: Bucket, context: Context) -> str:
+    return bucket.address.key("runs", context.plan.run, "run.json")
+
+
+def _mark(context: Context) -> bytes:
+    """What says whose the folder is, and nothing that is secret."""
+    plan = hashlib.sha256(context.folder.plan.read_bytes()).hexdigest()
+    return canonical({"v": 1, "run": context.plan.run, "plan_sha256": plan})
+
+
+def _patiently(
+    state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
+) -> T:
+    """Nothing is paid for yet: a bucket is waited for as long as a person would, and a request to stop ends that."""
+    return patiently(context.clock, PATIENCE_S, attempt, heed=partial(context.heed, state), moved=moved)
+
+
+class _Staging:
+    """The files of one run on their way to the bucket; `there_` were found there, `sent_bytes` went out."""
+
+    def __init__(self, state: RunState, context: Context, bucket: Bucket, tell: Tell) -> None:
+        self.there_files = self.there_bytes = self.sent_bytes = 0
+        self._state, self._context, self._bucket, self._tell = state, context, bucket, tell
+        self._done_bytes = 0
+        self._counting = threading.Lock()
+
+    def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, Digests]]:
+        """The digests of every file, in order, some being read at the same time."""
+        with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+            yield from zip(files, pool.map(partial(digests_of, heed=self._heed), files), strict=True)
+
+    def stage(self, file: PackedFile, digests: Digests) -> StagedFile:
+        """Send one file, if it is not there."""
+        find_it = partial(find, self._bucket, digests.sha256, file.bytes)
+        index = _patiently(self._state, self._context, find_it)
+        if index is not None:
+            self.there_files += 1
+            self.there_bytes += file.bytes
+        else:
+            notes = self._context.home.uploads
+            logging.info("staging %s (%d bytes)", file.name, file.bytes)
+            send = partial(stage_file, self._bucket, file, digests, notes, self._count)
+            index = _patiently(self._state, self._context, send, moved=lambda: self.sent_bytes)
+        self._done_bytes += file.bytes
+        self._tell(self._done_bytes)
+        return staged_file(file, digests, index)
+
+    def _count(self, sent_bytes: int) -> None:
+        self._heed()
+        with self._counting:
+            self.sent_bytes += sent_bytes
+
+    def _heed(self) -> None:
+        self._context.heed(self._state)

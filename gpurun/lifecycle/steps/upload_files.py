@@ -1,0 +1,197 @@
+"""Send the trainer, the recipe and the shards; the far side checks every digest before anything starts.
+
+The machine pulls from the bucket what is staged there; whatever cannot be pulled goes over SSH.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import ceil
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.retry import Retry
+from gpurun.core.transfer_progress import moving
+from gpurun.lifecycle.connect import AWAY_S, Patience
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.planning.transfer import UPLINK_BITS_PER_S
+from gpurun.planning.upload_list import sources_of
+from gpurun.remote.archive import Pack, PackedFile, survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.objects import forget
+from gpurun.remote.s3.pull_request import Pulled, have_pulled
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.s3.s3_retry import AGAIN_S, patiently
+from gpurun.remote.s3.s3_upload import digests_of
+from gpurun.remote.s3.staged_files import StagedFile, read_staged
+
+PATIENCE_S = 60.0
+"""A minute of the machine costs less than sending from here what a bucket that is back in a moment would bring."""
+
+
+def ship(state: RunState, context: Context) -> Iterator[Note]:
+    """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
+    seen = survey(sources_of(context.plan, context.trainer))
+    yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
+    _check_room(seen.total_bytes, state, disk_gb=int(context.plan.resolved["hardware"]["disk_gb"]))
+    started = context.clock.monotonic()
+    far = context.reach(instance_of(state))
+    pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
+    yield from pull(state, context, far, pack, pulled)
+    patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
+    if pulled.missing_bytes:  # What the bucket did not bring takes longer; training gives way to it.
+        patience.limit_s += context.plan.lease.train_s
+    with moving(context.folder, context.clock, "ship", seen.total_bytes) as tell:
+
+        def on_progress(there_bytes: int) -> None:
+            nonlocal there_most
+            if there_bytes > there_most:
+                there_most = there_bytes
+                patience.moved()
+            tell(there_bytes)
+            context.heed(state)
+
+        arrived = patience.until_done(lambda: far.unpack(pack, on_progress=on_progress, timeout_s=patience.left_s))
+    seconds = round(context.clock.monotonic() - started, 3)
+    told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
+    if context.plan.choices.stage:
+        told |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
+    yield Event.SHIP_OBSERVED, told
+
+
+def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
+    """Refuse before the upload what would fill the far disk: with a tenth to spare, as it was when the agent looked."""
+    free, needed = state.facts.get("disk_free_bytes"), size * 11 // 10
+    if isinstance(free, int) and needed > free:
+        ask_gb = disk_gb + ceil((needed - free) / 1e9)
+        raise SetupError(
+            "box.disk_small",
+            f"The instance has {free / 1e9:.2f} GB free; what is shipped needs {needed / 1e9:.2f} GB.",
+            hint=f"Ask for a larger disk: --set hardware.disk_gb={ask_gb}. On a machine of your own, make room.",
+        )
+
+
+def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
+    """Have all staged files of the pack pulled; `came` is told which are there. What goes wrong is noted, not raised.
+
+    Raised is only what SSH would not mend: a full disk over there (FarRefusal), a machine that is lost, a wish to stop.
+    """
+    files = _staged_of(state, context, pack)
+    if not files:
+        return
+    if "zstd" not in (state.facts.get("codecs") or ("zstd",)):
+        came.missing_bytes = sum(file.bytes for file in files)
+        yield _told("stage.no_zstd", "the machine has no zstd, with which what is staged is packed", files)
+        return
+    bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
+    try:
+        patiently(context.clock, PATIENCE_S, bucket.look, heed=partial(context.heed, state))
+        patience, pace = Patience(state, context, limit_s=lease.ship_s + lease.train_s), _Pace(came, context.clock)
+
+        def on_progress() -> None:
+            patience.moved()
+            context.heed(state)
+            pace.demand_worth()
+
+        order = partial(have_pulled, far, bucket, files, came, on_progress=on_progress)
+        for _ in _while_it_may_come(came, context):
+            patience.until_done(lambda: order(timeout_s=patience.left_s))
+    except FarRefusal as refusal:
+        if refusal.reason == "disk_full":
+            raise
+        yield _told("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
+    except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will tell.
+        yield _told("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
+    else:
+        yield from _what_failed(files, came)
+        yield from _forget_altered(bucket, files, came)
+    came.missing_bytes = sum(file.bytes for file in _missing(files, came))
+
+
+class _Pace:
+    """How fast the bucket brings something. As long as that is faster than SSH it is not left, however slow it is."""
+
+    def __init__(self, came: Pulled, clock: Clock) -> None:
+        self._came, self._clock = came, clock
+        self._since_mono = self._heard_mono = float("-inf")
+        self._since_bytes = 0
+
+    def demand_worth(self) -> None:
+        """SetupError `stage.slow` when PATIENCE_S have brought less than SSH is counted to send in that time."""
+        now_mono, came_bytes = self._clock.monotonic(), self._came.sent_bytes
+        was_away, self._heard_mono = now_mono - self._heard_mono > AWAY_S, now_mono
+        seconds, brought_bytes = now_mono - self._since_mono, came_bytes - self._since_bytes
+        if was_away:  # The lid was closed, or the line down: what came meanwhile is not known yet.
+            self._since_mono, self._since_bytes = now_mono, came_bytes
+        elif seconds >= PATIENCE_S:
+            if 8 * brought_bytes < UPLINK_BITS_PER_S * seconds:
+                what = f"it brought {brought_bytes:,} bytes in {seconds:.0f} s, less than SSH is counted to"
+                raise SetupError("stage.slow", what, hint="Nothing to do.")
+            self._since_mono, self._since_bytes = now_mono, came_bytes
+
+
+def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:
+    """A try, and more while the machine loses the bucket from sight, until nothing has come for PATIENCE_S."""
+    retry, sent_bytes = Retry(context.clock, AGAIN_S, limit_s=PATIENCE_S), came.sent_bytes
+    while True:
+        yield
+        if came.sent_bytes > sent_bytes:
+            sent_bytes = came.sent_bytes
+            retry.moved()
+        is_away = any(one.code == "unreachable" for one in came.failed.values())
+        if not is_away or not retry.pauses():
+            return
+
+
+def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile]:
+    """What was staged of the pack and is here as it was then; its digests need not be found again."""
+    staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
+    by_name, heed = {file.name: file for file in pack.survey.files}, partial(context.heed, state)
+    here = [one for one in (staged.files if staged else ()) if one.name in by_name]
+    found = [one for one in here if _is_same(one, by_name[one.name], heed)]
+    pack.known.update({one.name: one.sha256 for one in found})
+    return found
+
+
+def _is_same(staged: StagedFile, file: PackedFile, heed: Callable[[], None]) -> bool:
+    """Whether a file is as it was staged. One that was touched since is read again: that is quicker than SSH."""
+    return staged.is_of(file) or (staged.bytes == file.bytes and digests_of(file, heed).sha256 == staged.sha256)
+
+
+def _missing(files: Sequence[StagedFile], came: Pulled) -> list[StagedFile]:
+    return [file for file in files if file.sha256 not in came.files]
+
+
+def _what_failed(files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
+    """One note for each reason."""
+    reasons = Counter((one.code, one.message) for one in came.failed.values())
+    for code, message in reasons:
+        yield _told(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
+
+
+def _is_failed(file: StagedFile, came: Pulled, code: str, message: str) -> bool:
+    why = came.failed.get(file.sha256)
+    return why is not None and (why.code, why.message) == (code, message)
+
+
+def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
+    """What is not in the bucket as it was put there counts as staged no more: the next run puts it there again."""
+    spoilt = [f for f in files if (why := came.failed.get(f.sha256)) and why.code in ("altered", "absent")]
+    for file in {file.sha256: file for file in spoilt}.values():
+        try:
+            forget(bucket, file.sha256)
+        except GpurunError as error:
+            yield Event.INCIDENT, {"code": "stage.kept", "message": f"its index could not be removed: {error.what}"}
+
+
+def _told(code: str, why: str, files: Sequence[StagedFile]) -> Note:
+    first, size = files[0], sum(file.bytes for file in files)
+    what = first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"
+    message = f"{what} ({size:,} bytes) did not come from the bucket: {why}; sent over SSH instead"
+    return Event.INCIDENT, {"code": code, "message": message}

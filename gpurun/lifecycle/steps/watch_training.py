@@ -1,0 +1,322 @@
+"""Start the trainer on the instance and watch it: the far side works alone, this only reads, and may ask it to stop.
+
+After the first steps the plan's estimate gives way to the measured throughput, and cap and lease are held against it.
+Nothing is lengthened and nothing more is spent: what changes is what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+
+from gpurun.core.errors import GpurunError, SetupError, StoreFull
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.money import Micros
+from gpurun.core.records import digest_of
+from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
+from gpurun.lifecycle.artifacts.downloader import Background
+from gpurun.lifecycle.artifacts.inventory import EgressBudget
+from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
+from gpurun.lifecycle.connect import Patience
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.instance.terminate import once
+from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of
+from gpurun.planning.budget import expected_end_s, rental_cost
+from gpurun.planning.throughput import Measured, Meter
+from gpurun.planning.transfer import save_s
+from gpurun.remote.client import FarSide, Poll
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import Status
+from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.ssh import HostKeyMismatch
+
+POLL_S, ENDING_POLL_S = 0.5, 0.1
+LATE_SHARE = 0.1
+"""Of the seconds since the last step: so late the trainer's end is seen at most, and no sooner comes the next look."""
+SILENCE_S = 60.0
+PAUSE_S = 30.0
+MARGIN = 1.05
+"""A cap that is advised holds a little more than was measured."""
+MOST_DRAIN_S = 120.0
+GRACE_S = 15.0  # For the agent to end the trainer and to say so.
+_UNHEARD: dict[str, object] = {
+    "outcome": "stopped",
+    "reason": "lease",
+    "exit_code": None,
+    "message": "the lease left no more time to train; how the trainer ended was not heard",
+    "ended_wall": None,
+}
+NOT_OURS = {
+    "hang": "the trainer stood still and was ended; its log says where each process stood",
+    "preempted": "the provider takes the machine back; what was saved in time comes home",
+    "signal": "somebody or something on the machine told the trainer to stop before its last step; it saved first",
+}
+
+
+def start(state: RunState, context: Context) -> Iterator[Note]:
+    """Start the trainer, detached; asking twice starts it once."""
+    far, patience, pushed = context.reach(instance_of(state)), Patience(state, context), state.pushed
+    try:
+        pushed = patience.until_done(Pushing(state, context, far).give)
+    except (SetupError, BucketLost) as error:
+        message = f"the machine pushes no checkpoints to the bucket: {error.what}"
+        yield Event.INCIDENT, {"code": "stage.no_push", "message": message}
+    # In the intent too: whether the start is answered or not, what it makes is looked for there.
+    place = {"pushed": pushed} if pushed else {}
+    job = job_of(state.model_copy(update={"pushed": pushed}), context)
+    stops: dict[str, object] = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
+    yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
+    started = patience.until_done(lambda: far.start(job))
+    told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
+    yield Event.TRAIN_STARTED, {**told, **place}
+
+
+def watch(state: RunState, context: Context) -> Iterator[Note]:
+    """Copy events and log as they come until the trainer has ended; a stop that is on record is passed on.
+
+    Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch. StoreFull
+    while the copies here cannot be read: training does not need them.
+    """
+    instance = instance_of(state)
+    far = context.reach(instance)
+    is_elsewhere = instance.address is not None and instance.address.kind != "folder"
+    budget = EgressBudget.of(context.folder, context.plan)
+    source = far if context.brings_early and is_elsewhere else None
+    with Background(source, context.folder, budget, context.clock) as background:
+        try:
+            yield from _watch(state, context, far, background, Pushing(state, context, far))
+        except OSError as error:
+            what = f"{error.filename or context.folder.path} cannot be read: {error.strerror or error}."
+            hint = "Mend what is said there: it goes on by itself. Training does too, until its lease."
+            raise StoreFull("watch.disk_full", what, hint=hint) from error
+
+
+def _watch(state: RunState, context: Context, far: FarSide, background: Background, pushing: Pushing) -> Iterator[Note]:
+    told = ""
+    hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
+    lines = EventLines()
+    ended_mono = float("inf")
+    while context.seconds_left(state) > _reserve_s(context):
+        context.heed(state)
+        if told != state.stop:
+            told = _tell(far, state.stop)
+        hearing.ask()
+        try:
+            poll = tail.bring()
+            events = lines.take(poll.chunks["events.jsonl"].data)
+            background.look(events)
+            pushing.refresh()
+        except MachineLost as lost:
+            if why := context.is_down(instance_of(state)):
+                why += f"; {ends_unwatched(state)}" if state.linger_s else ""
+                message = f"the machine {state.instance.id if state.instance else ''} is lost: {why}; {lost.what}"
+                yield Event.INCIDENT, {"code": "machine.lost", "message": message}
+                yield Event.TRAIN_OBSERVED, _lost(message)
+                return
+            if isinstance(lost, HostKeyMismatch):
+                yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
+            context.clock.sleep(POLL_S)
+            continue
+        except FarRefusal:
+            # One answer that makes no sense (it was short of memory, say) ends no training; a minute of them does.
+            if hearing.is_refused_too_long():
+                raise
+            context.clock.sleep(POLL_S)
+            continue
+        hearing.hear(poll, events)
+        rating.hear(events)
+        if poll.status.state == "exited":
+            ended_mono = min(ended_mono, context.clock.monotonic())
+        # The end is not believed before all is here, but no flood of log is paid for without an end.
+        is_draining = context.clock.monotonic() - ended_mono < MOST_DRAIN_S
+        if is_behind(poll, "events.jsonl") or (is_behind(poll, "trainer.log") and is_draining):
+            continue
+        yield from rating.notes(state)
+        if poll.status.state == "exited":
+            yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
+            return
+        if hearing.is_silent():
+            yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
+            return
+        context.clock.sleep(hearing.pause_s())
+    if context.seconds_left(state) > 0:
+        yield Event.TRAIN_OBSERVED, _last_word(tail, context)
+
+
+def _last_word(tail: Tail, context: Context) -> dict[str, object]:
+    """What became of the training, as far as one more look tells, once only the time to collect is left."""
+    try:
+        status = tail.bring().status
+        return _outcome(status, context) if status.state == "exited" else _UNHEARD
+    except (GpurunError, OSError):
+        return _UNHEARD
+
+
+def _reserve_s(context: Context) -> float:
+    """What the watch leaves of the lease: by then the agent has ended the trainer, and what there is must come home."""
+    return context.collect_s - min(GRACE_S, context.collect_s / 4)
+
+
+def _tell(far: FarSide, how: str) -> str:
+    """Tell the agent to stop; what could not be said is said again at the next look."""
+    try:
+        far.stop(now=how != "save", reason="user")
+    except (MachineLost, FarRefusal):
+        return ""
+    return how
+
+
+def _outcome(status: Status, context: Context) -> dict[str, object]:
+    """What became of the training, by the agent's report and the trainer's last event."""
+    last = _last_stop(context.folder.events)
+    exit_code, reason = status.exit_code, status.stop_reason or ""
+    if reason in NOT_OURS:
+        return _failed(status, reason, NOT_OURS[reason])
+    if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed, but the trainer had said its end.
+        outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
+    else:
+        outcome = "stopped" if reason else "failed"
+    if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
+        return _failed(status, "signal", NOT_OURS["signal"])
+    told = (last.message if last else "") or _seen(status)
+    return {
+        "outcome": outcome,
+        "reason": reason if outcome == "stopped" else last.reason if last else "",
+        "exit_code": exit_code,
+        "message": "" if outcome == "done" else told,
+        "ended_wall": status.wall,
+    }
+
+
+def _seen(status: Status) -> str:
+    """How a trainer ended that has not said so itself."""
+    if status.signal is not None:
+        return f"the trainer was ended by signal {status.signal}"
+    if status.exit_code is None:
+        return "the trainer has ended; how was not seen, as after a restart of the machine"
+    return f"the trainer ended with exit code {status.exit_code}"
+
+
+def _failed(status: Status, reason: str, message: str) -> dict[str, object]:
+    told = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
+    return {**told, "ended_wall": status.wall}
+
+
+def _lost(message: str) -> dict[str, object]:
+    return {"outcome": "lost", "reason": "lost", "exit_code": None, "message": message, "ended_wall": None}
+
+
+def _last_stop(events: Path) -> Stop | None:
+    """The trainer's last `stop` event since its last `start`, if any."""
+    stop: Stop | None = None
+    for event in events_of(events):
+        if isinstance(event, Start | Stop):
+            stop = event if isinstance(event, Stop) else None
+    return stop
+
+
+class Hearing:
+    """For how long nothing new was heard, and when to ask again: sooner after the last step, as idleness is paid for.
+
+    Silence is until the agent was asked, not until its answer was read: one that has arrived while the laptop slept
+    says nothing of the time that it lay here.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._clock, self._beat = context.clock, 0.0
+        self._asked_mono = self._beat_mono = self._clock.monotonic()
+        self._refused_mono = self._refused_last_mono = float("-inf")
+        self._last_step = int(context.plan.resolved["train"]["steps"])
+        self._ending_mono: float | None = None
+
+    def ask(self) -> None:
+        """Take note that the agent is asked now."""
+        self._asked_mono = self._clock.monotonic()
+
+    def is_refused_too_long(self) -> bool:
+        """Whether it has answered nothing but refusals for a while, with this one: one after the other, no outage."""
+        if self._asked_mono - self._refused_last_mono > PAUSE_S:
+            self._refused_mono = self._asked_mono
+        self._refused_last_mono = self._asked_mono
+        return self._asked_mono - self._refused_mono > SILENCE_S
+
+    def hear(self, poll: Poll, events: Iterable[TrainerEvent]) -> None:
+        """Take in what it has answered, and the events in it; all that follows the last step names it."""
+        self._refused_last_mono = float("-inf")
+        if poll.status.wall != self._beat:
+            self._beat, self._beat_mono = poll.status.wall, self._clock.monotonic()
+        is_ending = any(isinstance(event, Stop) or event.step == self._last_step for event in events)
+        if self._ending_mono is None and is_ending:
+            self._ending_mono = self._clock.monotonic()
+
+    def is_silent(self) -> bool:
+        """Whether the heartbeat that it told last is an old one."""
+        return self._asked_mono - self._beat_mono > SILENCE_S
+
+    def pause_s(self) -> float:
+        """Seconds until the next look."""
+        if self._ending_mono is None:
+            return POLL_S
+        return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
+
+
+class Rating:
+    """Hears what the trainer says while it is watched, and tells once how fast it really is."""
+
+    def __init__(self, state: RunState, context: Context) -> None:
+        self._context, self._meter = context, Meter(context.plan.resolved)
+        self._is_told = state.rated
+        self._found: Measured | None = None
+        if not self._is_told:
+            with suppress(OSError):  # What came before a restart; without it the lines to come tell it.
+                for event in events_of(context.folder.events):
+                    self._meter.take(event)
+
+    def hear(self, new: Iterable[TrainerEvent]) -> None:
+        """Take in what the trainer has said since the last look; of several lines the last one counts."""
+        for event in () if self._is_told else new:
+            self._found = self._meter.take(event) or self._found
+
+    def notes(self, state: RunState) -> Iterator[Note]:
+        """The one record of it, as soon as there is something to tell."""
+        if self._found is not None and not self._is_told:
+            self._is_told = True
+            yield Event.RATE_OBSERVED, verdict(self._found, state, self._context)
+
+
+def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:
+    """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
+    plan, lease = context.plan, context.plan.lease
+    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - save_s(plan.parameters))
+    if lease.hours_s is not None:
+        limit_s = min(limit_s, max(0.0, lease.hours_s - measured.elapsed_s))
+    finishes = measured.left_s <= limit_s
+    share = 1.0 if finishes else limit_s / measured.left_s
+    expected_s = context.paid_s(state) + min(measured.left_s, limit_s) + expected_end_s(lease.collect_s)
+    longer = lease.model_copy(update={"train_s": ceil(MARGIN * (measured.elapsed_s + measured.left_s))})
+    needed = None if finishes else _cost(context, longer.total_s + longer.kill_allowance_s)
+    return {
+        "step": measured.step,
+        "steps": measured.steps,
+        "step_s": round(measured.step_s, 6),
+        "tokens_per_s": round(measured.tokens_per_s, 3),
+        "elapsed_s": round(measured.elapsed_s, 3),
+        "left_s": round(measured.left_s, 3),
+        "limit_s": round(min(limit_s, 1e9), 3),
+        "finishes": finishes,
+        "ends_at_step": measured.step + int((measured.steps - measured.step) * share),
+        "expected_micros": _cost(context, expected_s),
+        "cap_micros": plan.cap_micros,
+        "needed_micros": needed,
+        "memory_peak_bytes": measured.memory_peak_bytes,
+    }
+
+
+def _cost(context: Context, seconds: float) -> Micros:
+    """What a rental of so many seconds costs, with all that is beside its rate."""
+    plan, offer = context.plan, context.plan.offer
+    if not offer.rate_micros_per_hour:
+        return Micros(0)
+    return rental_cost(offer, seconds, plan.parameters, int(plan.resolved["hardware"]["disk_gb"]))

@@ -1,0 +1,258 @@
+"""What a paid run would be on each offer, live or from the catalogue, ranked by the dollars that finishing takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import local_time
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.money import format_usd, usd
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.planning.budget import candidates, choose, ranked
+from gpurun.planning.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
+from gpurun.planning.estimate import NO_PRIORS
+from gpurun.planning.history import Priors
+from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+from gpurun.planning.requirements import images_by_provider, outfitted, setup_limit_s
+from gpurun.planning.transfer import Load, load_for, named_data, not_prepared, vocabulary_of
+
+if TYPE_CHECKING:
+    from gpurun.planning.live_offers import Market
+
+WEAK = "needs --accept-weak-lease"
+_CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
+
+
+@dataclass(frozen=True)
+class Quote:
+    """The offers for a need, what would have to travel, and what should be said about it."""
+
+    candidates: tuple[Candidate, ...]
+    load: Load
+    notes: tuple[str, ...]
+    read_wall: float = 0.0
+    asked: tuple[str, ...] | None = None
+    """The clouds whose prices were read live; None where the catalogue stands for all."""
+
+
+def quote(
+    request: Request,
+    full: ResolvedRecipe,
+    market: Market | None = None,
+    data: DataSummary | None = None,
+    priors: Priors = NO_PRIORS,
+    *,
+    is_shown: bool = False,
+) -> Quote:
+    """Judge the offers: the market's, or without one the catalogue's; NoOffer when there are none for the need.
+
+    `data` are the shards that will be shipped; without them their size is guessed. `priors` are the user's own runs.
+    With `is_shown` there may be none of the recipe's own GPU, which nobody asked for, if others are sold: it is said.
+    """
+    need = need_of(request, full)
+    load, notes = load_for(request, full, data)
+    load = replace(load, setup_s=setup_limit_s(full.tables, request.choices, is_rented=True))
+    try:
+        offers = catalogued(request, need) if market is None else _live(market, need)
+    except NoOffer as none:
+        if not is_shown or request.gpu is not None or not others(request, need, on_cpu=_on_cpu(full)):
+            raise
+        offers, notes = [], (f"{none.what} {none.hint}", *notes)
+    found = candidates(
+        offers,
+        full,
+        load,
+        cap=request.max_cost_micros,
+        hours=request.hours,
+        vocab_size=data.vocab_size if data else vocabulary_of(full),
+        priors=priors,
+        data_sha256=data.sha256 if data else named_data(request),
+    )
+    if not request.choices.weak_lease:
+        found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))
+    notes = (*_price_notes(request, offers, market), *notes)
+    return Quote(found, load, notes, market.read_wall if market else 0.0, market.asked if market else None)
+
+
+def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Quote:
+    """The same quote with all that the catalogue has beside the recipe's own GPU, ranked together.
+
+    A machine without a GPU is among them only where the recipe is trained on one as it is written.
+    """
+    need, vocab, cap = need_of(request, full), vocabulary_of(full), request.max_cost_micros
+    beside = others(request, need, on_cpu=_on_cpu(full), asked=quoted.asked)
+    found = candidates(
+        beside,
+        full,
+        quoted.load,
+        cap=cap,
+        hours=request.hours,
+        vocab_size=vocab,
+        priors=priors,
+        data_sha256=named_data(request),
+    )
+    if not request.choices.weak_lease:
+        found = tuple(_unless_weak(one) for one in found)
+    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not == WEAK)
+    note = f"Every offer of the catalogue is shown; without --gpu, `train` takes the recipe's {need}."
+    if quoted.asked is not None:
+        note += (
+            f" Live is only what {' and '.join(quoted.asked)} has of it; the other prices are the {catalogue_words()}'s"
+        )
+        note += ", for what is rented on demand." if request.choices.spot else "."
+    return replace(quoted, candidates=tuple(together), notes=(*quoted.notes, note))
+
+
+def _on_cpu(full: ResolvedRecipe) -> bool:
+    """Whether the recipe is trained as it is written on a machine without a GPU."""
+    return full.tables.hardware.on_cpu == "as_written"
+
+
+def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:
+    """The GPUs that were asked for, or those that the recipe is written for."""
+    return request.gpu or parse_gpu(full.tables.hardware.gpu)
+
+
+def is_weak(offer: Offer) -> bool:
+    """Whether nothing but this laptop ends the machine; a box that the user has is the user's own to end."""
+    return offer.dies_by_itself.startswith("NO") and offer.provider != "ssh"
+
+
+def _unless_weak(candidate: Candidate) -> Candidate:
+    """The candidate; one that dies only by this laptop's hand may not be rented without being asked for."""
+    if candidate.lease is None or not is_weak(candidate.offer):
+        return candidate
+    return candidate.model_copy(update={"lease": None, "finishes": False, "worst_micros": None, "why_not": WEAK})
+
+
+def _price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
+    """Where the prices are from, and who could not be asked."""
+    if market is None:
+        note = f"Prices are from the {catalogue_words()}; the live price is what counts."
+        kind = " It has none for --spot: these are for what is rented on demand." if request.choices.spot else ""
+        return (note + kind,)
+    silent = (f"{name} could not be asked: {why}" for name, why in market.silent)
+    packaged = {f"{o.provider}: price from the {o.price_source}." for o in offers if o.price_source.startswith("catal")}
+    read = f"Prices were read live at {local_time(market.read_wall, now=market.read_wall)}."
+    return (read, *sorted(packaged), *silent)
+
+
+def _live(market: Market, need: GpuNeed) -> list[Offer]:
+    """The market's offers; NoOffer when there is nothing, with what each silent provider said."""
+    if market.offers:
+        return list(market.offers)
+    silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
+    if market.asked and len(market.silent) == len(market.asked):
+        hint = "Check the network, then `gpurun doctor --online`. Rehearse meanwhile: add --dry-run."
+        raise SetupError("market.unreachable", f"No cloud could be asked what it has. {silent}", hint=hint)
+    sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.asked)) if need.count else ""
+    asked = ", ".join(market.asked)
+    raise NoOffer(
+        "offer.no_capacity",
+        f"Of those asked ({asked}) nobody has {need} now, in that region and kind. {silent}".strip(),
+        hint=f"Sold there as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
+    )
+
+
+def build_plan(
+    request: Request,
+    run: str,
+    mode: Mode,
+    resolved: ResolvedRecipe,
+    chosen: Candidate,
+    data: DataSummary,
+    *,
+    offered: tuple[Candidate, ...] = (),
+    notes: tuple[str, ...] = (),
+    ship_bytes: int = 0,
+    quoted_wall: float = 0.0,
+) -> Plan:
+    """The plan of a run on the candidate that was chosen for it, with what its place needs for the recipe."""
+    choices, said = request.choices, tuple[str, ...]()
+    if mode is Mode.PAID:
+        choices, said = outfitted(resolved.tables, chosen.offer.provider, choices)
+    return Plan(
+        run=run,
+        mode=mode,
+        recipe=resolved.name,
+        form=resolved.form,
+        recipe_sha256=resolved.sha256,
+        resolved=resolved.record,
+        parameters=parameters_of(resolved.tables.model, data.vocab_size),
+        processes=chosen.offer.gpu_count or (1 if mode is Mode.PAID else resolved.processes),
+        # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
+        chosen=chosen.model_copy(
+            update={"finishes": True, "why_not": "", "reach": None, "expected_micros": chosen.expected_micros or usd(0)}
+        ),
+        cap_micros=request.max_cost_micros,
+        candidates=offered,
+        data=data,
+        bundle_sha256="",
+        ship_files=0,
+        ship_bytes=ship_bytes,
+        notes=(*notes, *said),
+        choices=choices,
+        images=images_by_provider(resolved.tables, {one.offer.provider for one in offered}, request.choices),
+        continues=resolved.earlier,
+        quoted_wall=quoted_wall,
+    )
+
+
+def paid_plan(
+    request: Request,
+    run: str,
+    full: ResolvedRecipe,
+    quoted: Quote,
+    data: DataSummary | None = None,
+    *,
+    by_gpu: bool = False,
+) -> Plan:
+    """The plan of the best offer that the cap pays for; NoOffer says what would do when there is none.
+
+    With `by_gpu` it says with which --gpu, too: the offers are of others than the recipe's own.
+    """
+    _refuse_only_weak(quoted, request)
+    return build_plan(
+        request,
+        run,
+        Mode.PAID,
+        full,
+        _chosen(request, quoted, by_gpu=by_gpu),
+        data or not_prepared(request, full, quoted.load.ship_bytes),
+        offered=quoted.candidates,
+        notes=quoted.notes,
+        ship_bytes=quoted.load.ship_bytes,
+        quoted_wall=quoted.read_wall,
+    )
+
+
+def _chosen(request: Request, quoted: Quote, *, by_gpu: bool) -> Candidate:
+    """The best offer that the cap pays for; a refusal names a cap that would do, with what else that takes."""
+    strong = [one for one in quoted.candidates if request.choices.weak_lease or not is_weak(one.offer)]
+    try:
+        return choose(strong or quoted.candidates, quoted.load, cap=request.max_cost_micros, by_gpu=by_gpu)
+    except NoOffer as refusal:
+        if strong or refusal.code != "offer.over_cap":
+            raise
+        hint = f"{refusal.hint} Nothing on that machine ends it, whatever the cap. {_CONSENT}"
+        raise NoOffer(refusal.code, refusal.what, hint=hint) from None
+
+
+def _refuse_only_weak(quoted: Quote, request: Request) -> None:
+    """Say it where only machines that nothing ends by itself could be rented."""
+    if any(one.lease is not None for one in quoted.candidates):
+        return
+    weak = [one for one in quoted.candidates if one.why_not == WEAK]
+    if weak:
+        first = weak[0]
+        price = format_usd(first.expected_micros) if first.expected_micros is not None else "an unknown sum"
+        under = " under the cap" if request.max_cost_micros is not None else ""
+        raise NoOffer(
+            "offer.weak_lease",
+            f"Only {first.offer.provider} can run this{under} ({first.offer.label}, about {price}), and nothing "
+            "on that machine ends it: if this laptop is lost, it goes on billing.",
+            hint=_CONSENT,
+        )

@@ -1,0 +1,170 @@
+"""The plan of a run that is paid for: asked of the clouds now, prepared here, nothing rented yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import Clock
+from gpurun.core.credentials import require_credential
+from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.paths import Home
+from gpurun.core.run_plan import DataSummary, Plan, Request
+from gpurun.data.run_shards import BUILT_IN, missing_shards, prepared
+from gpurun.planning.budget import disk_gb_on
+from gpurun.planning.candidates import Quote, elsewhere, need_of, paid_plan, quote
+from gpurun.planning.catalog import asked_as, terms_of
+from gpurun.planning.history import Priors, load_priors
+from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.planning.transfer import least_disk_gb
+from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers
+
+if TYPE_CHECKING:
+    from gpurun.planning.live_offers import Market
+
+
+PRICES_HOLD_S = 60.0
+"""How old the prices may be that a plan rests on: about as long as a person takes to say yes to them. Spot prices move
+within minutes, and a create compares the price that it gets with the one agreed to."""
+
+
+def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock) -> Plan:
+    """What renting would be: at live prices where there is a key, else at the catalogue's. Nothing is prepared."""
+    ready = ready_providers(home)
+    names = [name for name in _named(request) if name in ready]
+    market = _market(request, full, names, home, clock) if names else None
+    priors, damage = load_priors(home)
+    warnings = [*(market.warnings if market else ()), *([damage] if damage else [])]
+    if market is not None and not market.offers and market.silent:
+        warnings += [f"{name} could not be asked: {why}" for name, why in market.silent]
+        market = None
+    quoted = quote(request, full, market, priors=priors, is_shown=True)
+    made = _on_every_offer(request, run, full, quoted, priors)
+    if small := _small_disk(made, full):
+        warnings.append(f"{small.what} `train` refuses that. {small.hint}")
+    return _warned(made, names, tuple(warnings))
+
+
+def _on_every_offer(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Plan:
+    """The plan on the recipe's own GPU, beside all that the catalogue has where no GPU was asked for.
+
+    Where the recipe's own does not do, it is the plan on the best of the others.
+    """
+    if request.gpu is not None:
+        return paid_plan(request, run, full, quoted)
+    every = elsewhere(request, full, quoted, priors)
+    try:
+        made = paid_plan(request, run, full, quoted)
+    except NoOffer:
+        made = paid_plan(request, run, full, every, by_gpu=True)
+        asked = f"--gpu {asked_as(made.offer)}"
+        why = f"The recipe's {need_of(request, full)} does not do under this cap: " if quoted.candidates else ""
+        told = f"{why}`train` takes this one with {asked}."
+        return made.model_copy(update={"notes": (*made.notes, told)})
+    return made.model_copy(update={"candidates": every.candidates, "notes": (*every.notes, *_beyond(made, quoted))})
+
+
+def _beyond(made: Plan, quoted: Quote) -> tuple[str, ...]:
+    """The notes that a plan has beside those of its quote."""
+    return made.notes[len(quoted.notes) :]
+
+
+def rented_plan(
+    request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
+) -> Plan:
+    """The plan of a run that is to be started: every reason to refuse comes before the shards are prepared.
+
+    The clouds are asked once, and again only where preparing took so long that their prices are old. UsageError,
+    SetupError or NoOffer.
+    """
+    from gpurun.planning.live_offers import key_warning
+
+    if request.max_cost_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+    if request.data is None and full.tables.data.source not in BUILT_IN:
+        raise missing_shards(full.tables.data.source, request.recipe_word)
+    names = _with_keys(request, home)
+    priors, damage = load_priors(home)
+    asked_mono, market = clock.monotonic(), _market(request, full, names, home, clock)
+    paid_plan(request, run, full, quote(request, full, market, priors=priors))
+    data = shards_of(request, run, full, home, say)
+    if clock.monotonic() - asked_mono > PRICES_HOLD_S:
+        market = _market(request, full, names, home, clock)
+    made = paid_plan(request, run, full, quote(request, full, market, data, priors), data)
+    if small := _small_disk(made, full):
+        raise small
+    until_wall = clock.wall() + made.lease.total_s + made.lease.kill_allowance_s
+    ending = key_warning(market, made.offer.provider, until_wall)
+    return _warned(made, names, (*market.warnings, *ending, *([damage] if damage else [])))
+
+
+def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
+    """What is wrong with a disk that would be full on paid time, at any cloud that orders it and may be taken."""
+    wanted_gb = full.tables.hardware.disk_gb
+    needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
+    for provider in (one.offer.provider for one in plan.approved if asked_as(one.offer) == asked_as(plan.offer)):
+        terms = terms_of(provider)
+        if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:
+            return UsageError(
+                "disk.small",
+                f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a "
+                f"model of {plan.parameters:,} parameters take at least {needed_gb} GB at {provider}, beside what the "
+                "image takes.",
+                hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
+            )
+    return None
+
+
+def shards_of(
+    request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
+) -> DataSummary:
+    """The shards of a run, prepared or checked here, with weights to start or go on from and what --warm finds."""
+    from gpurun.planning.compile_cache import warmed
+    from gpurun.planning.continue_from import carried
+    from gpurun.planning.initial_weights import started
+
+    places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
+    data = started(prepared(resolved.record, request.data, **places, say=say), resolved)
+    data = carried(data, resolved, home, places["into"])
+    return warmed(data, request, resolved, home, places["into"])
+
+
+def _named(request: Request) -> list[str]:
+    """The clouds that the request leaves."""
+    return [name for name in CLOUDS if not request.providers or name in request.providers]
+
+
+def _with_keys(request: Request, home: Home) -> list[str]:
+    """The clouds to rent from; SetupError when a named one, or every one, has no key."""
+    ready = ready_providers(home)
+    for name in request.providers:
+        if name not in ready and name != "aws":
+            require_credential(name, home)
+    names = [name for name in _named(request) if name in ready]
+    if not names:
+        asked = "aws has no credentials" if request.providers else "There is no key for any cloud"
+        raise SetupError(
+            "auth.no_provider",
+            f"{asked}, so nothing can be rented.",
+            hint="Give one: gpurun auth set runpod (or lambda); for AWS: aws configure. Rehearse for nothing: add "
+            "--dry-run. Train here: --provider local.",
+        )
+    return names
+
+
+def _market(request: Request, full: ResolvedRecipe, names: list[str], home: Home, clock: Clock) -> Market:
+    from gpurun.planning.live_offers import live_offers
+
+    return live_offers(need_of(request, full), names, home, clock, request.choices)
+
+
+def _warned(plan: Plan, names: list[str], warnings: tuple[str, ...]) -> Plan:
+    """The plan, with these warnings, and one for each key that the environment sends elsewhere."""
+    told = [
+        f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
+        for name, variable in OVERRIDES.items()
+        if name in names and os.environ.get(variable)
+    ]
+    return plan.model_copy(update={"notes": (*plan.notes, *warnings, *told)})

@@ -1,0 +1,180 @@
+"""What the user's own runs have shown: on this card a model of this shape made so many tokens a second.
+
+A plan rests on the nearest of them rather than on what was published. Between shapes FLOP/s carry over, the less the
+further apart they are: the range widens with the distance, and beyond a factor of four nothing is concluded. The file
+of them is advice: one that cannot be read is said and ignored (history_file.py writes it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+
+from gpurun.core.paths import Home
+from gpurun.core.records import Frozen, Offer
+from gpurun.planning.catalog import card_of
+from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, read_model
+
+MOST_RUNS = 200
+SPREAD = 0.05  # The same again, on another day or another machine of its kind.
+SPREAD_BY_DISTANCE = 0.25
+SHORT_S, MOST_BY_SHORTNESS = 2.0, 0.25
+"""So many seconds of a training are anything: of runs of 12 to 20 s the same one was off by 4 to 25 %."""
+FURTHEST = log(4.0)
+MOST_LOSSES = 32
+
+Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Word = Annotated[str, Field(max_length=200)]
+Losses = tuple[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]], ...]
+
+
+class Strict(Frozen):
+    """A record of the file: a value of another type is an error."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Prior(Strict):
+    """One run: what it trained, on which card, and what that took.
+
+    `machine` tells one CPU from another, and is empty for a GPU. `flops_per_token` are the plan's (estimate.py);
+    `start_s` is from the trainer's start to the end of its first step; `val_losses` are (step, loss).
+    """
+
+    run: Word
+    wall: float
+    card: Word
+    gpu_count: int = Field(ge=0, le=1024)
+    processes: Count
+    machine: Word = ""
+    recipe_sha256: Word
+    data_sha256: Word
+    model: Annotated[ModelConfig, PlainValidator(read_model), PlainSerializer(vars)]
+    vocab_size: Count
+    flops_per_token: Positive
+    micro_batch: Count
+    batch_tokens: Count
+    precision: Word
+    compile: bool
+    loop: Word
+    torch: Word
+    steps: Count
+    step_s: Positive
+    tokens_per_s: Positive
+    start_s: Annotated[float, Field(ge=0, lt=1e9)]
+    memory_peak_bytes: Count | None
+    val_losses: Annotated[Losses, Field(max_length=MOST_LOSSES, strict=False)] = ()
+
+
+class Priors(Strict):
+    """The whole file, the oldest run first."""
+
+    v: Literal[1] = 1
+    runs: Annotated[tuple[Prior, ...], Field(max_length=MOST_RUNS, strict=False)] = ()
+
+    def with_run(self, prior: Prior) -> Priors:
+        """With one run more, in the place of what was known of it, and without the oldest beyond the limit."""
+        others = [one for one in self.runs if one.run != prior.run]
+        return Priors(runs=tuple([*others, prior][-MOST_RUNS:]))
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The run that is nearest to a plan, the tokens a second that follow, and by which share they may be off."""
+
+    prior: Prior
+    tokens_per_s: float
+    spread: float
+    is_same: bool
+
+
+def nearest(
+    priors: Priors, recipe: ResolvedRecipe, offer: Offer, micro_batch: int, flops_per_token: float, machine: str
+) -> Nearest | None:
+    """The nearest run on the offer's card that computed in the same way; None where there is none near enough.
+
+    Of two that are as near, the later. `machine` tells this CPU from others.
+    """
+    train, model, best = recipe.tables.train, recipe.tables.model, None
+    wanted = (offer.gpu, "" if offer.gpu_count else machine, precision_on(recipe, offer), train.compile, train.loop)
+    for one in priors.runs:
+        if (one.card, one.machine, one.precision, one.compile, one.loop) != wanted or one.model.preset != model.preset:
+            continue
+        if bool(one.gpu_count) != bool(offer.gpu_count):
+            continue
+        if not offer.gpu_count and one.processes != recipe.processes:
+            continue
+        count = max(1, offer.gpu_count) / max(1, one.gpu_count)
+        tokens = micro_batch * model.context / (one.micro_batch * one.model.context)
+        flops = flops_per_token / one.flops_per_token
+        distance = abs(log(flops)) + 0.5 * abs(log(tokens)) + 0.3 * abs(log(count))
+        distance += 0.1 * (one.model.layers != model.layers or one.model.dropout != model.dropout)
+        if distance <= FURTHEST and (best is None or distance <= best[0]):
+            best = (distance, one, one.tokens_per_s / flops * count)
+    if best is None:
+        return None
+    distance, prior, tokens_per_s = best
+    short = min(MOST_BY_SHORTNESS, SHORT_S / (prior.steps * prior.step_s))
+    return Nearest(prior, tokens_per_s, SPREAD + short + SPREAD_BY_DISTANCE * distance, is_same=distance < 1e-9)
+
+
+def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
+    """What the trainer would compute in on an offer: its own rule (trainer/device.py)."""
+    wanted = recipe.tables.train.precision
+    if wanted != "auto":
+        return wanted
+    if not offer.gpu_count:
+        return "fp32"
+    card = card_of(offer.gpu)
+    return "fp16" if card is not None and not card.bf16 else "bf16"
+
+
+def machine_of(offer: Offer, cpu_cores: int) -> str:
+    """What tells the CPU of an offer from others; this machine's by its cores, since the file is this machine's too."""
+    return f"{cpu_cores} cores here" if offer.provider == "local" else f"{offer.provider} {offer.type_id}"
+
+
+def same_recipe(priors: Priors, recipe_sha256: str, data_sha256: str = "") -> Prior | None:
+    """The latest run of the very same recipe, and of the same shards where these are known, that has a curve."""
+    found = [one for one in priors.runs if one.recipe_sha256 == recipe_sha256 and one.val_losses]
+    found = [one for one in found if not data_sha256 or one.data_sha256 == data_sha256]
+    return found[-1] if found else None
+
+
+def loss_at(prior: Prior, step: int) -> float | None:
+    """The validation loss of an earlier run at a step, between its two nearest; None outside of what was measured."""
+    before = [point for point in prior.val_losses if point[0] <= step]
+    after = [point for point in prior.val_losses if point[0] >= step]
+    if not before or not after:
+        return None
+    (low, first), (high, last) = before[-1], after[0]
+    return first if high == low else first + (last - first) * (step - low) / (high - low)
+
+
+_MOST_BYTES = 8 << 20
+
+
+def load_priors(home: Home) -> tuple[Priors, str]:
+    """What is known of earlier runs, and a sentence where their file is damaged; then nothing is known."""
+    try:
+        if home.priors.stat().st_size > _MOST_BYTES:
+            return Priors(), _damaged(home, f"it has more than {_MOST_BYTES >> 20} MiB")
+        return Priors.from_json(home.priors.read_bytes()), ""
+    except FileNotFoundError:
+        return Priors(), ""
+    except OSError as error:
+        return Priors(), _damaged(home, str(error.strerror))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Priors(), _damaged(home, f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def _damaged(home: Home, why: str) -> str:
+    from gpurun.core.untrusted import plain_line
+
+    return f"What your own runs have shown ({home.priors}) cannot be read and is ignored: {plain_line(why, 120)}."

@@ -1,0 +1,103 @@
+"""What a run has shown, added to the file of it when the run is settled; a file that cannot be written ends no run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+from pydantic import ValidationError
+
+from gpurun.core.filelock import exclusive
+from gpurun.core.journal_records import RunState
+from gpurun.core.paths import Home, RunFolder, write_atomic
+from gpurun.core.run_plan import Plan
+from gpurun.core.trainer_events import Start, events_of
+from gpurun.planning.catalog import card_of
+from gpurun.planning.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
+from gpurun.planning.memory import GIB
+from gpurun.planning.recipe import flops_per_token, read_model
+from gpurun.planning.throughput import Meter, Seen
+
+__all__ = ["add_prior"]
+
+
+def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: float) -> None:
+    """Add what this run has shown, if its journal says that it trained; doing it twice is doing it once."""
+    try:
+        prior = _prior_of(state, plan, folder, wall)
+        if prior is None:
+            return
+        with exclusive(home.root / "priors.lock"):
+            known, damage = load_priors(home)
+            if damage:
+                os.replace(home.priors, home.priors.with_suffix(".damaged"))
+            # A line a run, so that a person can look through it.
+            write_atomic(home.priors, _as_lines(known.with_run(prior)))
+    except OSError as error:
+        logging.warning("what this run has shown was not kept for later plans: %s", error)
+
+
+def _as_lines(priors: Priors) -> bytes:
+    runs = ",\n".join(json.dumps(one.model_dump(mode="json"), sort_keys=True) for one in priors.runs)
+    return f'{{"v": 1, "runs": [\n{runs}\n]}}\n'.encode()
+
+
+def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
+    """What the run has shown; None where its journal does not say that it trained, or too little of it."""
+    if state.outcome not in ("done", "stopped"):
+        return None
+    start: Start | None = None
+    meter = Meter(plan.resolved)
+    for event in events_of(folder.events):
+        meter.take(event)
+        start = event if isinstance(event, Start) else start
+    seen, offer = meter.seen(), plan.offer
+    # Without a card in the offer a trainer that found one shows nothing of the CPU, nor the other way round.
+    if seen is None or start is None or start.device != ("cuda" if offer.gpu_count else "cpu"):
+        return None
+    try:
+        return _record(seen, start, plan, wall)
+    except (ValidationError, KeyError, TypeError, ValueError):
+        logging.info("what this run says of its speed is no sane figure, and is not kept")
+        return None
+
+
+def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:
+    """The line of a run; a ValueError where what its machine says cannot be."""
+    if start.micro_batch is None or start.precision is None or start.torch is None:
+        raise ValueError("it does not say how it trained")
+    offer = plan.offer
+    model = read_model(plan.resolved["model"])
+    train = plan.resolved["train"]
+    flops, card = flops_per_token(model, plan.data.vocab_size), card_of(offer.gpu)
+    if card is not None and flops * seen.tokens_per_s > card.tflops * 1e12 * max(1, offer.gpu_count):
+        raise ValueError("more than the card can do")
+    has_room = not offer.gpu_count or (seen.memory_peak_bytes or 0) <= offer.vram_gb * GIB
+    every = -(-len(seen.val_losses) // (MOST_LOSSES - 1)) or 1
+    thinned = seen.val_losses[::-1][::every][::-1]  # The last one always among them.
+    return Prior(
+        run=plan.run,
+        wall=wall,
+        card=offer.gpu,
+        gpu_count=offer.gpu_count,
+        processes=plan.processes,
+        machine="" if offer.gpu_count else machine_of(offer, os.cpu_count() or 1),
+        recipe_sha256=plan.recipe_sha256,
+        data_sha256=plan.data.sha256,
+        model=model,
+        vocab_size=plan.data.vocab_size,
+        flops_per_token=flops,
+        micro_batch=start.micro_batch,
+        batch_tokens=train["batch_tokens"],
+        precision=start.precision,
+        compile=train["compile"],
+        loop=train["loop"],
+        torch=start.torch,
+        steps=seen.step,
+        step_s=seen.step_s,
+        tokens_per_s=seen.tokens_per_s,
+        start_s=seen.start_s,
+        memory_peak_bytes=seen.memory_peak_bytes if has_room else None,
+        val_losses=thinned,
+    )

@@ -1,0 +1,188 @@
+"""The weights that a run starts from (`train.init_from`): found beside the shards as the trainer finds them.
+
+They are shipped from where they lie. What the trainer would refuse them for on paid time is refused here, as far as a
+file says it without being loaded; docs/FORMATS.md has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.run_plan import DataSummary
+from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, padded_vocab
+
+_CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
+_MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
+"""What published GPT-2 files hold besides: no bias, and not looked at."""
+AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+}
+"""What the trainer wants a config.json to say, where it says it."""
+_TOKENIZER_KEY = "gpurun_tokenizer_sha256"
+"""Where an exported config.json says which vocabulary its ids are of."""
+_HEADER_LIMIT = 100_000_000
+_BLOCK_BYTES = 1 << 20
+_FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
+
+
+def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
+    """The data with the weights that the recipe starts from counted as shipped; UsageError where they do not do.
+
+    A run that goes on from a checkpoint does not look at them.
+    """
+    name = resolved.tables.train.init_from
+    if not name or resolved.earlier is not None:
+        return data
+    if not data.beside:
+        raise UsageError(
+            "weights.no_folder",
+            f'train.init_from is "{name}": weights lie beside the shards, and this run makes its own shards of text.',
+            hint="Make those once: gpurun data prepare RECIPE --source TEXT --out DIR; put the weights into DIR; add "
+            "--data DIR.",
+        )
+    files = weights_of(Path(data.folder), name)
+    weights = next(iter(files.values()))
+    if not weights.is_file():
+        raise UsageError(
+            "weights.missing",
+            f'train.init_from is "{name}", and there is no {weights}.',
+            hint="Put there a folder with GPT-2's model.safetensors and config.json, or a run's checkpoint.",
+        )
+    for fault in _faults(weights, resolved, data):
+        raise UsageError("weights.unfit", f"{weights} {fault}.", hint=_FITS)
+    return data.model_copy(update={"bytes": data.bytes + sum(file.stat().st_size for file in files.values())})
+
+
+def weights_of(folder: Path, name: str) -> dict[str, Path]:
+    """The file of weights that a name in the data folder means, there or not, and the JSON beside it: by their places.
+
+    It is the file, a folder's model.safetensors or its newest checkpoint, as `trainer/pretrained.py` has it: where a
+    manifest is, only what it names is one. UsageError for a manifest that cannot be understood.
+    """
+    weights = folder / name
+    if weights.is_dir():
+        below = weights / "checkpoints" if (weights / "checkpoints").is_dir() else weights
+        found = sorted(file for file in below.iterdir() if _CHECKPOINT.fullmatch(file.name))
+        whole = weights / "model.safetensors"
+        weights = whole if whole.is_file() or not found else _newest(found)
+    beside = _beside(weights)
+    return {file.relative_to(folder).as_posix(): file for file in (weights, *([beside] if beside.is_file() else []))}
+
+
+def _newest(found: list[Path]) -> Path:
+    """The newest of a folder's checkpoints; beside them may lie what a death in mid-save has left."""
+    manifest = found[0].parent.parent / "MANIFEST.json"
+    try:
+        named = {entry["name"] for entry in json.loads(manifest.read_bytes())["files"]}
+    except FileNotFoundError:  # They were copied elsewhere.
+        return found[-1]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = f"{manifest} cannot be understood: {error!r}."
+        raise UsageError("weights.unfit", told, hint="Name one file of weights in train.init_from.") from None
+    return max((file for file in found if f"{file.parent.name}/{file.name}" in named), default=found[-1])
+
+
+def _beside(weights: Path) -> Path:
+    """The JSON file that says what no tensor does."""
+    checkpoint = _CHECKPOINT.fullmatch(weights.name)
+    return weights.with_name(f"{checkpoint[1]}.state.json" if checkpoint else "config.json")
+
+
+def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Iterator[str]:
+    """What is wrong with a file of weights for this recipe."""
+    tensors, model = _tensors(weights), resolved.tables.model
+    if tensors is None:
+        yield "is no whole safetensors file, and nothing else is read"
+        return
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    embedding, positions = shapes.get("wte.weight", []), shapes.get("wpe.weight", [])
+    if len(embedding) != 2:
+        yield "holds no wte.weight: it is not a GPT's file"
+        return
+    yield from _faults_of_kind(weights, tensors, model)
+    layers = len({name.split(".")[1] for name in shapes if name.startswith("h.")})
+    if (layers, embedding[1]) != (model.layers, model.width):
+        yield f"has {layers} layers of width {embedding[1]}, and the recipe {model.layers} of {model.width}"
+    if embedding[0] > padded_vocab(model, data.vocab_size):
+        yield f"has {embedding[0]} tokens, and the model {padded_vocab(model, data.vocab_size)}"
+    if model.preset == "faithful" and (positions or [0])[0] < model.context:
+        yield f"has {(positions or [0])[0]} positions, and model.context is {model.context}"
+    try:
+        told = json.loads(_beside(weights).read_bytes())
+        is_ours = _CHECKPOINT.fullmatch(weights.name) is not None
+        heads = int(told["recipe"]["model"]["heads"] if is_ours else told["n_head"])
+        tokenizer = told["data"]["tokenizer"] if is_ours else told.get(_TOKENIZER_KEY, data.tokenizer_sha256)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"has a {_beside(weights).name} beside it that does not say what it should: {error!r}"
+        return
+    if heads != model.heads:
+        yield f"was trained with {heads} heads, and model.heads is {model.heads}"
+    if tokenizer != data.tokenizer_sha256:
+        yield "was trained with another tokeniser than that of the shards"
+    for key, known in AS_PUBLISHED.items():
+        if told.get(key, known[0]) not in known:
+            yield f"is no GPT-2 as published: its config.json says {key} {json.dumps(told[key])}"
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Where a file has a tensor."""
+
+    shape: list[int]
+    start: int
+    stop: int
+
+
+def _faults_of_kind(weights: Path, tensors: Mapping[str, _Tensor], model: ModelConfig) -> Iterator[str]:
+    """What a file has that the network has not, or the other way round: its blocks, biases, a head of its own."""
+    blocks = "modern" if any(name.endswith("attn.c_q.weight") for name in tensors) else "faithful"
+    if blocks != model.preset:
+        yield f'is of the preset "{blocks}", and model.preset is "{model.preset}"'
+    biases = [name for name in tensors if name.endswith(".bias") and not _MASK.fullmatch(name)]
+    if model.bias and not biases:
+        yield "has no biases, and model.bias is true"
+    # An export has them in any case, all zero.
+    if not model.bias and any(block.strip(b"\0") for name in biases for block in _content(weights, tensors[name])):
+        yield "has biases, and model.bias is false"
+    head = tensors.get("lm_head.weight")
+    if model.tied and head is not None:
+        both = zip_longest(_content(weights, head), _content(weights, tensors["wte.weight"]))
+        if any(one != other for one, other in both):
+            yield "has a head of its own, and model.tied is true"
+
+
+def _content(weights: Path, tensor: _Tensor) -> Iterator[bytes]:
+    with weights.open("rb") as file:
+        file.seek(tensor.start)
+        for start in range(tensor.start, tensor.stop, _BLOCK_BYTES):
+            yield file.read(min(_BLOCK_BYTES, tensor.stop - start))
+
+
+def _tensors(weights: Path) -> Mapping[str, _Tensor] | None:
+    """Each tensor by its name in our files; None for what is no safetensors file, or not a whole one."""
+    size = weights.stat().st_size
+    try:
+        with weights.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(length, size, _HEADER_LIMIT)))
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, entry in header.items():
+            start, stop = (8 + length + int(offset) for offset in entry["data_offsets"])
+            tensors[name.removeprefix("transformer.")] = _Tensor([*map(int, entry["shape"])], start, stop)
+        end_bytes = max(tensor.stop for tensor in tensors.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
+        return None
+    return tensors if end_bytes == size else None

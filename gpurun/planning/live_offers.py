@@ -1,0 +1,101 @@
+"""What can be rented now: the live offers of every provider with a key, asked at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import inf
+
+from gpurun.core.clock import Clock, utc
+from gpurun.core.errors import SetupError
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Choices
+from gpurun.planning.catalog import rows_for
+from gpurun.providers.base import HasRegions, KeyEnds, Provider, Unknown, clock_wrong_s
+from gpurun.providers.errors import no_such_region
+from gpurun.providers.registry import open_provider
+
+
+@dataclass(frozen=True)
+class Market:
+    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
+
+    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late. `keys_end_wall` has the
+    clouds whose key ends by itself, and when (0: nobody says).
+    """
+
+    offers: tuple[Offer, ...]
+    silent: tuple[tuple[str, str], ...]
+    read_wall: float
+    asked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    keys_end_wall: Mapping[str, float] = field(default_factory=dict)
+
+
+def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:
+    """Ask these clouds what they have for a need, in all the regions or the chosen one; read-only.
+
+    A cloud that cannot be asked is among the `silent`: the others' offers are not lost with it. Where nobody has
+    anything and a key was refused, that refusal is raised: a SetupError. A region that no cloud has is a UsageError.
+    """
+    refused: list[SetupError] = []
+    warnings: list[str] = []
+    elsewhere: dict[str, tuple[str, ...]] = {}
+    keys_end_wall: dict[str, float] = {}
+
+    def ask(name: str) -> list[Offer] | str:
+        try:
+            provider = open_provider(name, home, clock, choices)
+            if choices.region and isinstance(provider, HasRegions):
+                regions = provider.regions()
+                if choices.region not in regions:
+                    elsewhere[name] = regions
+                    return []
+            offers = provider.offers(need, rows_for(need, name))
+            warnings.extend(clock_warning(provider))
+            if isinstance(provider, KeyEnds) and (ends_wall := provider.key_ends_wall()) != inf:
+                keys_end_wall[name] = ends_wall
+            return offers
+        except Unknown as error:
+            return str(error)
+        except SetupError as error:
+            refused.append(error)
+            return f"{error.what} {error.hint}"
+
+    with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+        answers = dict(zip(names, pool.map(ask, names), strict=True))
+    offers = [offer for answer in answers.values() if not isinstance(answer, str) for offer in answer]
+    if refused and not offers:
+        raise refused[0]
+    if choices.region and elsewhere and len(elsewhere) == len(names):
+        raise no_such_region(choices.region, elsewhere)
+    silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
+    wanted = [offer for offer in offers if offer.spot == choices.spot]
+    chosen = tuple(_in_region(wanted, choices.region))
+    return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
+
+
+def clock_warning(provider: Provider) -> list[str]:
+    """One sentence when this machine's clock and the provider's differ by more than a minute."""
+    wrong_s = clock_wrong_s(provider)
+    way = "ahead of" if wrong_s > 0 else "behind"
+    return [f"This machine's clock is {abs(wrong_s):.0f} s {way} {provider.name}'s: set it."] if wrong_s else []
+
+
+def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:
+    """One sentence when the key that a rental needs may end before the rental does."""
+    ends_wall = market.keys_end_wall.get(provider, inf)
+    if ends_wall >= until_wall:
+        return []
+    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary, and nothing says when they end"
+    left = "without them nothing comes home any more, and only the machine's own timer ends it"
+    return [f"The credentials for {provider} {when}; the lease may last until {utc(until_wall)}. Renew them: {left}."]
+
+
+def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:
+    """The offers of a region; one that is for any region becomes one for this."""
+    if region is None:
+        return list(offers)
+    return [offer.model_copy(update={"region": region}) for offer in offers if offer.region in (region, "any")]

@@ -1,0 +1,180 @@
+"""The plan of a run on a machine that is not rented here: this one, or a box that the user has, over SSH."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Box, Candidate, DataSummary, Mode, Plan, Request
+from gpurun.planning.budget import candidates, choose, reach_words
+from gpurun.planning.candidates import build_plan, need_of
+from gpurun.planning.catalog import offers_for, rows_for
+from gpurun.planning.cloud_plan import shards_of
+from gpurun.planning.history import load_priors
+from gpurun.planning.memory import GIB, tensor_bytes, way_of
+from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.planning.requirements import setup_limit_s
+from gpurun.planning.transfer import load_of
+from gpurun.providers.local import LocalProvider
+from gpurun.providers.ssh import SshBox, SshProvider
+from gpurun.providers.ssh_login import parse_host
+from gpurun.remote.key_pairs import fingerprint, make_keys
+from gpurun.remote.ssh import scan_host_key
+from gpurun.view.number_format import format_duration
+
+Trust = Literal["given", "known", "first use"]
+SCAN_S = 15.0
+_TRUST: Mapping[Trust, str] = {
+    "given": "Its host key is the one given with --host-key",
+    "known": "Its host key is the one seen at an earlier run",
+    "first use": "Its host key was seen for the first time and is trusted from now on; compare it",
+}
+
+
+def local_plan(
+    request: Request,
+    run: str,
+    mode: Mode,
+    resolved: ResolvedRecipe,
+    home: Home,
+    clock: Clock,
+    say: Callable[[str], None],
+) -> Plan:
+    """The plan of a run on this machine; its shards are prepared."""
+    data = shards_of(request, run, resolved, home, say)
+    offer = LocalProvider(home, clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
+    return _plan_on(offer, request, run, mode, resolved, data, home)
+
+
+def small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
+    """What is wrong with a run on this machine's CPU whose tensors its memory cannot hold: the kernel would kill it.
+
+    A refusal is certain: what the interpreter, torch and a checkpoint that is being saved take is not counted.
+    """
+    micro_batch, vocab_size = plan.estimate.micro_batch, plan.data.vocab_size
+    way = way_of(resolved, plan.offer, plan.processes, micro_batch, vocab_size)
+    needed = plan.processes * tensor_bytes(resolved.tables.model, micro_batch, vocab_size, way)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= there:
+        return None
+    return UsageError(
+        "memory.small",
+        f"Training {plan.parameters:,} parameters takes at least {needed / GIB:.1f} GiB of memory here, and this "
+        f"machine has {there / GIB:.1f} GiB.",
+        hint="Cut one of these with --set (model.layers, model.width, model.context, train.micro_batch), or train it "
+        "on a GPU.",
+    )
+
+
+def box_plan(
+    request: Request, run: str, resolved: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
+) -> Plan:
+    """The plan of a run on a box that the user has: its host key is settled and its price is the user's word."""
+    if not request.host:
+        hint = "Say it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
+        raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
+    login = parse_host(request.host)
+    rate = request.price_micros_per_hour or usd(0)
+    if rate and request.max_cost_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+    box = SshBox(login.host, login.port, login.user, rate, need_of(request, resolved))
+    # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
+    known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)
+    offer = SshProvider(home, clock, box).offers(box.need, known)[0]
+    identity = _identity(request, home)
+    host_key, trusted = _host_key(request, login.host, login.port, home, clock)
+    data = shards_of(request, run, resolved, home, say)
+    notes = [f"{_TRUST[trusted]}: {fingerprint(host_key)}.", "To shut the box down is yours; nothing here can."]
+    if not rate:
+        notes.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
+    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home, notes)
+    settled = Box(target=offer.type_id, identity=str(identity), host_key=host_key, trusted=trusted)
+    return plan.model_copy(update={"box": settled})
+
+
+def _identity(request: Request, home: Home) -> Path:
+    """The private key to log in with: the one named, or gpurun's own, made at the first use."""
+    if request.identity:
+        path = Path(request.identity).expanduser().absolute()
+        if not path.is_file():
+            hint = "Name a private key file, or leave --identity out to use gpurun's own."
+            raise UsageError("identity.missing", f"There is no key file {path}.", hint=hint)
+        return path
+    folder = home.keys / "ssh"
+    is_new = not (folder / "client").exists()
+    public = make_keys(folder).client_public
+    if is_new:
+        raise SetupError(
+            "ssh.new_identity",
+            "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
+            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE):\n"
+            f"{public}",
+        )
+    return folder / "client"
+
+
+def _host_key(request: Request, host: str, port: int, home: Home, clock: Clock) -> tuple[str, Trust]:
+    """The host key to expect, and why it is trusted; one that changed since the last run is refused."""
+    if request.host_key:
+        return request.host_key, "given"
+    seen = scan_host_key(host, port, clock, SCAN_S)
+    known = known_host(home, host, port)
+    if known is None:
+        remember_host(home, host, port, seen)
+        return seen, "first use"
+    if known.split()[:2] != seen.split()[:2]:
+        raise SetupError(
+            "ssh.host_key_changed",
+            f"{host} shows another host key than at the last run: {fingerprint(seen)}, not {fingerprint(known)}.",
+            hint="If the machine was installed again, give its new key: --host-key SHA256:… . Else it is another one.",
+        )
+    return seen, "known"
+
+
+def _plan_on(
+    offer: Offer,
+    request: Request,
+    run: str,
+    mode: Mode,
+    resolved: ResolvedRecipe,
+    data: DataSummary,
+    home: Home,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """The plan of a run on the one machine that there is; NoOffer when it cannot train it, or not under the cap."""
+    load = load_of(resolved, data.bytes, vocab_size=data.vocab_size)
+    load = replace(load, setup_s=setup_limit_s(resolved.tables, request.choices, is_rented=False))
+    cap = request.max_cost_micros if mode is Mode.PAID else None
+    priors, damage = load_priors(home)
+    found = candidates(
+        [offer],
+        resolved,
+        load,
+        cap=cap,
+        hours=request.hours,
+        vocab_size=data.vocab_size,
+        cpu_cores=os.cpu_count() or 1,
+        priors=priors,
+        data_sha256=data.sha256,
+    )
+    chosen = choose(found, load, cap=cap)
+    notes = (*_part(chosen), *([damage] if damage else []), *notes)
+    return build_plan(request, run, mode, resolved, chosen, data, notes=notes)
+
+
+def _part(chosen: Candidate) -> list[str]:
+    """How far a run gets where the time to train does not hold all of it."""
+    if chosen.finishes or chosen.reach is None or chosen.lease is None:
+        return []
+    return [
+        f"The {format_duration(chosen.lease.train_s)} to train holds a part: it gets to {reach_words(chosen.reach)}."
+    ]

@@ -1,0 +1,213 @@
+"""Request in, plan out: what will be trained, on what, for how long, and what it may cost at the worst.
+
+Nothing is rented here and nothing is spent. A rehearsal's plan holds two things: the offers of the paid run as the
+packaged catalogue prices them, and the run on this machine that rehearses it. What only some plans need is imported
+where they need it: `gpurun plan` should answer at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.paths import Home
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Candidate, Mode, Plan, Request
+from gpurun.ledger.chain import has_receipt
+from gpurun.planning.candidates import need_of, quote
+from gpurun.planning.cloud_plan import rented_plan, shown_plan
+from gpurun.planning.history import load_priors
+from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
+from gpurun.planning.transfer import advice, unused_notes
+from gpurun.providers.registry import require_known
+
+_ANIMALS = (
+    "ant", "bat", "bee", "boa", "cat", "cod", "cow", "crab", "crow", "deer", "dog", "dove", "duck", "eel", "elk",
+    "emu", "fox", "frog", "goat", "gull", "hare", "hawk", "hen", "heron", "ibex", "jay", "kiwi", "koi", "lark",
+    "lion", "lynx", "mink", "mole", "moth", "mule", "newt", "orca", "owl", "ox", "panda", "pig", "pony", "puma",
+    "ram", "rat", "rook", "seal", "slug", "swan", "tick", "toad", "tuna", "vole", "wasp", "wolf", "wren", "yak",
+)  # fmt: skip
+
+
+def free_name(home: Home) -> str:
+    """A short name that no run has or had: an animal and a number, which grows where many are taken."""
+    numbers = 90
+    while True:
+        name = f"{secrets.choice(_ANIMALS)}-{secrets.randbelow(numbers) + 10}"
+        if not home.run(name).path.exists() and not has_receipt(home, name):
+            return name
+        numbers += 10
+
+
+def make_plan(
+    request: Request, *, run: str, home: Home, clock: Clock, say: Callable[[str], None], need_data: bool
+) -> Plan:
+    """Plan a run. With `need_data` it is to be started: shards are prepared and checked, and it must be possible.
+
+    UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
+    """
+    recipe = load_recipe(request.recipe)
+    plan = _planned(request, recipe, run, home, clock, say, need_data)
+    notes = unused_notes(request, recipe, plan.resolved["data"])
+    if plan.data.passed_over:
+        notes = (*notes, f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
+    if plan.continues:
+        from gpurun.planning.continue_from import bucket_of, others_from
+
+        bucket = () if plan.choices.stage else bucket_of(plan.continues, home)
+        notes = (*notes, *bucket, *others_from(plan.continues, home))
+    return plan.model_copy(update={"notes": (*plan.notes, *notes)}) if notes else plan
+
+
+def _planned(
+    request: Request, recipe: Recipe, run: str, home: Home, clock: Clock, say: Callable[[str], None], need_data: bool
+) -> Plan:
+    """The plan, by where it would be trained."""
+    mode = _mode(request)
+    _check_providers(request, mode)
+    offered: tuple[Candidate, ...] = ()
+    if mode is Mode.PAID:
+        full = _going_on(_rented_form(request, recipe), request, home)
+        if request.providers == ("ssh",):
+            from gpurun.planning.local_plan import box_plan
+
+            return with_bundle(box_plan(request, run, full, home, clock, say), clock)
+        if need_data:
+            return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
+        made = shown_plan(request, run, full, home, clock)
+        if request.choices.stage:
+            from gpurun.planning.staging import with_stage
+
+            return with_stage(made, None, clock)
+        return made.model_copy(update={"notes": (*made.notes, *advice(made, made.ship_bytes))})
+    if mode is Mode.REHEARSAL:
+        here = resolve(recipe, "rehearsal", request.overrides)
+        offered, notes = _paid_form(request, recipe, home)
+    else:
+        here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
+        here = _going_on(here, request, home)
+    from gpurun.planning.local_plan import local_plan, small_memory
+
+    _need_software(here)
+    plan = local_plan(request, run, mode, here, home, clock, say)
+    if (small := small_memory(plan, here)) and not _has_cuda():
+        raise small
+    told = {"candidates": offered, "notes": (*plan.notes, *notes)}
+    return with_bundle(plan.model_copy(update=told), clock)
+
+
+def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
+    """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
+    on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
+    full = resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
+    if need_of(request, full).count or full.tables.hardware.on_cpu == "as_written":
+        return full
+    if full.tables.hardware.on_cpu == "refuse":
+        raise UsageError(
+            "recipe.needs_gpu",
+            f"{recipe.name} is written for {full.tables.hardware.gpu}; it is not trained on a CPU.",
+            hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
+        )
+    return resolve(recipe, "rehearsal", request.overrides, processes=1)
+
+
+def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    """What a rehearsal says of the paid run; `--set` may suit the rehearsal and not the form that would be paid for."""
+    try:
+        full = resolve(recipe, "full", request.overrides, _processes(request))
+    except UsageError as error:
+        return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
+    full = _going_on(full, request, home)
+    quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
+    anew = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
+    return quoted.candidates, (*quoted.notes, *anew)
+
+
+def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+    """The recipe as this machine trains it, and what should be said about that."""
+    hardware = full.tables.hardware  # As --set has it.
+    if _has_cuda() or hardware.on_cpu == "as_written":
+        return full, ()
+    if hardware.on_cpu == "refuse":
+        raise UsageError(
+            "recipe.needs_gpu",
+            f"{recipe.name} is written for {hardware.gpu}, and this machine has no CUDA device.",
+            hint=f"Rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
+        )
+    note = "There is no CUDA device here, so the recipe's rehearsal form is trained."
+    return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)
+
+
+def _going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> ResolvedRecipe:
+    """The recipe with the checkpoint that it goes on from, if that is wanted."""
+    if not request.continues:
+        return resolved
+    from gpurun.planning.continue_from import going_on
+
+    return going_on(resolved, request, home)
+
+
+def _mode(request: Request) -> Mode:
+    if request.dry_run:
+        return Mode.REHEARSAL
+    return Mode.LOCAL if request.providers == ("local",) else Mode.PAID
+
+
+def _check_providers(request: Request, mode: Mode) -> None:
+    """Refuse names that no provider has, and mixtures that make no sense."""
+    require_known(request.providers)
+    if request.host and request.providers != ("ssh",):
+        raise UsageError("host.unused", "--host is for a box of your own.", hint="Add --provider ssh, or leave it out.")
+    if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh"} & set(request.providers):
+        hint = "Choose --provider local or --provider ssh alone, or clouds only."
+        raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
+
+
+def _processes(request: Request) -> int | None:
+    """One process for each GPU asked for; one here; the recipe's own number where nothing was asked."""
+    if request.providers == ("local",) and not request.dry_run:
+        return 1
+    return max(1, request.gpu.count) if request.gpu else None
+
+
+def _has_cuda() -> bool:
+    """Whether an NVIDIA driver answers; torch is the trainer's to import, not ours."""
+    tool = shutil.which("nvidia-smi")
+    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def _need_software(here: ResolvedRecipe) -> None:
+    """Refuse what needs a package that is not installed on this machine."""
+    if find_spec("torch") is None:
+        raise SetupError(
+            "torch.missing",
+            "Training on this machine needs PyTorch, which is not installed.",
+            hint="From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README).",
+        )
+    missing = [name for name in HUGGINGFACE_PACKAGES if find_spec(name) is None]
+    if here.tables.train.loop == "huggingface" and missing:
+        what = f"{here.name} trains by the Hugging Face Trainer, and {' and '.join(missing)} is not installed here."
+        raise SetupError("huggingface.missing", what, hint="From the clone: pip install '.[hf]'")
+
+
+def with_bundle(plan: Plan, clock: Clock) -> Plan:
+    """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
+    from gpurun.planning.compile_cache import warm_notes
+    from gpurun.planning.staging import with_stage
+    from gpurun.planning.upload_list import modules_of, sources_of
+    from gpurun.remote.archive import survey
+
+    trainer = bundle_root() / "trainer"
+    seen = survey(sources_of(plan, trainer))
+    seen.demand_clean()
+    modules = {name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()}
+    update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest_of(modules)}
+    update["notes"] = (*plan.notes, *warm_notes(plan, seen.files))
+    return with_stage(plan.model_copy(update=update), seen, clock)

@@ -1,0 +1,110 @@
+"""What staging means for a plan: what lies in the bucket already, what is uploaded before renting, what that saves.
+
+Whatever is wrong with the bucket is told here, before anything is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from math import ceil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import UsageError
+from gpurun.core.run_plan import Mode, Plan, StagePlan
+from gpurun.planning.transfer import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S, advice, aws_bill, early_bytes
+from gpurun.remote.archive import PackedFile, Survey
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.objects import find, is_worth_staging
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.view.number_format import format_bytes
+
+_ASK_AT_ONCE = 8
+
+
+def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
+    """The plan with its bucket looked at; without files, of data that is only spoken of, only that is done.
+
+    Without a bucket it says what one would save, if that is much. UsageError, SetupError or BucketLost when the bucket
+    cannot be used.
+    """
+    if not plan.choices.stage:
+        worth_bytes = sum(file.bytes for file in seen.files if is_worth_staging(file.bytes)) if seen else 0
+        return plan.model_copy(update={"notes": (*plan.notes, *advice(plan, worth_bytes))})
+    address = parse_address(plan.choices.stage)
+    if plan.mode is Mode.LOCAL:
+        hint = "Leave --stage out, or rent a machine."
+        raise UsageError("stage.local", "--stage is for machines elsewhere; nothing is shipped to this one.", hint=hint)
+    if plan.mode is Mode.REHEARSAL:
+        note = f"The rehearsal ships nothing; {address} is for the paid run."
+        return plan.model_copy(update={"notes": (*plan.notes, note)})
+    bucket = Bucket(address, clock)
+    bucket.look()
+    files = [file for file in (seen.files if seen else ()) if is_worth_staging(file.bytes)]
+    there = _there(bucket, files, plan)
+    whole, found = sum(file.bytes for file in files), sum(file.bytes for file in there)
+    stage = StagePlan(
+        url=str(address),
+        endpoint=bucket.endpoint,
+        region=bucket.region,
+        files=len(files),
+        bytes=whole,
+        there_files=len(there),
+        there_bytes=found,
+        upload_s=ceil(8 * (whole - found) / UPLINK_BITS_PER_S),
+        saves_s=int(8 * whole / UPLINK_BITS_PER_S - 8 * whole / BUCKET_BITS_PER_S),
+    )
+    return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, stage, plan))})
+
+
+def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
+    """Those of the files that are in the bucket, by the digests that their manifest has; the others are read later."""
+    digests = _digests(Path(plan.data.beside or plan.data.folder))
+    known = [(file, digests[file.name]) for file in files if file.name in digests]
+    with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
+        found = pool.map(lambda one: find(bucket, one[1], one[0].bytes) is not None, known)
+        return [file for (file, _), is_there in zip(known, found, strict=True) if is_there]
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The sha256 of the shards, by their place in the pack, as data.json has them: it was checked by now."""
+    try:
+        manifest = json.loads((folder / "data.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    shards = [*manifest.get("train", ()), *manifest.get("val", ())]
+    return {f"data/{Path(str(one['name'])).name}": str(one["sha256"]) for one in shards if "sha256" in one}
+
+
+def _is_private(host: str) -> bool:
+    """Whether an address is one that only its own network knows; of a name that is not known here."""
+    try:
+        return host == "localhost" or ip_address(host).is_private
+    except ValueError:
+        return False
+
+
+def _notes(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
+    """What should be known about the bucket."""
+    notes = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
+    if not stage.is_of_aws:
+        notes.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
+    if bucket.endpoint.startswith("http://"):
+        notes.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
+    if plan.offer.provider != "ssh" and _is_private(urlsplit(bucket.endpoint).hostname or ""):
+        what = f"{bucket.endpoint} is in a network of your own, which a rented machine hardly reaches"
+        notes.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
+    if stage.is_of_aws and stage.bytes and plan.offer.provider != "aws":
+        what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {aws_bill(stage.bytes)}"
+        notes.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
+    if stage.is_of_aws and plan.offer.provider == "aws" and not stage.is_beside(plan.offer):
+        where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
+        notes.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
+    pushed = early_bytes(plan.offer.provider, plan.parameters)
+    if pushed and not stage.is_beside(plan.offer):
+        what = f"What leaves the machine for the bucket is charged, so it pushes {format_bytes(pushed)} at most"
+        notes.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")
+    return notes

@@ -1,0 +1,169 @@
+"""What the first steps of a run show: its real speed, and with it how long the rest takes.
+
+The trainer's events are the machine's word: tokens are the plan's own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.core.trainer_events import Checkpoint, Evaluation, Sample, Start, Step, TrainerEvent
+from gpurun.planning.estimate import FORWARD_SHARE, Pieces
+
+MEASURED_STEPS = 50
+"""So many steps after the first, which compiles and warms up, replace the estimate."""
+LEAST_CLEAN_STEPS = 10
+"""Fewer say nothing, and so many are one pace: what comes every few steps belongs to a step as it usually is."""
+_MOST_PACES = 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The speed after the first steps, and the seconds of training that are left at that speed."""
+
+    step: int
+    steps: int
+    step_s: float
+    tokens_per_s: float
+    elapsed_s: float
+    left_s: float
+    memory_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What all lines of a trainer's last process show; `start_s` is until the end of its first step."""
+
+    step: int
+    steps: int
+    step_s: float
+    tokens_per_s: float
+    start_s: float
+    memory_peak_bytes: int | None
+    val_losses: tuple[tuple[int, float], ...]
+
+
+class Meter:
+    """Hears a trainer's events, one after the other, and says once what they show."""
+
+    def __init__(self, resolved: Mapping[str, Any]) -> None:
+        self._pieces = Pieces.of(resolved)
+        self._begin()
+
+    def _begin(self) -> None:
+        """A process of the trainer has begun."""
+        self._first: int | None = None
+        self._last: tuple[int, float] = (0, 0.0)
+        self._clean_s, self._clean_steps = 0.0, 0
+        self._block_s, self._block_steps = 0.0, 0
+        self._paces: deque[float] = deque(maxlen=_MOST_PACES)
+        self._mixed_s, self._mixed_steps = 0.0, 0
+        self._evals_s, self._evals, self._saves = 0.0, 0, 0
+        self._is_clean = True
+        self._start_s = 0.0
+        self._memory: int | None = None
+        self._losses: list[tuple[int, float]] = []
+
+    def take(self, event: TrainerEvent) -> Measured | None:
+        """Hear an event; what has been measured, from the line of a step on that is the fiftieth after the first."""
+        match event:
+            case Start():
+                self._begin()
+            case Evaluation():
+                self._evals_s += event.eval_s or 0.0
+                self._evals, self._is_clean = self._evals + 1, False
+                later = self._losses[-1][0] if self._losses else 0
+                if event.val_loss is not None and event.step is not None and event.step > later:
+                    self._losses.append((event.step, event.val_loss))
+            case Sample() | Checkpoint():
+                self._saves += isinstance(event, Checkpoint)
+                self._is_clean = False
+            case Step():
+                return self._step(event)
+        return None
+
+    def _step(self, event: Step) -> Measured | None:
+        step, elapsed_s, pieces = event.step, event.elapsed_s, self._pieces
+        if pieces is None or elapsed_s is None or step is None or not self._last[0] < step <= pieces.steps:
+            return None
+        if self._first is None:
+            self._first, self._start_s = step, elapsed_s
+        else:
+            self._count(step - self._last[0], elapsed_s - self._last[1])
+        self._last, self._is_clean = (step, elapsed_s), True
+        memory = event.memory_peak_bytes
+        self._memory = memory if memory is not None and 0 < memory < 1 << 50 else None
+        if step - self._first < MEASURED_STEPS or step == pieces.steps:
+            return None
+        return self._measured(pieces)
+
+    def _count(self, steps: int, took_s: float) -> None:
+        """Add the time between two lines, apart where an evaluation or a checkpoint fell into it."""
+        if self._is_clean:
+            self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
+            self._block_s, self._block_steps = self._block_s + took_s, self._block_steps + steps
+            if self._block_steps >= LEAST_CLEAN_STEPS:
+                self._paces.append(self._block_s / self._block_steps)
+                self._block_s, self._block_steps = 0.0, 0
+        else:
+            self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
+
+    def seen(self) -> Seen | None:
+        """What has been heard so far, all in all; None where too little has."""
+        step_s = self._step_s()
+        if self._pieces is None or step_s is None or self._clean_steps + self._mixed_steps < LEAST_CLEAN_STEPS:
+            return None
+        return Seen(
+            step=self._last[0],
+            steps=self._pieces.steps,
+            step_s=step_s,
+            tokens_per_s=self._pieces.batch_tokens / step_s,
+            start_s=self._start_s,
+            memory_peak_bytes=self._memory,
+            val_losses=tuple(self._losses),
+        )
+
+    def _step_s(self) -> float | None:
+        """The mean of a step by itself; None before there was one."""
+        if self._clean_steps >= LEAST_CLEAN_STEPS:
+            step_s = self._clean_s / self._clean_steps
+        elif self._clean_steps + self._mixed_steps:
+            step_s = (self._clean_s + self._mixed_s - self._evals_s) / (self._clean_steps + self._mixed_steps)
+        else:
+            return None
+        return step_s if 0 < step_s < math.inf else None
+
+    def _usual_step_s(self) -> float | None:
+        """A step as it usually is: the first ones warm up, and what disturbs one of five paces is none to go by."""
+        usual_s = statistics.median(self._paces) if self._paces else 0.0
+        return usual_s if usual_s > 0 else self._step_s()
+
+    def _measured(self, pieces: Pieces) -> Measured | None:
+        (step, elapsed_s), step_s = self._last, self._usual_step_s()
+        if step_s is None:
+            return None
+        eval_s = pieces.eval_tokens * FORWARD_SHARE / pieces.batch_tokens * step_s
+        sampled_s = pieces.sampled_steps * step_s
+        if self._evals:
+            eval_s = self._evals_s / self._evals
+            sampled_s = pieces.sampled_tokens * eval_s / pieces.eval_tokens
+        beside_s = max(0.0, self._mixed_s - self._mixed_steps * step_s - self._evals_s)
+        saves = pieces.saves_from(step)
+        saves_s = saves * sampled_s + sum(pieces.launching_s(step)) / 2
+        if self._saves:
+            saves_s = saves * beside_s / self._saves
+        left_s = (pieces.steps - step) * step_s + pieces.evaluations_from(step) * eval_s + saves_s
+        return Measured(
+            step=step,
+            steps=pieces.steps,
+            step_s=step_s,
+            tokens_per_s=pieces.batch_tokens / step_s,
+            elapsed_s=elapsed_s,
+            left_s=left_s,
+            memory_peak_bytes=self._memory,
+        )

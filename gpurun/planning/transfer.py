@@ -1,0 +1,272 @@
+"""What has to travel: shards and program there, checkpoints home; how long a link takes, and what is said of it.
+
+Of shards that are not made yet the size is guessed; nothing is prepared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.money import cost_of, format_usd, times
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import DataSummary, Mode, Plan, Request
+from gpurun.data.run_shards import BUILT_IN, demand_made_for, read_manifest
+from gpurun.planning.catalog import terms_of
+from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
+from gpurun.view.number_format import format_bytes, format_duration
+
+UPLINK_BITS_PER_S = 20e6
+DOWNLINK_BITS_PER_S = 50e6
+BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
+WORTH_A_BUCKET_S = 120
+"""Of paid time that going by a bucket saves: less is not worth a word."""
+SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
+COLLECT_START_S = 60  # Saving, hashing, connecting.
+SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
+SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
+CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
+MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
+CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
+KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
+EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
+
+
+@dataclass(frozen=True)
+class Load:
+    """What has to travel and to be stored, and over which link (an assumption until it is measured).
+
+    `setup_s` is the limit for what has to run on the machine before anything is sent.
+    """
+
+    ship_bytes: int
+    collect_bytes: int
+    disk_gb: int
+    uplink_bits_per_s: float = UPLINK_BITS_PER_S
+    downlink_bits_per_s: float = DOWNLINK_BITS_PER_S
+    setup_s: int = 0
+
+    @property
+    def ship_s(self) -> int:
+        """The limit for shipping."""
+        return SHIP_START_S + ceil(8 * self.ship_bytes / self.uplink_bits_per_s)
+
+    @property
+    def collect_s(self) -> int:
+        """The limit for saving and bringing home."""
+        return COLLECT_START_S + ceil(8 * self.collect_bytes / self.downlink_bits_per_s)
+
+    @property
+    def leaving_bytes(self) -> int:
+        """The most that leaves the machine where that is charged: what comes home at the end, and what does before."""
+        return ceil(self.collect_bytes * (KEPT_CHECKPOINTS + EARLY_CHECKPOINTS) / KEPT_CHECKPOINTS)
+
+
+def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
+    """The load of a recipe: what is shipped, and the two checkpoints that come home."""
+    return load_home(parameters_of(recipe.tables.model, vocab_size), recipe.tables.hardware.disk_gb, ship_bytes)
+
+
+def load_home(parameters: int, disk_gb: int, ship_bytes: int = 0) -> Load:
+    """What is stored and comes home of a model, whatever was shipped."""
+    return Load(ship_bytes, KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb)
+
+
+def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
+    """How large a disk must be at least: what is shipped, with a tenth to spare, and checkpoints side by side."""
+    train = recipe.tables.train
+    each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
+    count = min(CHECKPOINTS_ON_DISK, ceil(recipe.steps_left / train.checkpoint_every))
+    needed = ship_bytes * 11 // 10 + count * each * parameters_of(recipe.tables.model, vocab_size)
+    return ceil(needed / 2**30)
+
+
+def early_bytes(provider: str, parameters: int) -> int | None:
+    """How much may come home before the end, as the plan has paid for it; None where the provider charges nothing."""
+    return EARLY_CHECKPOINTS * CHECKPOINT_BYTES * parameters if terms_of(provider).egress_per_gb else None
+
+
+def save_s(parameters: int) -> int:
+    """How long the trainer is given to end its step and save a checkpoint of so many parameters."""
+    return SAVE_START_S + int(CHECKPOINT_BYTES * parameters / SAVE_BYTES_PER_S)
+
+
+BYTES_PER_TOKEN = 2
+VOCABULARIES = {"gpt2": 50257, "bpe": 8192, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
+DEFAULT_TEXT_MB = 32
+SOURCE_TOKENS = {
+    "corpus-12gb": 3_000_000_000,
+    "fineweb-100b": 100_000_000_000,
+    "fineweb-edu-10b": 10_000_000_000,
+    "openwebtext": 9_040_000_000,
+    "tiny-shakespeare": 1_120_000,
+    "wikitext-2": 2_600_000,
+}
+"""The tokens of what the bundled recipes read, at most: training may read them more than once."""
+
+
+def load_for(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> tuple[Load, tuple[str, ...]]:
+    """What a paid run would move, and what should be said of that.
+
+    Without `data`, shards that do not exist yet are counted from a bucket: a home line would be the whole bill.
+    """
+    source, carried = full.tables.data.source, full.earlier.bytes if full.earlier else 0
+    if data is not None:
+        load = load_of(full, data.bytes, vocab_size=data.vocab_size)
+        return _staged(load, Path(data.folder), request), ()
+    if request.data is not None or source in BUILT_IN:
+        size, shards = _size_at(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
+        return _staged(load_of(full, carried + size, vocab_size=vocabulary_of(full)), shards, request), ()
+    size = carried + _tokens_of(full) * BYTES_PER_TOKEN
+    plain = load_of(full, size, vocab_size=vocabulary_of(full))
+    load = replace(plain, uplink_bits_per_s=BUCKET_BITS_PER_S)
+    note = f"The shards of {source} (about {format_bytes(size)}) are not here yet."
+    if plain.ship_s - load.ship_s < WORTH_A_BUCKET_S:
+        return plain, (note,)
+    return load, (f"{note} They are counted as pulled from a bucket in {format_duration(load.ship_s)}.",)
+
+
+def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
+    """Data that is only spoken of; of shards that were brought, what their manifest says."""
+    data = full.tables.data
+    source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
+    if request.data is not None:
+        place = Path(request.data).expanduser()
+        shards = _shards_for(full, place) if (place / "data.json").exists() else []
+        state = "not checked" if shards else "not prepared"
+        source, train_tokens = f"{request.data} ({state})", sum(shard["tokens"] for shard in shards)
+    return DataSummary(
+        folder="",
+        tokenizer=data.tokenizer,
+        tokenizer_sha256="",
+        vocab_size=vocabulary_of(full),
+        train_tokens=train_tokens,
+        val_tokens=0,
+        bytes=size,
+        sha256="",
+        source=source,
+    )
+
+
+def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
+    """What the manifest lists for training; shards of another tokeniser or model are refused, as `train` does."""
+    manifest, model = read_manifest(folder), full.tables.model
+    tokenizer = full.tables.data.tokenizer
+    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=model.vocab_size, context=model.context)
+    return list(manifest["train"])
+
+
+def named_data(request: Request) -> str:
+    """What an earlier run on the data that --data names knows it by: "" where none is named, of a text what no run has.
+
+    Nothing is said of losses that were measured on something else.
+    """
+    if request.data is None:
+        return ""
+    place = Path(request.data).expanduser()
+    return digest_of(read_manifest(place)) if (place / "data.json").exists() else "not prepared"
+
+
+def vocabulary_of(full: ResolvedRecipe) -> int:
+    """The recipe's vocabulary; where only the text will tell, what Python source gives, or the most words there are."""
+    data = full.tables.data
+    return full.tables.model.vocab_size or data.vocab_size or VOCABULARIES[data.tokenizer]
+
+
+def _tokens_of(full: ResolvedRecipe) -> int:
+    """The tokens of shards that are not there: as many as training reads, unless the source is known to have fewer."""
+    train = full.tables.train
+    read = train.steps * train.batch_tokens
+    return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))
+
+
+def _staged(load: Load, shards: Path | None, request: Request) -> Load:
+    """The load, by the bucket where one was named; `shards` is the folder that has them, if one has."""
+    if not request.choices.stage or not load.ship_bytes:
+        return load
+    if shards is None:
+        return replace(load, uplink_bits_per_s=BUCKET_BITS_PER_S)
+    return replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(shards, load.ship_bytes))
+
+
+def staged_uplink_bits_per_s(folder: Path, size_bytes: int) -> float:
+    """How fast a folder of shards gets to a machine on the whole: large files by the bucket, the others from here."""
+    from gpurun.remote.s3.objects import is_worth_staging
+
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    small = min(size_bytes, sum(size for size in sizes if not is_worth_staging(size)))
+    seconds = small / UPLINK_BITS_PER_S + (size_bytes - small) / BUCKET_BITS_PER_S
+    return size_bytes / seconds if seconds else BUCKET_BITS_PER_S
+
+
+def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
+    """How much would travel of what --data names, and the folder of shards, if that is what it is.
+
+    Of a parallel text that may be two files with a comma between.
+    """
+    places = [Path(data).expanduser()]
+    if not places[0].exists():
+        places = [Path(one).expanduser() for one in data.split(",")]
+    for place in places:
+        if not place.exists():
+            raise UsageError("data.missing", f"{place} is not there.", hint="Check the path that --data names.")
+    files = [path for place in places for path in [place, *place.rglob("*")] if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    return (size, places[0]) if (places[0] / "data.json").exists() else (_text_bytes(size, full), None)
+
+
+def _text_bytes(size: int | None, full: ResolvedRecipe) -> int:
+    """What the shards of so much text take at most: two bytes a character, or fewer than the text in longer tokens."""
+    data = full.tables.data
+    limit = data.limit_mb << 20 or (size if size is not None else DEFAULT_TEXT_MB << 20)
+    text = limit if size is None else min(size, limit)
+    return text * BYTES_PER_TOKEN if data.tokenizer in ("char", "char-pairs") else text
+
+
+_NEAR = 0.25
+"""How far the share that is held out may lie from what was asked for: whole documents are."""
+
+
+def unused_notes(request: Request, recipe: Recipe, told: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note on the `data` keys, as resolved, that a person named and that brought shards were not made by.
+
+    What a recipe's rehearsal says to be quick is no wish, and a run that goes on has its own shards.
+    """
+    if request.data is None or request.continues or not (Path(request.data).expanduser() / "data.json").exists():
+        return ()
+    manifest = read_manifest(Path(request.data).expanduser())
+    train, val = (sum(shard["tokens"] for shard in manifest[part]) for part in ("train", "val"))
+    share, vocab_size = val / max(1, train + val), manifest["tokenizer"]["vocab_size"]
+    holds = {
+        "limit_mb": not told["limit_mb"],
+        "val_fraction": abs(share - told["val_fraction"]) <= _NEAR * told["val_fraction"],
+        "vocab_size": told["vocab_size"] in (0, vocab_size),
+    }
+    named = {key: getattr(recipe.tables.data, key) for key in recipe.written["data"]}
+    named |= {path[-1]: value for path, value in map(parse_override, request.overrides) if path[-2] == "data"}
+    unused = [f"data.{key} {told[key]}" for key, held in holds.items() if not held and named.get(key) == told[key]]
+    if not unused:
+        return ()
+    what = f"{request.data} holds finished shards ({share:.1%} held out, a vocabulary of {vocab_size:,})"
+    return (f"{what}: {' and '.join(unused)} cannot act on them, only on text.",)
+
+
+def advice(plan: Plan, size_bytes: int) -> tuple[str, ...]:
+    """What would save the paid time of sending so many bytes of shards; nothing where that is little."""
+    saved_s = 8 * size_bytes / UPLINK_BITS_PER_S - 8 * size_bytes / BUCKET_BITS_PER_S
+    if plan.mode is not Mode.PAID or not plan.offer.rate_micros_per_hour or saved_s < WORTH_A_BUCKET_S:
+        return ()
+    dollars = format_usd(cost_of(plan.offer.rate_micros_per_hour, saved_s, 1))
+    what = f"Sending the shards over {UPLINK_BITS_PER_S / 1e6:.0f} Mbit/s takes {saved_s / 60:.0f} min of the rental"
+    is_charged = plan.offer.provider != "aws"
+    bill = f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})" if is_charged else ""
+    return (f"{what} more than a bucket would, {dollars}: add --stage s3://BUCKET/PREFIX{bill}, or take fewer shards.",)
+
+
+def aws_bill(size_bytes: int) -> str:
+    """What AWS charges for bytes that leave it, in dollars."""
+    return format_usd(times(terms_of("aws").egress_per_gb, ceil(size_bytes / 1e9)))

@@ -1,0 +1,38 @@
+"""What a run ships, and under which names: the trainer, the recipe as resolved, the shards, weights to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gpurun.core.run_plan import Plan
+from gpurun.planning.initial_weights import weights_of
+
+
+def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
+    """What a run ships, by the place it gets on the far side."""
+    recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
+    modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
+    return {**modules, "bundle/recipe.json": recipe, **_data(plan)}
+
+
+def modules_of(trainer: Path) -> dict[str, Path]:
+    """The trainer's modules that go to the machine, by name: those that train, not those that prepare shards."""
+    found = {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
+    return {name: path for name, path in found.items() if not name.startswith("prepare/")}
+
+
+def _data(plan: Plan) -> dict[str, Path | bytes]:
+    """A run's own data folder whole; of a person's, the shards that its manifest names and the weights it wants.
+
+    The manifest is the run's own copy: a person's folder may be moved or made again before it is shipped.
+    """
+    folder, name = Path(plan.data.folder), plan.resolved["train"].get("init_from")
+    if not plan.data.beside:
+        return {"data": folder}
+    manifest = json.loads((Path(plan.data.beside) / "data.json").read_bytes())
+    shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
+    files = {one: folder / one for one in shards}
+    if name and plan.continues is None:
+        files |= weights_of(folder, name)
+    return {**{f"data/{one}": path for one, path in files.items()}, "data": Path(plan.data.beside)}

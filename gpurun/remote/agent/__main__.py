@@ -1,0 +1,80 @@
+"""The agent's door: one verb in, one JSON line and perhaps raw bytes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+
+from gpurun.remote.agent.job_state import heard
+from gpurun.remote.agent.system import Refusal, at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
+    from gpurun.remote.agent.system import Answer, Json
+
+# The module of each verb; only that one is imported, so that a poll stays quick.
+VERBS = {
+    "hello": "probe",
+    "begin": "receive",
+    "pull": "s3_pull",
+    "receive": "receive",
+    "settle": "finish_upload",
+    "setup": "setup_process",
+    "attend": "setup_process",
+    "start": "job_control",
+    "keep": "watchdog",
+    "poll": "job_status",
+    "manifest": "job_status",
+    "get": "job_status",
+    "stop": "job_control",
+    "shorten": "job_control",
+    "end": "end_early",
+    "farewell": "teardown",
+}
+
+
+def do(verb: str, root: str, options: Json) -> Answer:
+    """Do one verb; KeyError when there is no such verb."""
+    answer: Answer = getattr(import_module("gpurun.remote.agent." + VERBS[verb]), verb)(root, options)
+    return answer
+
+
+def main(words: List[str]) -> int:
+    """Do the verb that the words ask for and print its answer; the exit code."""
+    import errno
+
+    options: Json = {}
+    root = ""
+    try:
+        rest = iter(words[1:])
+        for word in rest:
+            options[word.lstrip("-")] = True if word == "--now" else next(rest)
+        root = os.path.realpath(options["root"])
+        for folder in ("agent", "out"):
+            os.makedirs(at(root, folder), exist_ok=True)
+        if words[0] != "keep":  # The one verb that no client asks for.
+            heard(root)
+        answer, content = do(words[0], root, options)
+    except Refusal as refusal:
+        answer, content = {"error": refusal.error}, b""
+    except (KeyError, IndexError, StopIteration, TypeError, ValueError, AttributeError) as error:
+        answer, content = {"error": {"code": "usage", "message": "%s: %s" % (type(error).__name__, error)}}, b""
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        answer = {"error": {"code": "disk_full" if full else "os_error", "message": str(error)}}
+        content = b""
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    for block in [content] if isinstance(content, bytes) else content:
+        sys.stdout.buffer.write(block)
+        if root:  # Part by part: a client that takes a long answer is there all the while.
+            heard(root)
+    sys.stdout.buffer.flush()
+    return 1 if "error" in answer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

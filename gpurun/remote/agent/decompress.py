@@ -1,0 +1,82 @@
+"""The codecs that this machine can take parts in with."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+
+from gpurun.remote.agent.system import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, List
+
+
+def codecs() -> List[str]:
+    """What `inflater` takes here, the best first."""
+    return (["zstd"] if zstd_module() or shutil.which("zstd") else []) + ["gzip"]
+
+
+def inflater(codec: str) -> Callable[[bytes, int], bytes]:
+    """What turns one compressed part, and the size that it must have, into its content; damage is a refusal."""
+    module: Any = zstd_module() if codec == "zstd" else None
+
+    def gzipped(data: bytes, size: int) -> bytes:
+        return zlib.decompressobj(wbits=31).decompress(data, size + 1)
+
+    def by_module(data: bytes, size: int) -> bytes:
+        if hasattr(module, "ZstdFile"):
+            content: bytes = module.ZstdDecompressor().decompress(data, size + 1)
+            return content
+        return bytes(module.ZstdDecompressor().decompress(data, max_output_size=size + 1))
+
+    def by_program(data: bytes, size: int) -> bytes:
+        return program_output(["zstd", "-dcq"], data, size + 1)
+
+    inflate = gzipped if codec == "gzip" else by_module if module else by_program
+    if inflate is by_program and shutil.which("zstd") is None:
+        raise Refusal("no_codec", "this machine has no zstd")
+    errors = (zlib.error, EOFError, *([module.ZstdError] if module else []))
+
+    def checked(data: bytes, size: int) -> bytes:
+        try:
+            return inflate(data, size)
+        except errors as error:
+            raise Refusal("cut_stream", "a part is damaged: %s" % error) from None
+
+    return checked
+
+
+def program_output(command: List[str], data: bytes, most: int) -> bytes:
+    """What a program makes of the data, and no more than so many bytes of it: a part may be made to burst a memory."""
+    import subprocess
+    import threading
+
+    def feed() -> None:
+        try:
+            child.stdin.write(data)  # type: ignore[union-attr]
+            child.stdin.close()  # type: ignore[union-attr]
+        except OSError:
+            return  # it has ended, or is ended here
+
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    thread = threading.Thread(target=feed, daemon=True)
+    thread.start()
+    with child.stdout as stdout:  # type: ignore[union-attr]
+        out: bytes = stdout.read(most)
+    child.kill()
+    thread.join()
+    child.wait()
+    return out
+
+
+def zstd_module() -> Any:
+    """The zstd module that this Python has, or None."""
+    import importlib
+
+    for name in ("compression.zstd", "backports.zstd", "zstandard"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None

@@ -1,0 +1,80 @@
+"""The machine's end, brought forward: an earlier time in the folder of the guard that ends it at its deadline.
+
+The guard looks there every few seconds, and keeps the earliest time that it was ever told in `spent`, from which
+is read back that it was taken.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+from gpurun.remote.agent.system import monotonic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional, Tuple
+
+    from gpurun.remote.agent.system import Answer, Json
+
+WRITE = 'umask 022; echo "$1" >"$2/deadline.new" && mv -f "$2/deadline.new" "$2/deadline"'
+SUDO_S, TAKEN_S, LOOK_S = 10.0, 12.0, 0.1
+
+
+def end(_: str, options: Json) -> Answer:
+    """Bring the guard's deadline forward to `at` (0: now), and read back that it was taken; nothing puts it back."""
+    return ended(options["folder"], float(options.get("at", 0))), b""
+
+
+def ended(folder: str, at_wall: float) -> Json:
+    """The same, as the answer tells it: `deadline` is the guard's own word, or null where it has none.
+
+    Where that is early enough as it is, the guard has only to be alive: to have written within its last few looks.
+    """
+    wall = int(at_wall) or int(time.time())
+    stamp, deadline, age_s = told(folder)
+    if not stamp:
+        return {"taken": False, "deadline": None, "message": "no timer has written to %s" % folder}
+    if deadline is not None and deadline <= min(wall, time.time()):
+        return {"taken": True, "deadline": deadline, "message": ""}  # Its time is over: it looks at no file any more.
+    if deadline is not None and deadline <= wall and 0.0 <= age_s <= TAKEN_S:
+        return {"taken": True, "deadline": deadline, "message": ""}
+    trouble = "" if deadline is not None and deadline <= wall else written(folder, wall)
+    limit, now = monotonic() + (1.0 if trouble else TAKEN_S), stamp
+    while monotonic() < limit and (now == stamp or deadline is None or deadline > wall):
+        time.sleep(LOOK_S)
+        now, deadline, _ = told(folder)
+    taken = now != stamp and deadline is not None and deadline <= wall
+    silent = "the timer in %s does not look at its time" % folder
+    message = "" if taken else trouble or (silent if now == stamp else "the timer did not take the time")
+    return {"taken": taken, "deadline": deadline, "message": message}
+
+
+def told(folder: str) -> Tuple[int, Optional[int], float]:
+    """A mark of the guard's last look, 0 if there was none, the deadline that it goes by, and how old that look is."""
+    try:
+        with open(os.path.join(folder, "spent"), "rb") as file:
+            words = file.read(200).split()
+            stamp = os.fstat(file.fileno())
+    except OSError:
+        return 0, None, 0.0
+    deadline = int(words[3]) if len(words) > 3 and words[3].isdigit() else None
+    return stamp.st_mtime_ns ^ stamp.st_ino, deadline, time.time() - stamp.st_mtime
+
+
+def written(folder: str, wall: int) -> str:
+    """Write the time where the guard reads it, as root where this user may not; what kept us from it, or nothing."""
+    words, tried = ["sh", "-c", WRITE, "sh", str(wall), folder], ""
+    for way in ([], ["sudo", "-n"]):
+        try:
+            done = subprocess.run(
+                way + words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=SUDO_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            tried += "%s; " % error
+            continue
+        if done.returncode == 0:
+            return ""
+        tried += done.stderr.decode("utf-8", "replace").strip() + "; "
+    return "the time cannot be written there: %s" % tried.rstrip("; ")[:300]

@@ -1,0 +1,144 @@
+"""The last step of what is shipped: it is in place whole and verified, or nothing of it is.
+
+The record of it counts at once, and once all is on the disk for good, which nobody waits for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from contextlib import suppress
+
+from gpurun.remote.agent.receive import FOLDER, PULLED, WAIT_S, Incoming, check_name, held_files, listed
+from gpurun.remote.agent.system import Refusal, at, boot_id, lock, locked, read, sync_filesystem, sync_folder, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
+    from gpurun.remote.agent.system import Answer, Json
+
+LOCK_S = 60
+
+
+def settle(root: str, options: Json) -> Answer:
+    """Check all parts and files against the manifest and rename them into place; `shipped.json` is written last."""
+    digests, _, manifest = listed(options).partition(b"\n")
+    entries = json.loads(manifest)["files"]
+    record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
+    record["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
+    held = locked(root, "unpack.lock", WAIT_S)
+    if shipped(root) != record:
+        if read(root, "agent", "job.json"):
+            raise Refusal("started", "a job was started here; its code and data are not replaced")
+        incoming = Incoming(at(root, FOLDER, options["layout"]))
+        check_parts(incoming, json.loads(digests))
+        gather(root, incoming, entries)
+        put_in_place(root, incoming.folder, entries)
+        note_shipped(root, record)
+    for folder in (FOLDER, PULLED):
+        shutil.rmtree(at(root, folder), ignore_errors=True)
+    os.close(held)
+    sync_behind(root)
+    return record, b""
+
+
+def check_parts(incoming: Incoming, digests: List[str]) -> None:
+    """Refuse when a part is missing, or is another than was sent last."""
+    if incoming.verified != dict(enumerate(digests)):
+        raise Refusal("wrong_digest", "not all of the %d parts are here as they were sent" % incoming.parts)
+
+
+def gather(root: str, incoming: Incoming, entries: List[Json]) -> None:
+    """Complete the files: those that are empty, and those that an earlier pack left here; refuse any that is amiss."""
+    came, earlier = dict(incoming.files), held_files(root)
+    for entry in entries:
+        name, path = entry["name"], incoming.path(entry["name"])
+        if name in came:
+            if came.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:
+                raise Refusal("wrong_digest", "%r is not as the manifest has it" % name)
+            continue
+        check_name(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if entry["bytes"] == 0:
+            open(path, "wb").close()
+        elif entry["sha256"] in earlier:  # `begin` has said so, and why it may be believed
+            take(earlier[entry["sha256"]][0], path, entry["bytes"])
+        else:
+            raise Refusal("wrong_digest", "%r did not come, and is not here from before" % name)
+    if came:
+        raise Refusal("wrong_digest", "%d files came that the manifest does not have" % len(came))
+
+
+def take(source: str, path: str, size: int) -> None:
+    """Give a file that is here already one more name; where the disk has no links, a copy."""
+    if os.path.exists(path) and os.path.getsize(path) == size:
+        return
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
+
+
+def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
+    """Let what came take the place of what was shipped before.
+
+    The list of it is there first: what a crash leaves in place is then found again, and what of it is whole not sent
+    twice.
+    """
+    write(at(root, "agent", "pack.json"), {"files": entries})
+    for path in (at(root, "agent", "shipped.json"), at(folder, "layout.json")):
+        if os.path.exists(path):
+            os.unlink(path)
+    for name in ("bundle", "data"):
+        shutil.rmtree(at(root, name), ignore_errors=True)
+        if os.path.isdir(at(folder, "files", name)):
+            os.rename(at(folder, "files", name), at(root, name))
+    sync_folder(root)
+
+
+def shipped(root: str) -> Json:
+    """The record, empty where there is none, or where a reboot came before all of it was on the disk."""
+    record = read(root, "agent", "shipped.json") or {}
+    return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)
+
+
+def note_shipped(root: str, record: Json) -> None:
+    """Write the record. It counts until the next boot; `sync_behind` makes it count for good."""
+    if not boot_id():
+        sync_filesystem(root)
+    write(at(root, "agent", "shipped.json"), dict(record, boot=boot_id()))
+
+
+def sync_behind(root: str) -> None:
+    """Have a process of its own write to the disk what the trainer can read already; a slow disk takes minutes."""
+    try:
+        if os.fork():
+            return
+    except OSError:  # No process is to be had: then it is waited for.
+        make_durable(root)
+        return
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):  # The caller has its answer when these are closed.
+            os.dup2(nothing, descriptor)
+        with suppress(OSError):  # The run's folder is gone, and its data with it.
+            make_durable(root)
+    finally:
+        os._exit(0)
+
+
+def make_durable(root: str) -> None:
+    """Sync all that was shipped, then say so in the record, unless that speaks of another pack by now."""
+    record = read(root, "agent", "shipped.json") or {}
+    if "boot" not in record:
+        return
+    sync_filesystem(root)
+    held = lock(root, "unpack.lock", LOCK_S)
+    if held is not None:
+        if read(root, "agent", "shipped.json") == record:
+            write(at(root, "agent", "shipped.json"), {key: record[key] for key in record if key != "boot"})
+        os.close(held)

@@ -1,0 +1,115 @@
+"""A job is started once, checked and written down; after that it may be asked to stop, or to stop earlier."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+
+from gpurun.remote.agent.finish_upload import shipped
+from gpurun.remote.agent.job_state import bring_forward, clock_was_set, ensure_keeper, request_stop
+from gpurun.remote.agent.probe import find_torch
+from gpurun.remote.agent.processes import keepers, kill_all, send
+from gpurun.remote.agent.system import Refusal, at, locked, monotonic, part, read, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.remote.agent.system import Answer, Json
+
+START_WAIT_S = 30
+STOPS = ("soft_stop", "hard_stop")
+
+
+def start(root: str, options: Json) -> Answer:
+    """Start the job's trainer under a keeper, once; asked again, only the lease may come forward."""
+    locked(root, "unpack.lock", START_WAIT_S)
+    job = by_this_clock(root, checked_job(root, os.path.abspath(options["job"])))
+    what = json.dumps([job["run"], job["argv"], job["cwd"], job["env"]], sort_keys=True)
+    digest = hashlib.sha256(what.encode()).hexdigest()
+    known = read(root, "agent", "job.json")
+    if known and known["sha256"] != digest:
+        raise Refusal("other_job", "another job was started in this folder")
+    bring_forward(root, job["soft_stop_wall"], job["hard_stop_wall"])
+    if known is None:
+        if "{python}" in job["argv"]:
+            python = (read(root, "agent", "python.json") or find_torch(root, None))["python"]
+            if python is None:
+                raise Refusal("no_torch", "no Python with torch was found on this machine")
+            job["argv"] = [python if word == "{python}" else word for word in job["argv"]]
+        write(at(root, "agent", "job.json"), dict(job, sha256=digest))
+    started, record, end = False, None, monotonic() + START_WAIT_S
+    while record is None and monotonic() < end:
+        outcome = ensure_keeper(root, fresh=not started)
+        started = started or outcome == "started"
+        record = read(root, "agent", "keeper.json")
+        if outcome in ("ended", "nobody"):
+            break
+        time.sleep(0.02)
+    if record is None:
+        raise Refusal("start_failed", "the trainer did not start: %s" % tail(root))
+    return {"keeper_pid": record["keeper_pid"], "already": not started, "started_wall": record["started_wall"]}, b""
+
+
+def checked_job(root: str, path: str) -> Json:
+    """The job as asked for, or a refusal that says what is wrong with it."""
+    job = read(path)
+    try:
+        numbers = [job[key] for key in ("save_s", *(which + unit for which in STOPS for unit in ("_s", "_wall")))]
+        texts = [job["run"], *job["argv"], job["cwd"], *job["env"], *job["env"].values()]
+        good = job["v"] == 1 and job["argv"] and all(isinstance(text, str) for text in texts)
+        numbers.append(job.get("linger_s", 0))
+        good = good and all(isinstance(number, (int, float)) and 0 <= number < 1e12 for number in numbers)
+        good = good and isinstance(job["guard_folder"] if job.get("linger_s") else "", str)
+    except (KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise Refusal("bad_job", "the job is not as docs/FORMATS.md has it")
+    if not shipped(root) or not os.path.isdir(at(root, job["cwd"])):
+        raise Refusal("not_shipped", "nothing that was verified is in %s" % job["cwd"])
+    return dict(job)
+
+
+def by_this_clock(root: str, job: Json) -> Json:
+    """The job with its stops by the clock of now: in so many seconds, or at the times that it names if that is sooner.
+
+    Those times count only if the clock was not set since it was told: else they may be hours off, or have passed.
+    """
+    now, was_set = time.time(), clock_was_set(root)
+    for which in STOPS:
+        by_seconds = now + job[which + "_s"]
+        job[which + "_wall"] = by_seconds if was_set else min(by_seconds, job[which + "_wall"])
+    return job
+
+
+def tail(root: str) -> str:
+    """The last words of the keeper."""
+    path = at(root, "agent", "agent.log")
+    return part(path, max(0, part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
+
+
+def stop(root: str, options: Json) -> Answer:
+    """Ask the keeper to end the trainer; where the disk takes no request, by a signal; an end at once is made here."""
+    told, is_written = (root, "now" in options, options["reason"][:200]), True
+    try:
+        request_stop(*told)
+    except OSError:
+        is_written = False
+    asked = bool(read(root, "agent", "job.json")) and ensure_keeper(root, fresh=False) in ("kept", "adopted")
+    if not is_written:
+        send(keepers(root), signal.SIGTERM)
+        if told[1]:
+            kill_all(root)
+    return {"asked": asked}, b""
+
+
+def shorten(root: str, options: Json) -> Answer:
+    """Bring the lease forward; never back."""
+    soft, hard = float(options["soft"]), float(options["hard"])
+    if not (0 <= soft < 1e12 and 0 <= hard < 1e12):
+        raise Refusal("usage", "a lease is two times in seconds since the epoch")
+    lease = bring_forward(root, soft, hard)
+    if read(root, "agent", "job.json"):
+        ensure_keeper(root, fresh=False)
+    return {key: lease[key] for key in ("soft_stop_wall", "hard_stop_wall")}, b""

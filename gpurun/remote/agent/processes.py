@@ -1,0 +1,99 @@
+"""The trainer's processes: found by mark and descent, signalled, killed, and told nothing that they need not know."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+from gpurun.remote.agent.system import read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Set, Tuple
+
+PASSED_ON = (
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TMPDIR|TZ|\w*LD_LIBRARY_PATH|CUDA_\w+|NVIDIA_\w+|OMP_NUM_THREADS"
+    r"|GPURUN_INSTANCE"
+)
+
+
+def processes() -> Dict[int, Tuple[int, Set[bytes]]]:
+    """Every live process that can be seen: its parent and its environment. Nothing where there is no /proc."""
+    seen = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        try:
+            with open("/proc/%s/stat" % name, "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue  # not a process, or gone since
+        try:
+            with open("/proc/%s/environ" % name, "rb") as file:
+                pairs = set(file.read().split(b"\0"))
+        except OSError:
+            pairs = set()  # another user's
+        if name.isdigit() and state not in b"ZX":
+            seen[int(name)] = (int(parent), pairs)
+    return seen
+
+
+def trainers(root: str) -> Set[int]:
+    """The trainer's live processes: all that carry its mark, and all that descend from those or from the keeper."""
+    seen = processes()
+    if not seen:
+        pid = (read(root, "agent", "keeper.json") or {}).get("pid")
+        return {pid} if pid and alive(pid) else set()
+    mark = b"GPURUN_TRAINER_OF=" + os.fsencode(root)
+    found, size = {pid for pid, (_, pairs) in seen.items() if mark in pairs}, -1
+    while size != len(found):
+        size = len(found)
+        found |= {pid for pid, (parent, _) in seen.items() if parent in found or parent == os.getpid()}
+    return found - {os.getpid()}
+
+
+def keepers(root: str) -> Set[int]:
+    """The keeper's live processes, of which there is one at most."""
+    return marked(root, b"GPURUN_KEEPER_OF=", "keeper.json", "keeper_pid")
+
+
+def marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
+    """The live processes that carry a mark of this run; where there is no /proc, the one that a file names."""
+    seen, pair = processes(), mark + os.fsencode(root)
+    if not seen:
+        pid = (read(root, "agent", name) or {}).get(key)
+        return {pid} if pid and alive(pid) else set()
+    return {pid for pid, (_, pairs) in seen.items() if pair in pairs}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this number exists."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def send(pids: Set[int], number: int) -> None:
+    """Signal processes, of which some may just have ended."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def kill_all(root: str) -> None:
+    """Kill every process of the trainer, whatever session it is in, and those that it starts meanwhile."""
+    for _ in range(50):
+        left = trainers(root)
+        if not left:
+            return
+        send(left if os.path.isdir("/proc/self") else {-pid for pid in left}, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def environment(**extra: str) -> Dict[str, str]:
+    """What a child may know: an allow-list of what this process knows, and what is named."""
+    return dict({name: value for name, value in os.environ.items() if re.fullmatch(PASSED_ON, name)}, **extra)

@@ -1,0 +1,195 @@
+"""Pulling files from a bucket by presigned URLs, in ranges at the same time; what cannot be pulled is for SSH to bring.
+
+The order comes in by standard input: for each file its digest, its parts' digests and sizes, and one URL, which is a
+secret and is written nowhere. A part counts once its digest is right, as one that comes over SSH. What is here whole is
+`.pulled/SHA256`, and `begin` names it as held.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import threading
+import time
+
+from gpurun.remote.agent.decompress import inflater
+from gpurun.remote.agent.presigned import UrlRefused, read_range
+from gpurun.remote.agent.receive import PULLED, WAIT_S, check_room, digest_of, held_files, listed, verified_parts
+from gpurun.remote.agent.system import Refusal, at, boot_id, locked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+    from gpurun.remote.agent.system import Answer, Json
+
+LANES = 8
+RANGE_BYTES = 8 << 20
+TELL_S = 0.5
+TRIES, PAUSE_S = 3, 0.5
+# What is true of a URL for good: it is not tried again.
+FINAL = ("expired", "denied", "absent", "altered", "no_ranges")
+
+
+def pull(root: str, options: Json) -> Answer:
+    """Pull what is missing of an order; lines of progress follow, and a last one that says what is here."""
+    order = json.loads(listed(options))
+    held = locked(root, "unpack.lock", WAIT_S)
+    os.makedirs(at(root, PULLED), exist_ok=True)
+    here = held_files(root)
+    files = [Wanted(root, one, here) for one in order["files"]]
+    check_room(root, sum(file.missing_bytes for file in files))
+    return {"files": len(files)}, Pulling(files, held).lines()
+
+
+class Wanted:
+    """One file of the order, and what of it is here."""
+
+    def __init__(self, root: str, told: Json, here: Dict[str, Tuple[str, int]]) -> None:
+        sha256, parts = told["sha256"], told["parts"]
+        if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+            raise Refusal("usage", "%r is no digest" % sha256[:80])
+        self.sha256: str = sha256
+        self.bytes: int = told["bytes"]
+        self.part_bytes: int = told["part_bytes"]
+        self.url: str = told["url"]
+        self.digests: List[str] = [digest for _, digest in parts]
+        self.starts: List[int] = [0]
+        for sent, _ in parts:
+            self.starts.append(self.starts[-1] + sent)
+        if not 0 < self.part_bytes <= 8 << 20 or len(parts) != -(-self.bytes // self.part_bytes):
+            raise Refusal("usage", "%d parts are not %d bytes" % (len(parts), self.bytes))
+        self.inflate = inflater(told["codec"])
+        self.path = at(root, PULLED, sha256)
+        self.failed: Optional[Tuple[str, str]] = None
+        self.left = set(range(len(parts)))
+        # What an earlier pack has left here is not pulled either: `begin` will name it as held.
+        path = here[sha256][0] if sha256 in here else None
+        self.is_here = path is not None and (path == self.path or digest_of(path) == sha256)
+        if self.is_here:
+            self.left = set()
+        elif os.path.exists(self.path + ".part"):
+            verified = verified_parts(self.path + ".parts")
+            self.left = {index for index in self.left if verified.get(index) != self.digests[index]}
+        if len(self.left) == len(parts):
+            with open(self.path + ".parts", "w") as log:
+                log.write("boot %s\n" % boot_id())
+            open(self.path + ".part", "wb").close()
+
+    @property
+    def missing_bytes(self) -> int:
+        """What it still takes on the disk, at most."""
+        return min(self.bytes, len(self.left) * self.part_bytes)
+
+    def ranges(self) -> Iterator[Tuple[int, int]]:
+        """The missing parts that follow one another, as many at a time as are worth one request."""
+        first = None
+        for index in range(len(self.digests) + 1):
+            is_wanted = index in self.left
+            if first is not None and (not is_wanted or self.starts[index] - self.starts[first] >= RANGE_BYTES):
+                yield first, index
+                first = None
+            if is_wanted and first is None:
+                first = index
+
+    def take(self, index: int, data: bytes) -> bool:
+        """Keep one part, if it is what it must be."""
+        size = min(self.part_bytes, self.bytes - index * self.part_bytes)
+        try:
+            content = self.inflate(data, size)
+        except Refusal:
+            return False
+        if len(content) != size or hashlib.sha256(content).hexdigest() != self.digests[index]:
+            return False
+        with open(self.path + ".part", "r+b", buffering=0) as out:
+            view, offset = memoryview(content), index * self.part_bytes
+            while view:
+                written = os.pwrite(out.fileno(), view, offset)
+                view, offset = view[written:], offset + written
+        with open(self.path + ".parts", "ab", buffering=0) as log:
+            log.write(b"%d %s\n" % (index, self.digests[index].encode()))
+        return True
+
+
+class Pulling:
+    """The files of one order on their way in, and the threads that pull them."""
+
+    def __init__(self, files: List[Wanted], held: int) -> None:
+        self.files, self.held = files, held
+        self.todo = [(file, first, end) for file in files for first, end in file.ranges()]
+        self.todo.reverse()
+        self.lock = threading.Lock()
+        self.came = 0
+        self.trouble: Optional[Refusal] = None
+
+    def lines(self) -> Iterator[bytes]:
+        """Do it, and tell of it."""
+        for file in self.files:
+            self.settle(file)
+        threads = [threading.Thread(target=self.work, daemon=True) for _ in range(min(LANES, len(self.todo)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(TELL_S)
+                yield self.line({"bytes": self.came})
+        os.close(self.held)
+        if self.trouble is not None:
+            yield self.line({"bytes": self.came, "error": self.trouble.error})
+            return
+        failed = [{"sha256": f.sha256, "code": f.failed[0], "message": f.failed[1]} for f in self.files if f.failed]
+        yield self.line({"bytes": self.came, "pulled": [f.sha256 for f in self.files if not f.left], "failed": failed})
+
+    def line(self, told: Json) -> bytes:
+        """One line of the answer; it is on its way before the next one is made."""
+        import sys
+
+        sys.stdout.buffer.flush()
+        return json.dumps(told).encode() + b"\n"
+
+    def work(self) -> None:
+        """Pull one range after the other, until there are none, or the disk is full."""
+        while self.trouble is None:
+            with self.lock:
+                if not self.todo:
+                    return
+                file, first, end = self.todo.pop()
+            if file.failed is None:
+                try:
+                    self.bring(file, first, end)
+                except OSError as error:
+                    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                    needed: Dict[str, Any] = {"needed_bytes": sum(f.bytes for f in self.files)} if full else {}
+                    self.trouble = Refusal("disk_full" if full else "os_error", str(error), **needed)
+
+    def bring(self, file: Wanted, first: int, end: int) -> None:
+        """Pull one range; what is wrong with it for good, or again and again, ends the whole file."""
+        tries = 0
+        while first < end and file.failed is None:
+            before = first
+            try:
+                for data in read_range(file.url, file.starts[first : end + 1]):
+                    if not file.take(first, data):
+                        raise UrlRefused("altered", "part %d has another digest than was sent there" % first)
+                    with self.lock:
+                        self.came += len(data)
+                        file.left.discard(first)
+                    first += 1
+            except UrlRefused as refused:
+                tries = 1 if first > before else tries + 1
+                # A part is asked for twice before it is called altered: it may have been the way.
+                final = refused.code in FINAL and not (refused.code == "altered" and tries < 2)
+                if final or tries >= TRIES:
+                    file.failed = (refused.code, str(refused))
+                    return
+                time.sleep(PAUSE_S * tries)
+        with self.lock:
+            self.settle(file)
+
+    def settle(self, file: Wanted) -> None:
+        """Give a file that is here whole its name."""
+        if not file.left and not file.is_here:
+            os.rename(file.path + ".part", file.path)
+            file.is_here = True

@@ -1,0 +1,297 @@
+"""Pushing finished checkpoints to a bucket, so that they outlive a closed laptop and the machine itself.
+
+`agent/push.json` has presigned URLs of a bounded number of slots, and of the head: the list of what is in which slot.
+A slot that the last head speaks of is never written; so what a head promises is there, whatever is cut. The head is
+signed with a key that only the laptop and this machine have. All of it is secret; nothing of it is logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+from gpurun.remote.agent.job_status import NAME
+from gpurun.remote.agent.presigned import put_object
+from gpurun.remote.agent.system import MOST_JSON_BYTES, at, monotonic, part, read, say, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+    from gpurun.remote.agent.system import Json
+
+    Place = List[int]  # slot, offset in it, bytes
+
+ORDER, STATE = "push.json", "pushed.json"
+LOOK_S, AGAIN_S, MOST_AGAIN_S = 1.0, 2.0, 60.0
+BLOCK_BYTES = 1 << 20
+AT_ONCE = 4
+# Files that are smaller share one slot.
+SMALL_BYTES = 1 << 20
+# What matters most is pushed first, and gets a slot first.
+RANK = {"state": 0, "weights": 1, "optimizer": 2}
+# How long after the trainer's end what is not pushed yet is tried.
+LAST_S = 1800.0
+
+
+class Later(Exception):
+    """It cannot be pushed now; the message is safe to log."""
+
+
+def begin(root: str) -> Pusher:
+    """Push from a thread of its own; the keeper calls this where there is something to push to."""
+    pusher = Pusher(root)
+    pusher.thread.start()
+    return pusher
+
+
+class Pusher:
+    """Looks at the manifest, and pushes what is new in it, until the trainer has ended and all is there.
+
+    `sure` in its state is where each file of the last head is, `maybe` the slots of heads that may have arrived, and
+    `left` the bytes that have left for the slots.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.said = ""
+        self.plan: Optional[Plan] = None
+        self.spending = threading.Lock()
+        self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "sure": {}, "maybe": []}
+
+    def finish(self) -> None:
+        """Wait for the last push once the trainer has ended; not for ever, and not after a request to stop at once."""
+        self.over.set()
+        end = monotonic() + LAST_S
+        while self.thread.is_alive() and monotonic() < end:
+            if (read(self.root, "agent", "stop.json") or {}).get("now"):
+                return
+            self.thread.join(0.2)
+
+    def has_all(self) -> bool:
+        """Whether the last head has the latest checkpoint and the best, as they are now; the others nobody misses."""
+        content = part(at(self.root, "out", "MANIFEST.json"), 0, MOST_JSON_BYTES)[0]
+        if not content or hashlib.sha256(content).hexdigest() != self.state["manifest"]:
+            return False
+        manifest = json.loads(content)
+        steps = (manifest["latest"], (manifest["best"] or {}).get("step"))
+        wanted = [one for one in manifest["files"] if one["kind"] in RANK and one["step"] in steps]
+        return bool(wanted) and all(key_of(one) in self.state["sure"] for one in wanted)
+
+    def work(self) -> None:
+        """Push again and again; what goes wrong is tried again, more and more seldom."""
+        pause_s = AGAIN_S
+        while True:
+            is_last = self.over.is_set()  # Asked first: what the trainer left before its end is seen after it.
+            try:
+                self.push()
+            except Exception as error:  # noqa: BLE001 - nobody would begin it again
+                self.say("%s: %s" % (type(error).__name__, error))
+                pause_s = min(MOST_AGAIN_S, 2 * pause_s)
+                if is_last:
+                    time.sleep(AGAIN_S)
+                else:
+                    self.over.wait(pause_s)
+                continue
+            if is_last:
+                return
+            pause_s = AGAIN_S
+            self.over.wait(LOOK_S)
+
+    def say(self, what: str) -> None:
+        """Write to the agent's log, once for each trouble."""
+        if what != self.said:
+            say("push: " + what)
+        self.said = what
+
+    def push(self) -> None:
+        """Push what the manifest has and the last head has not; then the new head."""
+        content = part(at(self.root, "out", "MANIFEST.json"), 0, MOST_JSON_BYTES)[0]
+        digest = hashlib.sha256(content).hexdigest()
+        if not content or digest == self.state["manifest"]:
+            return
+        order = read(self.root, "agent", ORDER)
+        if order is None:
+            raise Later("there is no whole order to push by")
+        if self.plan is None or self.plan.digest != digest:
+            self.plan = Plan(digest, json.loads(content), order, self.state)
+        plan = self.plan
+        plan.check_whole()
+        if not self.is_paid_for(plan, order):
+            return
+        plan.send(self.root, order["slots"], self.spend)
+        maybe = sorted(set(self.state["maybe"]) | plan.slots)
+        self.note(dict(self.state, maybe=maybe))  # Before the head goes out: from now on these slots are not free.
+        seq = self.state["seq"] + 1
+        head = {"v": 1, "seq": seq, "run": order["run"], "left_out": plan.left_out, "places": plan.places}
+        body = json.dumps(dict(head, manifest=plan.listed), sort_keys=True).encode()
+        signed = hmac.new(order["key"].encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
+        put_object(order["head"], lambda: iter([signed]), len(signed))
+        self.note(dict(self.state, seq=seq, manifest=digest, sure=plan.kept, maybe=[]))
+        self.said = ""
+
+    def is_paid_for(self, plan: Plan, order: Json) -> bool:
+        """Whether what is to go out may: where each byte is charged, spread over the steps, the last one's kept."""
+        most = order.get("most_bytes")
+        asked = sum(length for _, pieces in plan.todo for _, _, length in pieces)
+        if most is None or not asked:
+            return True
+        if not self.over.is_set():
+            most = (most - asked) * min(1.0, (plan.manifest["latest"] or 0) / order["steps"])
+        return bool(self.state.get("left", 0) + asked <= most)
+
+    def spend(self, size: int) -> None:
+        """Remember that so many bytes leave."""
+        with self.spending:
+            self.note(dict(self.state, left=self.state.get("left", 0) + size))
+
+    def note(self, state: Json) -> None:
+        """Remember it over a restart of the keeper."""
+        self.state = state
+        write(at(self.root, "agent", STATE), state)
+
+
+class Plan:
+    """Where each file of one manifest goes; what the last head has stays where it is."""
+
+    def __init__(self, digest: str, manifest: Json, order: Json, state: Json) -> None:
+        self.digest, self.manifest = digest, manifest
+        self.slot_bytes: int = order["slot_bytes"]
+        self.places: Dict[str, List[Place]] = {}
+        self.todo: List[Tuple[int, List[Tuple[str, int, int]]]] = []
+        self.left_out: List[str] = []
+        sure: Dict[str, List[Place]] = state["sure"]
+        taken = {slot for places in sure.values() for slot, _, _ in places} | set(state["maybe"])
+        self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
+        named = [one for one in manifest["files"] if re.fullmatch(NAME, one["name"])]
+        if order.get("most_bytes") is not None:  # Each byte is charged: the newest alone, beside what is there.
+            new = [one for one in named if one["step"] == manifest["latest"] or key_of(one) in sure]
+            self.left_out = [one["name"] for one in named if one not in new]
+            named = new
+        files = sorted(named, key=lambda one: (RANK.get(one["kind"], 3), -(one["step"] or 0), one["name"]))
+        self.put_small([one for one in files if one["bytes"] < SMALL_BYTES], sure)
+        for entry in files:
+            if entry["bytes"] >= SMALL_BYTES:
+                known = sure.get(key_of(entry))
+                if known:
+                    self.places[entry["name"]] = known
+                else:
+                    self.put(entry)
+
+    def put(self, entry: Json) -> None:
+        """Give a file slots of its own, if there are enough."""
+        count = -(-entry["bytes"] // self.slot_bytes)
+        if count > len(self.free):
+            self.left_out.append(entry["name"])
+            return
+        places = []
+        for number in range(count):
+            slot, offset = self.free.pop(0), number * self.slot_bytes
+            size = min(self.slot_bytes, entry["bytes"] - offset)
+            places.append([slot, 0, size])
+            self.todo.append((slot, [(entry["name"], offset, size)]))
+        self.places[entry["name"]] = places
+
+    def put_small(self, entries: List[Json], sure: Dict[str, List[Place]]) -> None:
+        """Put all small files into one slot, one after the other; where none is new they stay where they are."""
+        if all(key_of(one) in sure for one in entries):
+            self.places.update({one["name"]: sure[key_of(one)] for one in entries})
+            return
+        slot, offset = self.free.pop(0) if self.free else -1, 0
+        pieces: List[Tuple[str, int, int]] = []
+        for one in entries:
+            if slot < 0 or offset + one["bytes"] > self.slot_bytes:
+                self.left_out.append(one["name"])
+                continue
+            self.places[one["name"]] = [[slot, offset, one["bytes"]]]
+            pieces.append((one["name"], 0, one["bytes"]))
+            offset += one["bytes"]
+        if pieces:
+            self.todo.append((slot, pieces))
+
+    @property
+    def slots(self) -> Set[int]:
+        """The slots that its head speaks of."""
+        return {slot for places in self.places.values() for slot, _, _ in places}
+
+    @property
+    def listed(self) -> Json:
+        """The manifest with those files alone that have a place."""
+        return dict(self.manifest, files=[one for one in self.manifest["files"] if one["name"] in self.places])
+
+    @property
+    def kept(self) -> Dict[str, List[Place]]:
+        """The places by name and digest: a file that is replaced under its name is another file."""
+        return {key_of(one): self.places[one["name"]] for one in self.listed["files"]}
+
+    def check_whole(self) -> None:
+        """Refuse to put a head without the newest checkpoint in the place of one that has an older one whole."""
+        newest = [one for one in self.manifest["files"] if one["step"] == self.manifest["latest"]]
+        missing = [one["name"] for one in newest if one["kind"] in RANK and one["name"] in self.left_out]
+        if missing:
+            raise Later("%d slots of %d bytes have no room for %s" % (len(self.free), self.slot_bytes, missing[0]))
+
+    def send(self, root: str, urls: List[str], spend: Callable[[int], None]) -> None:
+        """Send every slot that has something new, some at once; the first trouble ends it, what went out stays.
+
+        `spend` is told the bytes of each slot before they leave, and afterwards less those that did not.
+        """
+        lock = threading.Lock()
+        troubles: List[Exception] = []
+
+        def work() -> None:
+            while not troubles:
+                with lock:
+                    if not self.todo:
+                        return
+                    slot, pieces = self.todo.pop(0)
+                gone: List[int] = []
+                size = sum(length for _, _, length in pieces)
+                try:
+                    spend(size)
+                    put_object(urls[slot], partial(blocks, root, pieces, gone), size)
+                except Exception as error:  # noqa: BLE001 - raised again below: the slot is not to be promised
+                    with lock:
+                        self.todo.append((slot, pieces))
+                    troubles.append(error)
+                    with suppress(OSError):
+                        spend(sum(gone) - size)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(self.todo)) - 1)]
+        with suppress(RuntimeError):  # The trainer's loaders may have all that a container has; then fewer send.
+            for thread in threads:
+                thread.start()
+        work()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        if troubles:
+            raise troubles[0]
+
+
+def key_of(entry: Json) -> str:
+    """A file's name and content."""
+    return "%s %s" % (entry["name"], entry["sha256"])
+
+
+def blocks(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> Iterator[bytes]:
+    """The content of some parts of files, one after the other; Later when one has been replaced meanwhile.
+
+    `gone` has the size of each block that was taken.
+    """
+    for name, offset, length in pieces:
+        while length:
+            block = part(at(root, "out", *name.split("/")), offset, min(BLOCK_BYTES, length))[0]
+            if not block:
+                raise Later("%s is no longer there" % name)
+            gone.append(len(block))
+            yield block
+            offset, length = offset + len(block), length - len(block)

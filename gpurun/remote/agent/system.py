@@ -1,0 +1,162 @@
+"""What every verb stands on: how it refuses, this machine's clocks, and its files: read, replaced whole and locked."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import stat
+import sys
+import time
+
+TYPE_CHECKING = False  # here and everywhere in the agent: importing typing would cost a poll milliseconds
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Union
+
+    Json = Dict[str, Any]
+    Answer = Tuple[Json, Union[bytes, Iterable[Union[bytes, memoryview]]]]  # one JSON line, then raw bytes
+
+MOST_PART_BYTES = 8 << 20
+BLOCK_BYTES = 1 << 20
+MOST_JSON_BYTES = 64 << 20  # A pack of a hundred thousand files is listed in some twenty million bytes.
+
+
+class Refusal(Exception):
+    """An answer of no, with a stable code; `more` holds figures for the other side."""
+
+    def __init__(self, code: str, message: str, **more: Any) -> None:
+        super().__init__(message)
+        self.error = dict(more, code=code, message=message)
+
+
+def monotonic() -> float:
+    """Seconds that no clock setting moves and that count sleep where the kernel can."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def boot_id() -> str:
+    """A name for this boot, outside which monotonic stamps mean nothing."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def at(root: str, *names: str) -> str:
+    """A path below the run folder."""
+    return os.path.join(root, *names)
+
+
+def read(*names: str) -> Any:
+    """A JSON file's content; None when it is not there or not whole."""
+    try:
+        with open(at(*names), "rb") as file:
+            return json.loads(file.read(MOST_JSON_BYTES))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def write(path: str, data: Json, durable: bool = True) -> None:
+    """Replace a JSON file whole."""
+    temporary = "%s.%d.tmp" % (path, os.getpid())
+    with open(temporary, "wb") as out:
+        out.write(json.dumps(data, sort_keys=True).encode() + b"\n")
+        if durable:
+            out.flush()
+            os.fsync(out.fileno())
+    os.replace(temporary, path)
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder: str) -> None:
+    """Make new names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def sync_filesystem(folder: str) -> None:
+    """Make all that was written on a folder's file system survive a power cut: one sync, however many files."""
+    import ctypes
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if getattr(ctypes.CDLL(None), "syncfs", lambda _: -1)(descriptor):
+            os.sync()
+    finally:
+        os.close(descriptor)
+
+
+def say(what: str) -> None:
+    """Write a line to this process's log, if the disk takes it: a disk that is full must not end the process."""
+    try:
+        print(what, file=sys.stderr, flush=True)
+    except OSError:
+        return
+
+
+def part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
+    """Bytes of a regular file and its size; a file that is not there is empty."""
+    try:
+        file, size = opened(path, offset, most)
+    except FileNotFoundError:
+        return b"", 0
+    with file:
+        return file.read(min(most, MOST_PART_BYTES)), size
+
+
+def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int, int]:
+    """Bytes of a regular file in blocks, each good until the next, how many those are, and the file's size."""
+    try:
+        file, size = opened(path, offset, most)
+    except FileNotFoundError:
+        return iter(()), 0, 0
+    length = max(0, min(most, size - offset))
+
+    def blocks() -> Iterator[memoryview]:
+        room, left = memoryview(bytearray(min(BLOCK_BYTES, length))), length
+        with file:
+            while left:
+                size = file.readinto(room[:left])
+                if not size:
+                    return
+                left -= size
+                yield room[:size]
+
+    return blocks(), length, size
+
+
+def opened(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
+    """A regular file, open at an offset, and its size; FileNotFoundError where there is none."""
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
+    facts = os.fstat(file.fileno())
+    if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
+        file.close()
+        raise Refusal("not_regular", "%s cannot be read so" % os.path.basename(path))
+    file.seek(offset)
+    return file, facts.st_size
+
+
+def lock(root: str, name: str, wait_s: float) -> Optional[int]:
+    """A kernel lock as a descriptor (closing it frees it), or None when another holds it for longer than the wait."""
+    descriptor, end = os.open(at(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if monotonic() >= end:
+                os.close(descriptor)
+                return None
+        time.sleep(0.02)
+
+
+def locked(root: str, name: str, wait_s: float) -> int:
+    """The same, but another holder is a refusal."""
+    held = lock(root, name, wait_s)
+    if held is None:
+        raise Refusal("busy", "another call holds %s" % name)
+    return held

@@ -1,0 +1,70 @@
+"""Leaving a machine that is kept: no process of the run stays there, and no file but what is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+
+from gpurun.remote.agent.job_control import stop
+from gpurun.remote.agent.processes import keepers, kill_all, send, trainers
+from gpurun.remote.agent.setup_process import end_setups, setups
+from gpurun.remote.agent.system import Refusal, at, lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Set
+
+    from gpurun.remote.agent.system import Answer, Json
+
+WAIT_S = 20
+
+
+def farewell(root: str, options: Json) -> Answer:
+    """End the trainer, the keeper and what --setup began at once; then remove the run's whole folder.
+
+    With `--keep out` what the trainer has written stays: nobody else has it.
+    """
+    check_own(root)
+    killed = len(trainers(root) | setups(root))
+    end_setups(root)
+    stop(root, {"now": True, "reason": "farewell"})
+    # Where the disk is full there is room again by this, before anything more is written.
+    kept = ("out",) if options.get("keep") == "out" else ()
+    remove(root, {"bundle", "data", "out"}.difference(kept))
+    # The keeper ends last, and by itself: it alone knows the children that the trainer's processes left behind.
+    if lock(root, "keeper.lock", WAIT_S) is None:
+        send(keepers(root), signal.SIGKILL)
+        if lock(root, "keeper.lock", 1) is None:
+            raise Refusal("busy", "the keeper cannot be ended")
+    kill_all(root)
+    if kept:
+        remove(root, set(os.listdir(root)).difference(kept))
+    else:
+        shutil.rmtree(root, ignore_errors=True)
+    left = set(os.listdir(root)) if os.path.exists(root) else set()
+    if trainers(root) or setups(root) or left.difference(kept) or (os.path.exists(root) and not kept):
+        raise Refusal("not_gone", "some of the run's processes or files are left in %s" % root)
+    return {"killed": killed}, b""
+
+
+def remove(root: str, names: Set[str]) -> None:
+    """Remove files and folders of the run folder, as far as that goes."""
+    for name in names:
+        path = at(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def check_own(root: str) -> None:
+    """Refuse to remove a folder that is not plainly a run's own."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    if (home + os.sep).startswith(root.rstrip(os.sep) + os.sep) or os.path.realpath(sys.argv[0]) != at(
+        root, "agent.pyz"
+    ):
+        raise Refusal("not_a_run", "%s is not the folder of a run" % root)

@@ -1,0 +1,263 @@
+"""The keeper: the process that starts one trainer, watches it, writes down how it ended, and may end the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from gpurun.remote.agent.end_early import ended
+from gpurun.remote.agent.job_state import blank, last_heard, request_stop
+from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
+from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List, Optional
+
+    from gpurun.remote.agent.s3_push import Pusher
+    from gpurun.remote.agent.system import Answer, Json
+
+BEAT_S = 1.0
+# One that is still there so long after a KILL hangs in the kernel, as with a card that fell off the bus, for good.
+DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0
+TICK_S = 0.1
+LONGEST_S = 6 * 3600.0
+LOOK_S = 0.5
+
+
+def keep(root: str, _: Json) -> Answer:
+    """Be the keeper (started by `ensure_keeper`, which passes its lock on)."""
+    import ctypes
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    requests: List[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: requests.append("keeper_terminated"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # One that was sent before now waits in the kernel.
+    if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so none can hide
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    try:
+        keeper = Keeper(root, requests)
+    except OSError as error:
+        raise Refusal("start_failed", "the trainer could not be started: %s" % error) from None
+    if keeper.job.get("notice_url"):
+        from gpurun.remote.agent.spot_notice import listen
+
+        listen(keeper.job["notice_url"], lambda: requests.append("preempted"))
+    pusher = None
+    if os.path.exists(at(root, "agent", "push.json")):
+        from gpurun.remote.agent.s3_push import begin
+
+        pusher = begin(root)
+    keeper.keep()
+    if pusher is not None:
+        pusher.finish()
+        if keeper.job.get("linger_s"):
+            linger(root, keeper.job, pusher)
+    return {}, b""
+
+
+class Keeper:
+    """Watches one trainer, its lease and the request to stop; ends when every process of the trainer has ended.
+
+    `requests` are the reasons to stop that this process alone was told. A disk that is full takes none of this away.
+    """
+
+    def __init__(self, root: str, requests: List[str]) -> None:
+        self.root, self.job, self.pulse = root, read(root, "agent", "job.json"), Pulse(root)
+        self.requests, self.said, self.next_beat = requests, "", 0.0
+        self.child: Any = None
+        self.reason: Optional[str] = None
+        self.asked_at: Optional[float] = None
+        self.killed_at: Optional[float] = None
+        self.pid: int = 0
+        record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
+        self.started_wall = record.get("started_wall") or time.time()
+        if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
+            self.pid = record["pid"] if record.get("pid") in running else min(running)
+        else:
+            self.launch()
+        self.beat("running")
+        record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
+        self.note(at(root, "agent", "keeper.json"), record, durable=True)
+
+    def launch(self) -> None:
+        """Start the trainer in a session of its own."""
+        import subprocess
+
+        with open(at(self.root, "out", "trainer.log"), "ab") as log:
+            self.child = subprocess.Popen(
+                self.job["argv"],
+                cwd=at(self.root, self.job["cwd"]),
+                env=environment(**dict({"PYTHONUNBUFFERED": "1"}, **self.job["env"]), GPURUN_TRAINER_OF=self.root),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.pid, self.started_wall = self.child.pid, time.time()
+
+    def ended(self) -> bool:
+        """Whether the trainer's first process has ended."""
+        code: Optional[int] = self.child.poll() if self.child else None
+        return code is not None or (self.child is None and self.pid not in trainers(self.root))
+
+    def cannot_end(self) -> bool:
+        """Whether it was killed long ago and is still there: nobody is to wait for that, as the machine is paid."""
+        return self.killed_at is not None and monotonic() >= self.killed_at + KILLED_S
+
+    def kill(self) -> None:
+        """Kill all of the trainer."""
+        self.killed_at = self.killed_at or monotonic()
+        kill_all(self.root)
+
+    def keep(self) -> None:
+        """Wait for the end, enforce the lease and requests to stop, and write down how it ended."""
+        while not self.is_over():
+            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, to look costs a walk through /proc
+        self.finish(self.child.returncode if self.child else None)
+
+    def is_over(self) -> bool:
+        """Look around once, and act; whether all of the trainer has ended."""
+        try:
+            if self.ended() or self.cannot_end():
+                kill_all(self.root)
+                return True
+            self.enforce()
+            if monotonic() >= self.next_beat:
+                self.next_beat = monotonic() + BEAT_S
+                self.beat("running")
+                self.end_if_stuck()
+        except OSError as error:  # Whatever it is, nobody else would hold the lease: the next look may be better.
+            self.say("%s: %s" % (type(error).__name__, error))
+        return False
+
+    def enforce(self) -> None:
+        """Ask the trainer to stop, or kill it, when the lease or a request says so; the earlier clock wins."""
+        request, lease, now = self.requested(), read(self.root, "agent", "lease.json") or {}, monotonic()
+
+        def due(which: str) -> bool:
+            wall = min(lease.get(which + "_stop_wall", 1e18), self.job[which + "_stop_wall"])
+            return bool(time.time() >= wall or now >= lease.get(which + "_mono", 1e18))
+
+        if not (request or due("soft") or due("hard")):
+            return
+        self.reason = self.reason or (request["reason"] if request else "lease")
+        late = request and self.asked_at is not None and now >= self.asked_at + self.job["save_s"]
+        if late or due("hard") or (request and request["now"]):
+            self.kill()
+        elif self.asked_at is None:
+            self.asked_at = now
+            self.ask()
+
+    def requested(self) -> Json:
+        """The request to stop, if there is one; what only this process was told is written down for the next keeper."""
+        written: Json = read(self.root, "agent", "stop.json") or {}
+        if written or not self.requests:
+            return written
+        try:
+            request_stop(self.root, False, self.requests[0])
+        except OSError as error:
+            self.say("the request to stop is not written down: %s" % error)
+        return {"now": False, "reason": self.requests[0]}
+
+    def end_if_stuck(self) -> None:
+        """End a trainer that does not move any more: every process writes down where it stands, may save, is killed."""
+        silent_s = self.pulse.overdue_s()
+        if not silent_s or self.reason:  # One that was asked to stop has its own end.
+            return
+        self.reason = "hang"
+        self.say("the trainer was silent for %.0f s and is ended" % silent_s)
+        for number, wait_s in ((signal.SIGUSR1, DUMP_S), (signal.SIGTERM, LAST_WORDS_S)):
+            self.ask(number)
+            end = monotonic() + wait_s
+            while monotonic() < end and not self.ended():
+                time.sleep(TICK_S)
+        self.kill()
+
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer."""
+        workers = {
+            pid
+            for pid, (parent, pairs) in processes().items()
+            if parent == self.pid and any(pair.startswith(b"LOCAL_RANK=") for pair in pairs)
+        }
+        send(workers or {self.pid}, number)
+
+    def say(self, what: str) -> None:
+        """Write to the agent's log, once for each trouble."""
+        if what != self.said:
+            say(what)
+        self.said = what
+
+    def note(self, path: str, data: Json, durable: bool) -> bool:
+        """Write a state file if the disk lets us: a full one must not take the keeper away from its trainer."""
+        try:
+            write(path, data, durable)
+        except OSError as error:
+            self.say("%s: %s" % (path, error))
+            return False
+        return True
+
+    def beat(self, state: str, **more: Any) -> None:
+        """Write the heartbeat; where there is no room for it, its time alone, which needs none."""
+        path = at(self.root, "out", "status.json")
+        facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
+        if not self.note(path, dict(blank(self.root), **facts), durable=False):
+            try:
+                os.utime(path)
+            except OSError as error:
+                self.say("%s: %s" % (path, error))
+
+    def finish(self, code: Optional[int]) -> None:
+        """Write down the end; on a full disk, try for a minute."""
+        by_signal = code is not None and code < 0
+        end: Json = {"exit_code": None if by_signal else code, "signal": -code if code and by_signal else None}
+        more = {"stop_reason": self.reason, "ended_wall": time.time()}
+        for _ in range(60):
+            if self.note(at(self.root, "agent", "exit.json"), dict(end, **more), durable=True):
+                break
+            self.beat("running")
+            time.sleep(1)
+        self.beat("exited", **end)
+
+
+class Pulse:
+    """Watches `out/heartbeat.json`; a trainer that never wrote one is never called stuck."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.last: Any = None
+        # Not the clock of the lease: while a laptop sleeps, its trainer does not train.
+        self.seen_s = time.monotonic()
+
+    def overdue_s(self) -> float:
+        """Seconds since the last beat, once they are more than the trainer asked for; else 0."""
+        beat = read(self.root, "out", "heartbeat.json")
+        if beat != self.last:
+            self.last, self.seen_s = beat, time.monotonic()
+        patience_s: Any = beat.get("patience_s") if isinstance(beat, dict) else None
+        if type(patience_s) not in (int, float) or not 0 < patience_s <= LONGEST_S:
+            return 0.0
+        silent_s = time.monotonic() - self.seen_s
+        return silent_s if silent_s > patience_s else 0.0
+
+
+def linger(root: str, job: Json, pusher: Pusher) -> None:
+    """Wait until no client has asked for `linger_s`, then have the guard end the machine.
+
+    It stays to its deadline, as it would have anyhow, where the bucket has not all that somebody would come for.
+    """
+    seen, since = last_heard(root), monotonic()
+    while monotonic() - since < job["linger_s"]:
+        time.sleep(LOOK_S)
+        if last_heard(root) != seen:
+            seen, since = last_heard(root), monotonic()
+    if not pusher.has_all():
+        say("nobody came, and not all is in the bucket: the machine stays to its deadline")
+        return
+    say("nobody came for what is in the bucket: the machine ends itself")
+    answer = ended(job["guard_folder"], 0)
+    if not answer["taken"]:
+        say("it does not: %s" % answer["message"])

@@ -1,0 +1,300 @@
+"""What is shipped: a tar stream that is the same for the same files, made in one pass, and never holding a secret.
+
+`survey` looks at every file first; what may not leave this machine is listed by name and nothing is packed. The stream
+then carries each file with its digest in a trailing manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from pathlib import Path
+from typing import Literal, Protocol
+
+from gpurun.core.errors import UsageError
+from gpurun.core.records import canonical
+
+Codec = Literal["zstd", "gzip"]
+Content = Path | bytes
+Sources = Mapping[str, Content]
+PathOrContent = str | bytes
+
+MANIFEST_NAME = ".manifest.json"
+MOST_FILES = 100_000
+_BLOCK_BYTES = 1 << 20
+# Measured on 16-bit tokens: tests/bench/bench_pack.py. Each thread holds some 10 MB.
+_ZSTD_LEVEL = 3
+_MOST_THREADS = 4
+_GZIP_LEVEL = 1
+
+_LEFT_OUT = frozenset(
+    {"__pycache__", ".git", ".hg", ".svn", ".DS_Store", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
+)
+# Names, in lower case, that keys and passwords are kept under. `tokenizer.json` and `tokens.bin` must pass.
+_SECRET = (
+    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
+    *(".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".boto", ".s3cfg", ".dockercfg", "kubeconfig"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks"),
+    *("*.keystore", "*.kdbx", "*.gpg", "*.asc", "wallet.dat", "*.tfstate", "*.tfstate.*", ".git-credentials"),
+    *("credentials", "credentials.*", "*[-_]credentials", "*[-_]credentials.*", "kaggle.json", "client_secret*.json"),
+    *("service[-_]account*.json", "*[-_]service[-_]account.json", "application_default_credentials*", ".terraformrc"),
+    *("token", "token.txt", "token.json", "*.token", "*[-_]token", "*[-_]token.txt", "*[-_]token.json", ".token*"),
+    *("*api[-_]key", "*api[-_]key.*", "*apikey", "*apikey.*", "password", "password.txt", "passwords.txt", "*.secret"),
+    *("secret", "secrets", "secret.*", "secrets.json", "secrets.toml", "secrets.y*ml", "secrets.txt", "secrets.ini"),
+)
+_SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A file as it was seen: what it is called in the pack, its size, and what tells whether it has changed since.
+
+    `source` is its path, or its content.
+    """
+
+    name: str
+    bytes: int
+    source: PathOrContent
+    seen: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Something that may not be shipped, and why."""
+
+    path: str
+    reason: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Everything that a pack would hold, sorted by name, and everything that stands against it."""
+
+    files: tuple[PackedFile, ...]
+    refusals: tuple[Refused, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """The files' content together."""
+        return sum(file.bytes for file in self.files)
+
+    def demand_clean(self) -> None:
+        """Raise a UsageError that names what may not be shipped, if there is anything."""
+        if not self.refusals:
+            return
+        first, more = self.refusals[0], len(self.refusals) - 1
+        others = f" ({more} more: gpurun pack --dry-run lists them)" if more else ""
+        raise UsageError(
+            first.code,
+            f"{first.path} is not shipped: {first.reason}{others}.",
+            hint="Move it out of the folder, or point --data at a folder that holds only data.",
+        )
+
+
+def survey(sources: Sources) -> Survey:
+    """List what would be packed.
+
+    Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (taken with all below it) or bytes. A
+    source may itself be reached through a link; below it links are never followed. Caches and version control are left
+    out; what cannot be read, or is not there, is refused.
+    """
+    files: list[PackedFile] = []
+    refusals: list[Refused] = []
+    for name, source in sources.items():
+        if isinstance(source, bytes):
+            files.append(PackedFile(name, len(source), source))
+        else:
+            _look(name, str(source.resolve()), files, refusals)
+    if len(files) > MOST_FILES:
+        raise UsageError(
+            "pack.too_many",
+            f"There are {len(files):,} files to ship; at most {MOST_FILES:,} are.",
+            hint="Prepare the data as shards: gpurun plan says how.",
+        )
+    ordered = sorted(files, key=lambda file: file.name.encode("utf-8", "surrogateescape"))
+    return Survey(tuple(ordered), tuple(sorted(refusals, key=lambda refusal: refusal.path)))
+
+
+def _look(name: str, path: str, files: list[PackedFile], refusals: list[Refused]) -> None:
+    """Take one path, and all below it, into the survey."""
+    try:
+        reason, facts = _against(os.path.basename(path)), os.lstat(path)
+        if reason is None and stat.S_ISDIR(facts.st_mode):
+            for below in sorted(os.listdir(path)):
+                if below not in _LEFT_OUT:
+                    _look(f"{name}/{below}", os.path.join(path, below), files, refusals)
+            return
+        reason = reason or _against_kind(facts.st_mode)
+        if reason is None and not os.access(path, os.R_OK):
+            reason = ("pack.unreadable", "it cannot be read")
+    except OSError as error:
+        reason = ("pack.unreadable", (error.strerror or str(error)).lower())
+    if reason is not None:
+        refusals.append(Refused(path.encode("utf-8", "replace").decode(), reason[1], reason[0]))
+    else:
+        files.append(PackedFile(name, facts.st_size, path, _stamp(facts)))
+
+
+def _against(name: str) -> tuple[str, str] | None:
+    """What a name has against it: code and reason."""
+    if _SECRET_NAME.match(name.lower()):
+        return "pack.secret", "its name says that it holds a key or password"
+    if not name.isprintable() or "\\" in name:
+        return "pack.name", "its name has characters that other systems cannot hold"
+    return None
+
+
+def _against_kind(mode: int) -> tuple[str, str] | None:
+    """What a kind of file has against it: only regular files are shipped."""
+    if stat.S_ISLNK(mode):
+        return "pack.link", "it is a symbolic link, and links are never followed"
+    if not stat.S_ISREG(mode):
+        return "pack.device", "it is a device, pipe or socket"
+    return None
+
+
+def _stamp(facts: os.stat_result) -> tuple[int, ...]:
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+@dataclass
+class Pack:
+    """A survey on its way: `content_bytes` have been read; `manifest_sha256` is known when all of it has been.
+
+    `known` has the sha256 of every file that was read whole so far, by name; `sent_bytes` went out for it, compressed.
+    """
+
+    survey: Survey
+    content_bytes: int = 0
+    manifest_sha256: str | None = None
+    known: dict[str, str] = field(default_factory=dict)
+    sent_bytes: int = 0
+
+    def stream(self, codec: Codec = "zstd") -> Iterator[bytes]:
+        """The pack as chunks of about 1 MB, from its beginning at each call; memory does not grow with its size.
+
+        UsageError when the survey has refusals, or when a file is no longer as the survey saw it (`pack.changed`).
+        """
+        compressor = _compressor(codec)
+        for block in self._tar():
+            if chunk := compressor.compress(block):
+                yield chunk
+        yield compressor.flush()
+
+    def name(self) -> str:
+        """The sha256 of the manifest, found by reading every file once and sending nothing."""
+        for _ in self._tar():
+            continue
+        assert self.manifest_sha256 is not None
+        return self.manifest_sha256
+
+    def _tar(self) -> Iterator[bytes]:
+        """The plain tar stream."""
+        self.survey.demand_clean()
+        self.content_bytes, self.manifest_sha256 = 0, None
+        for file in self.survey.files:
+            yield from self._entry(file)
+        manifest = self.manifest()
+        yield _header(MANIFEST_NAME, len(manifest)) + _padded(manifest) + bytes(2 * tarfile.BLOCKSIZE)
+
+    def manifest(self) -> bytes:
+        """What names the pack, once every file is known; its own sha256 is then `manifest_sha256`."""
+        files = [{"name": f.name, "bytes": f.bytes, "sha256": self.known[f.name]} for f in self.survey.files]
+        content = canonical({"v": 1, "files": files})
+        self.manifest_sha256 = hashlib.sha256(content).hexdigest()
+        return content
+
+    def _entry(self, file: PackedFile) -> Iterator[bytes]:
+        """Header, content and padding of one file, read once."""
+        yield _header(file.name, file.bytes)
+        digest = hashlib.sha256()
+        for block in blocks(file):
+            digest.update(block)
+            self.content_bytes += len(block)
+            yield block
+        yield bytes(-file.bytes % tarfile.BLOCKSIZE)
+        self.known[file.name] = digest.hexdigest()
+
+
+def blocks(file: PackedFile) -> Iterator[bytes]:
+    """A file's content in blocks; UsageError when it is not, from first byte to last, the file of the survey."""
+    for offset in range(0, max(1, file.bytes), _BLOCK_BYTES):
+        yield content_at(file, offset, min(file.bytes - offset, _BLOCK_BYTES))
+    demand_unchanged(file)
+
+
+def demand_unchanged(file: PackedFile) -> None:
+    """UsageError `pack.changed` when it is no longer the file of the survey."""
+    if isinstance(file.source, str):
+        try:
+            same = _stamp(os.lstat(file.source)) == file.seen
+        except OSError:
+            same = False
+        if not same:
+            raise _changed(file.source)
+
+
+def content_at(file: PackedFile, offset: int, size: int) -> bytes:
+    """So much of a file from an offset on; UsageError when it is not the file of the survey, or cannot be read."""
+    if isinstance(file.source, bytes):
+        return file.source[offset : offset + size]
+    try:
+        descriptor = os.open(file.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            content = os.pread(descriptor, size, offset)
+            while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+                content += more
+            # After the reading, which tells a change before it as well.
+            if len(content) != size or _stamp(os.fstat(descriptor)) != file.seen:
+                raise _changed(file.source)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+            raise _changed(file.source) from error
+        what = f"{file.source} cannot be read: {error.strerror}."
+        raise UsageError("pack.unreadable", what, hint="See to the disk that it is on, then run it again.") from error
+    return content
+
+
+def _changed(path: str) -> UsageError:
+    return UsageError(
+        "pack.changed",
+        f"{path} changed while it was being packed.",
+        hint="Wait until whatever writes it has finished, then run the command again.",
+    )
+
+
+def _header(name: str, size: int) -> bytes:
+    """One tar header; everything but name and size is the same for every file."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, 0o644
+    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
+
+
+def _padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+def _compressor(codec: Codec) -> _Compressor:
+    if codec == "gzip":
+        return zlib.compressobj(_GZIP_LEVEL, wbits=31)
+    import zstandard
+
+    threads = min(os.cpu_count() or 1, _MOST_THREADS)
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=threads).compressobj()

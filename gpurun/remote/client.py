@@ -1,0 +1,315 @@
+"""The far side as its callers see it: one typed method a verb, over any `Machine`; every answer is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.records import canonical
+from gpurun.remote.agent_file import agent_zip
+from gpurun.remote.archive import Codec, Pack
+from gpurun.remote.download import Wanted, fetch, pull
+from gpurun.remote.interface import FarRefusal, Machine, Reply, Sink, Take
+from gpurun.remote.messages import (
+    Asked,
+    Ended,
+    Facts,
+    Lease,
+    Left,
+    Manifest,
+    Piece,
+    Polled,
+    SetUp,
+    Shipped,
+    Sized,
+    Started,
+    Status,
+    refusal_in,
+    understood,
+    understood_manifest,
+)
+from gpurun.remote.upload import send
+
+_DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
+_QUICK_S = 30.0
+_START_S = 180.0
+_PART_S = 300.0
+_LANE_BYTES = 8 << 20  # A file that is smaller than this for each lane is not worth another login.
+_SHARED_LANES = 3
+MOST_LANES = 8
+# Until a program runs, a server's kernel may keep an answer back for so long: a way that seems no longer may be short.
+DELAYED_ANSWER_S = 0.04
+SHORT_S = 0.01
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes of a file that grows, from `offset` on; `size` is how long the whole file was then."""
+
+    offset: int
+    data: bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class Poll:
+    """The status, and a chunk for every file that was asked for."""
+
+    status: Status
+    chunks: Mapping[str, Chunk]
+
+
+class FarSide:
+    """The agent on a machine. Every method may be repeated; each raises MachineLost or FarRefusal."""
+
+    _lanes: tuple[FarSide, ...] = ()
+
+    def __init__(self, machine: Machine, python: str = "python3") -> None:
+        self._machine = machine
+        self._python = python
+
+    def install_agent(self) -> None:
+        """Put the agent there and read it back."""
+        self._put("agent.pyz", agent_zip())
+        if words := self._agent_amiss():
+            raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {words}")
+
+    def hello(self, python: str | None = None) -> Facts:
+        """What the machine is and has; importing torch there may take a minute on a cold disk.
+
+        A Python named by its path, here or for this far side, is the only one that is asked for torch; else any.
+        """
+        chosen = python or (self._python if "/" in self._python else None)
+        options = ["--python", chosen] if chosen else []
+        line, _ = self.ask("hello", *options, site=True, timeout_s=_START_S * 4)
+        return understood(Facts, line)
+
+    def unpack(
+        self,
+        pack: Pack,
+        codec: Codec = "zstd",
+        *,
+        on_progress: Callable[[int], None] | None = None,
+        timeout_s: float = 3600.0,
+    ) -> Shipped:
+        """Ship a pack; it is in place and verified there, or nothing of it is (`remote.upload`)."""
+        return send(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
+
+    def start(self, job: Mapping[str, Any]) -> Started:
+        """Start the job (docs/FORMATS.md has its keys) unless it was started.
+
+        Then an earlier lease in it shortens the lease and a later one changes nothing; another run, argv, cwd or env is
+        FarRefusal `other_job`.
+        """
+        self._put("job.json", canonical(dict(job)))
+        return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
+
+    def _agent_amiss(self) -> str:
+        """What is said where the agent is not as it is here; nothing where it is."""
+        reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
+        is_same = reply.stdout.strip() == hashlib.sha256(agent_zip()).hexdigest().encode()
+        return "" if is_same else _words(reply.stderr)
+
+    def let_push(self, order: bytes) -> None:
+        """Give the agent URLs to push checkpoints by; they are a secret, and replace those before."""
+        self._put("agent/push.json", order)
+
+    def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
+        """The status, and of each wanted file at most so many bytes from an offset on.
+
+        `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset, most).
+        """
+        line, content = self.ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
+        said, chunks, at = understood(Polled, line), {}, 0
+        for piece in said.chunks:
+            if piece.name not in wants or piece.name in chunks:
+                raise FarRefusal("nonsense", "The instance answered for a file that was not asked for.")
+            data = _cut(content, at, piece, *wants[piece.name])
+            chunks[piece.name] = Chunk(piece.offset, data, piece.size)
+            at += len(data)
+        if at != len(content) or set(chunks) != set(wants):
+            raise FarRefusal("nonsense", "The instance answered less or more than was asked for.")
+        return Poll(said.status, chunks)
+
+    def stop(self, *, now: bool = False, reason: str = "user") -> bool:
+        """Ask for the trainer's end: save and stop, or KILL with `now`. False when there is no trainer to ask."""
+        line, _ = self.ask("stop", *(["--now"] if now else []), "--reason", reason)
+        return understood(Asked, line).asked
+
+    def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> Lease:
+        """Bring the lease forward; the answer is what holds now, never later than before."""
+        line, _ = self.ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
+        return understood(Lease, line)
+
+    def end(self, folder: str, at_wall: float = 0.0) -> Ended:
+        """Have the machine end itself at a time by its own clock (0: now), by the dead-man timer of that folder.
+
+        Nothing lengthens its time. Once that is over the machine may be gone before it answers: MachineLost.
+        """
+        return understood(Ended, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
+
+    def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
+        """How the user's own script is, and a part of its log; it is begun only where it never was, and not waited for.
+
+        There it is ended after `limit_s`, whether somebody asks or not.
+        """
+        options = ("--from", str(offset), "--most", str(most))
+        line, content = self.ask("setup", *options)
+        said = understood(SetUp, line)
+        if said.state == "none":
+            self._put("setup.sh", script)
+            line, content = self.ask("setup", "--limit", repr(float(limit_s)), *options)
+            said = understood(SetUp, line)
+        if said.bytes != len(content) or said.bytes > most:
+            raise FarRefusal("nonsense", "The instance answered another part of its log than was asked for.")
+        return said, content
+
+    def farewell(self, *, keep_results: bool = False) -> int:
+        """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
+
+        With `keep_results` what the trainer has written stays. It may be asked again, and where the disk is full: the
+        agent is put there only where it is missing.
+        """
+        if self._agent_amiss():
+            self.install_agent()
+        kept = ("--keep", "out") if keep_results else ()
+        return understood(Left, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
+
+    def manifest(self, most_bytes: int) -> Manifest:
+        """The finished files, none before there are any.
+
+        FarRefusal when a single one of them is not acceptable, or they announce more than `most_bytes` in all.
+        """
+        try:
+            line, content = self.ask("manifest", timeout_s=_PART_S)
+        except FarRefusal as refusal:
+            if refusal.reason == "no_manifest":
+                return Manifest()
+            raise
+        sized = understood(Sized, line)
+        if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
+            raise FarRefusal("nonsense", "The instance's manifest did not arrive whole.")
+        return understood_manifest(content, most_bytes)
+
+    def fetch(
+        self, name: str, size_bytes: int, sha256: str, into: Path, *,
+        on_progress: Callable[[int], None] | None = None, aside: bool = False,
+    ) -> Path:  # fmt: skip
+        """Bring a file of the manifest home, verified, over lanes that stay open (`remote.download.fetch`)."""
+        pulls = [partial(pull, lane, name) for lane in self.lanes(1 + size_bytes // _LANE_BYTES)]
+        return fetch(Wanted(name, size_bytes, sha256, on_progress, aside), into, *pulls)
+
+    def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
+        """Ways there that may be used at once, as many as one this long is worth; they stay until `close_lanes`.
+
+        The first ones are this one, whose connection they share, as another login takes a while; the others have each
+        their own, as a line that loses packets holds every connection back by itself.
+        """
+        count = min(most, max(least, lanes_for(self.round_trip_s)))
+        shared = min(count, _SHARED_LANES)
+        more = count - shared - len(self._lanes)
+        self._lanes = (*self._lanes, *(self.lane() for _ in range(more)))
+        return [self] * shared + list(self._lanes[: count - shared])
+
+    def lane(self) -> FarSide:
+        """The same far side over a connection of its own, for one more thread."""
+        return FarSide(self._machine.lane(), self._python)
+
+    @contextmanager
+    def many_lanes(self) -> Iterator[None]:
+        """A time in which lanes are used: whatever ends it, none stays open."""
+        try:
+            yield
+        finally:
+            self.close_lanes()
+
+    def close_lanes(self) -> None:
+        """End what `lanes` has made."""
+        for lane in self._lanes:
+            lane.close()
+        self._lanes = ()
+
+    def close(self) -> None:
+        """End every connection; the next call makes a new one."""
+        self.close_lanes()
+        self._machine.close()
+
+    @property
+    def round_trip_s(self) -> float:
+        """How long the way there and back takes."""
+        return self._machine.round_trip_s
+
+    def _put(self, name: str, content: bytes) -> None:
+        """Put a file at the root of the run folder."""
+        crashpoint("before far.put")
+        self._machine.put(name, content)
+        crashpoint("after far.put")
+
+    def ask(
+        self,
+        verb: str,
+        *options: str,
+        stdin: Iterable[bytes] | None = None,
+        sink: Sink | None = None,
+        site: bool = False,
+        timeout_s: float = _QUICK_S,
+    ) -> tuple[bytes, bytes]:
+        """One call of the agent: its line and what follows, which goes into the sink as it comes, if there is one.
+
+        Without `site` Python starts in half the time.
+        """
+        flags = ["-I"] if site else ["-I", "-S"]
+        crashpoint(f"before far.{verb}")
+        words = [*flags, "agent.pyz", verb, "--root", ".", *options]
+        reply = self._run(words, stdin=stdin, sink=sink, timeout_s=timeout_s)
+        crashpoint(f"after far.{verb}")
+        line, _, content = reply.stdout.partition(b"\n") if sink is None else (bytes(sink.line), b"", b"")
+        if reply.exit_code != 0:
+            raise refusal_in(line) or FarRefusal(
+                "broken", f"The agent ended with {reply.exit_code} on {verb}: {_words(reply.stderr)}"
+            )
+        return line, content
+
+    def _run(
+        self,
+        words: list[str],
+        *,
+        stdin: Iterable[bytes] | None = None,
+        sink: Take | None = None,
+        timeout_s: float = _QUICK_S,
+    ) -> Reply:
+        """Run the Python of the machine; FarRefusal `no_python` where it has none."""
+        reply = self._machine.call([self._python, *words], stdin=stdin, sink=sink, timeout_s=timeout_s)
+        if reply.exit_code in (126, 127):
+            raise FarRefusal("no_python", f"The machine has no {self._python} (3.8 or newer is needed).")
+        return reply
+
+
+def lanes_for(round_trip_s: float) -> int:
+    """How many lanes keep a way of this length busy, as each carries a window a round trip, and no more.
+
+    What comes home is taken in by one thread a connection: on a short way a second lane only has the digest wait.
+    """
+    if round_trip_s < SHORT_S + DELAYED_ANSWER_S:
+        return 1
+    return min(MOST_LANES, 2 + int(max(0.0, round_trip_s - DELAYED_ANSWER_S) / 0.012))
+
+
+def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:
+    """The bytes that a piece announces, if it is the piece that was asked for."""
+    data = content[at : at + piece.bytes]
+    if piece.offset != offset or piece.bytes > most or len(data) != piece.bytes:
+        raise FarRefusal("nonsense", f"The instance answered another part of {piece.name!r} than was asked for.")
+    return data
+
+
+def _words(stderr: bytes) -> str:
+    """The end of what a program said on its way out."""
+    return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"

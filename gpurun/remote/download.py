@@ -1,0 +1,286 @@
+"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
+from gpurun.core.paths import fsync_folder, make_private
+from gpurun.remote.interface import FarRefusal, MachineLost, Take
+from gpurun.remote.messages import MOST_LINE_BYTES, Piece, check_name, refusal_in, understood
+from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, notes_of
+
+# A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
+# together.
+RANGE_S = 5.0
+MOST_RANGE_BYTES = 2 << 30
+LEAST_RANGE_BYTES = 4 << 20
+PARTIAL_FOLDER = ".partial"
+TICK_S = 0.05
+SYNC_S = 0.5
+MOST_FRUITLESS = 3
+_REFETCHES = 3
+_PULL_S = 300.0
+
+# Asks for `most` bytes from an offset on, and hands them over as they come; fewer may come.
+Pull = Callable[[int, int, Take], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file of a verified manifest, and what is told as it arrives (bytes so far; 0 where it begins again).
+
+    `aside`: what arrives is kept apart from what somebody else, who does not go on, has of it.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+    on_progress: Callable[[int], None] | None = None
+    aside: bool = False
+
+    def tell(self, have_bytes: int) -> None:
+        """Say how much is there; what that raises ends the download."""
+        if self.on_progress is not None:
+            self.on_progress(have_bytes)
+
+
+def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
+    """Bring one file to `into`/name and return its path; a file that is there already, digest verified, is left alone.
+
+    Each of the pulls is a lane of its own; all are used at once. What has arrived is kept in `into`/.partial under its
+    digest, so a later call fetches only the rest. A wrong digest is fetched again three times. CollectFailed: the
+    digest never held; StoreFull: the file could not be stored; files that were verified before stay as they are.
+    HeldElsewhere, a MachineLost: somebody else is at it.
+    """
+    parts = check_name(wanted.name)
+    target = into.joinpath(*parts)
+    if holds(target, wanted):
+        return target
+    try:
+        for folder in (into, target.parent, into / PARTIAL_FOLDER):
+            make_private(folder)
+        name = f"{wanted.sha256}.aside" if wanted.aside else wanted.sha256
+        with Partial(into / PARTIAL_FOLDER / name, wanted.size_bytes) as partial:
+            if holds(target, wanted):  # The one that was waited for has brought it.
+                partial.remove()
+                return target
+            _fill(partial, wanted, pulls, free=lambda: shutil.disk_usage(into).free)
+            partial.settle(target)
+        fsync_folder(target.parent)
+    except OSError as error:
+        raise _cannot_store(target, wanted, error) from error
+    return target
+
+
+def holds(target: Path, wanted: Wanted) -> bool:
+    """Whether the file is at `target` already, by its size and digest; one that cannot be read is not."""
+    try:
+        with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if os.fstat(file.fileno()).st_size != wanted.size_bytes:
+                return False
+            return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+    except OSError:
+        return False
+
+
+def noted_bytes(into: Path, sha256: str) -> int:
+    """How much has arrived of a file by its notes; it grows while somebody brings it home."""
+    try:
+        return arrived_bytes(notes_of(into / PARTIAL_FOLDER / sha256).read_bytes())
+    except OSError:
+        return 0
+
+
+def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callable[[], int]) -> None:
+    """Complete the partial file, or raise CollectFailed with nothing wrong left in it."""
+    for _ in range(1 + _REFETCHES):
+        before = -1
+        while (have := partial.have_bytes) < wanted.size_bytes and have > before:
+            if wanted.size_bytes - have > free():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            before = have
+            Fetching(partial, wanted, pulls).run()
+        if partial.is_whole(wanted.sha256):
+            return
+        partial.discard()
+        wanted.tell(0)
+    raise CollectFailed(
+        "collect.wrong_digest",
+        f"{wanted.name} came back {1 + _REFETCHES} times with another digest or size than the instance announced.",
+        hint="What was verified before is kept in artifacts/. The instance or the way to it is damaged.",
+    )
+
+
+class Fetching:
+    """The gaps of one file on their way home, and the threads that pull them: one for each lane."""
+
+    def __init__(self, partial: Partial, wanted: Wanted, pulls: Sequence[Pull]) -> None:
+        self._partial, self._wanted, self._pulls = partial, wanted, pulls
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._lost: MachineLost | None = None
+        self._taking, self._clock = threading.Lock(), SystemClock()
+        self._todo = deque(partial.gaps())
+
+    def run(self) -> None:
+        """Pull all gaps once; MachineLost when some are left because no lane stood."""
+        threads = [threading.Thread(target=self._work, args=(pull,), daemon=True) for pull in self._pulls]
+        syncing = threading.Thread(target=self._sync, daemon=True)
+        for thread in (*threads, syncing):
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(TICK_S)
+                    self._partial.digest_on()
+                    self._wanted.tell(self._partial.have_bytes)
+            self._wanted.tell(self._partial.have_bytes)
+        finally:
+            self._stop.set()
+            for thread in (*threads, syncing):
+                thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._lost is not None and self._todo:
+            raise self._lost
+
+    def _sync(self) -> None:
+        """Bring to the disk what has come, again and again: it is less at the end, and a power cut costs little."""
+        while not self._stop.wait(SYNC_S):
+            try:
+                self._partial.sync()
+            except OSError as error:
+                self._error = self._error or error
+                self._stop.set()
+
+    def _work(self, pull: Pull) -> None:
+        """Pull one range after the other over one lane; a range that was cut goes back to be pulled again."""
+        fruitless, size_bytes = 0, LEAST_RANGE_BYTES
+        while not self._stop.is_set() and fruitless < MOST_FRUITLESS and (taken := self._take(size_bytes)):
+            (start, end), before = taken, self._partial.have_bytes
+            try:
+                seconds = self._pull_range(pull, start, end)
+                size_bytes = int((end - start) * RANGE_S / max(0.001, seconds))
+            except MachineLost as lost:
+                self._lost = lost
+                left = [(max(start, a), min(end, b)) for a, b in self._partial.gaps() if a < end and b > start]
+                with self._taking:
+                    self._todo.extend(left)
+                fruitless = fruitless + 1 if self._partial.have_bytes == before else 0
+            except BaseException as error:  # noqa: BLE001 - raised again in `run`, on the caller's thread
+                self._error = self._error or error
+                self._stop.set()
+
+    def _take(self, size_bytes: int) -> tuple[int, int] | None:
+        """The next range, of about that size; smaller towards the end, so that no lane is left with a large one."""
+        with self._taking:
+            if not self._todo:
+                return None
+            start, end = self._todo.popleft()
+            missing = end - start + sum(b - a for a, b in self._todo)
+            fair_bytes = missing // (2 * len(self._pulls)) if len(self._pulls) > 1 else missing
+            most = min(size_bytes, MOST_RANGE_BYTES, fair_bytes)
+            cut = min(end, start + max(LEAST_RANGE_BYTES, int(size_bytes // RANGE_S), most))
+            if cut < end:
+                self._todo.appendleft((cut, end))
+            return start, cut
+
+    def _pull_range(self, pull: Pull, start: int, end: int) -> float:
+        """Bring one range, and keep what has come of it whatever happens; the seconds from its first byte on."""
+        taker, begun = Taker(self._partial, start), 0.0
+
+        def take(block: bytes) -> None:
+            nonlocal begun
+            begun = begun or self._clock.monotonic()
+            taker.take(block)
+            if self._stop.is_set():
+                raise _Stopped
+
+        try:
+            pull(start, end - start, take)
+        finally:
+            taker.flush()
+        return self._clock.monotonic() - begun
+
+
+class _Stopped(GpurunError):
+    """This side has ended the fetching; never seen outside."""
+
+    def __init__(self) -> None:
+        super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
+
+
+def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> StoreFull:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(
+            "collect.disk_full",
+            f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
+            hint="Free some space: it goes on by itself where it stopped. The lease keeps counting.",
+        )
+    return StoreFull(
+        "collect.cannot_store",
+        f"{target} cannot be written: {error.strerror}.",
+        hint="Mend what is said there: it goes on by itself where it stopped. The lease keeps counting.",
+    )
+
+
+class Arriving:
+    """What `get` answers, as it comes: its line, and then as many bytes as that says, which are passed on."""
+
+    def __init__(self, name: str, offset: int, most: int, take: Take) -> None:
+        self.line = bytearray()
+        self.left_bytes = 0
+        self._name, self._offset, self._most, self._take = name, offset, most, take
+        self._has_line = False
+
+    def __call__(self, block: bytes) -> None:
+        """Take what has come next; FarRefusal `nonsense` when it is more than was announced, or something else."""
+        if not self._has_line:
+            head, newline, block = block.partition(b"\n")
+            self.line += head
+            if len(self.line) > MOST_LINE_BYTES:
+                raise FarRefusal("nonsense", f"The instance answered {len(self.line)} bytes without an end of line.")
+            if not newline:
+                return
+            self._read_line()
+        if len(block) > self.left_bytes:
+            raise FarRefusal("nonsense", f"The instance sends more of {self._name!r} than it announced.")
+        self.left_bytes -= len(block)
+        self._take(block)
+
+    def _read_line(self) -> None:
+        self._has_line = True
+        if refusal_in(bytes(self.line)) is not None:
+            return
+        piece = understood(Piece, bytes(self.line))
+        if piece.offset != self._offset or piece.bytes > self._most:
+            raise FarRefusal("nonsense", f"The instance answered another part of {piece.name!r} than was asked for.")
+        self.left_bytes = piece.bytes
+
+
+class Gets(Protocol):
+    """A far side, as far as this needs it."""
+
+    def ask(self, verb: str, *options: str, sink: Arriving, timeout_s: float) -> tuple[bytes, bytes]:
+        """One call of the agent, whose answer goes into the sink."""
+        ...
+
+
+def pull(far: Gets, name: str, offset: int, most: int, take: Take) -> None:
+    """Have a part of a file of the manifest handed over as it comes; fewer bytes than asked for may."""
+    sink = Arriving(name, offset, most, take)
+    options = ("--name", name, "--offset", str(offset), "--most", str(most))
+    far.ask("get", *options, sink=sink, timeout_s=_PULL_S)
+    if sink.left_bytes:
+        raise FarRefusal("nonsense", f"The instance sends less of {name!r} than it announced.")

@@ -1,0 +1,293 @@
+"""What the far side may say, and nothing else: the instance is hostile, so a wrong shape, size or name is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from gpurun.remote.interface import FarRefusal
+
+MOST_LINE_BYTES = 1 << 20
+MOST_MANIFEST_BYTES = 8 << 20
+MOST_MANIFEST_FILES = 10_000
+# Whether there is room for it is seen file by file: one may fit where all do not.
+MOST_ANNOUNCED_BYTES = 1 << 50
+
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Wall = Annotated[float, Field(ge=0, le=1e12)]
+Text = Annotated[str, Field(max_length=500)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+_PART = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+
+
+class _Said(BaseModel):
+    """One answer: strict types, known keys only, no NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+
+class Gpu(_Said):
+    """One CUDA device."""
+
+    name: Text
+    memory_bytes: Count
+
+
+class Card(_Said):
+    """One GPU as nvidia-smi tells it; `ecc_errors` are those that nothing corrected since the driver was loaded."""
+
+    name: Text
+    memory_bytes: Count | None
+    driver: Text
+    ecc_errors: Count | None
+
+
+class Torch(_Said):
+    """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used."""
+
+    found: bool
+    python: Text | None
+    version: Text | None
+    numpy: Text | None = None
+    cuda: Text | None
+    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
+
+
+class Facts(_Said):
+    """What the machine is and has."""
+
+    v: Literal[1]
+    python: Text
+    platform: Text
+    cpus: Count | None
+    memory_bytes: Count
+    disk_free_bytes: Count
+    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
+    wall: Wall
+    boot_id: Text
+    shipped_sha256: Sha256 | None
+    gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
+    torch: Torch
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts as plain data, for the journal."""
+        return self.model_dump(mode="json")
+
+
+class Begun(_Said):
+    """What the far side has of a pack that is to come: `bytes` of lines follow, about parts or about whole files."""
+
+    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
+    kind: Literal["held", "verified"]
+    bytes: Count
+    sha256: Sha256
+
+
+class Received(_Said):
+    """How many parts one stream brought."""
+
+    parts: Count
+
+
+class Shipped(_Said):
+    """What was unpacked and verified over there; how long the last of it took, once all was sent, is measured here."""
+
+    files: Count
+    bytes: Count
+    manifest_sha256: Sha256
+    unpack_s: float | None = None
+
+
+class SetUp(_Said):
+    """How the user's own script is over there, and how much of its log follows; `tail` is the end of that log.
+
+    It is "lost" where nobody attends to it and no end of it is on record, and "rebooted" where the machine was.
+    """
+
+    state: Literal["none", "running", "ended", "killed", "lost", "rebooted"]
+    ran_s: Annotated[float, Field(ge=0, le=1e9)]
+    exit_code: int | None
+    signal: int | None
+    size: Count
+    bytes: Count
+    tail: Annotated[str, Field(max_length=4000)]
+
+
+class Started(_Said):
+    """The job's keeper; `already` when an earlier call had started it."""
+
+    keeper_pid: Count
+    already: bool
+    started_wall: Wall
+
+
+class Status(_Said):
+    """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock."""
+
+    v: Literal[1]
+    state: Literal["idle", "running", "exited"]
+    wall: Wall
+    pid: Count | None
+    started_wall: Wall | None
+    exit_code: int | None
+    signal: int | None
+    stop_reason: Text | None
+    soft_stop_wall: Wall | None
+    hard_stop_wall: Wall | None
+
+
+class Piece(_Said):
+    """Where the raw bytes that follow belong: `size` is the whole file's."""
+
+    name: Text
+    offset: Count
+    bytes: Count
+    size: Count
+
+
+class Polled(_Said):
+    """The line that `poll` answers."""
+
+    status: Status
+    chunks: Annotated[tuple[Piece, ...], FailFast(), Field(max_length=16)]
+
+
+class Lease(_Said):
+    """When the keeper stops the trainer, and when it kills it."""
+
+    soft_stop_wall: Wall
+    hard_stop_wall: Wall
+
+
+class Asked(_Said):
+    """Whether there was anybody to ask."""
+
+    asked: bool
+
+
+class Ended(_Said):
+    """Whether the machine's dead-man timer goes by the time that it was given, or by an earlier one.
+
+    `deadline` is the timer's own word, in whole seconds by the machine's clock; `message` says what could not be done.
+    """
+
+    taken: bool
+    deadline: Count | None
+    message: Text
+
+
+class Left(_Said):
+    """How many processes of the run were ended; nothing of it is there any more, but what was to be kept."""
+
+    killed: Count
+
+
+class Sized(_Said):
+    """The length and digest of what follows."""
+
+    bytes: Count
+    sha256: Sha256
+
+
+class No(_Said):
+    """A refusal."""
+
+    code: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+    message: Annotated[str, Field(max_length=4000)]
+    needed_bytes: Count | None = None
+
+
+class _Refused(_Said):
+    error: No
+
+
+class ManifestFile(_Said):
+    """A finished file: its name below `out/`, and what it must weigh and hash to."""
+
+    name: Text
+    bytes: Count
+    sha256: Sha256
+    kind: Literal["weights", "optimizer", "state", "sample", "compile_cache"]
+    step: Count
+
+
+class Best(_Said):
+    """The step with the lowest validation loss so far."""
+
+    step: Count
+    val_loss: float
+
+
+class Manifest(_Said):
+    """Everything that is finished; a file that is not here does not exist."""
+
+    v: Literal[1] = 1
+    latest: Count | None = None
+    best: Best | None = None
+    files: Annotated[tuple[ManifestFile, ...], FailFast(), Field(max_length=MOST_MANIFEST_FILES)] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """All files together."""
+        return sum(file.bytes for file in self.files)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def understood(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTES) -> Model:
+    """One JSON text as the model; FarRefusal `nonsense` when it is anything else."""
+    if len(line) > most_bytes:
+        raise FarRefusal("nonsense", f"The instance answered {len(line)} bytes where at most {most_bytes} make sense.")
+    try:
+        return model.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:100]
+        raise FarRefusal(
+            "nonsense", f"The instance's {model.__name__} is malformed at {place!r}: {first['msg']}."
+        ) from None
+
+
+def refusal_in(line: bytes) -> FarRefusal | None:
+    """The far side's refusal, if this line is one."""
+    try:
+        no = understood(_Refused, line).error
+    except FarRefusal:
+        return None
+    return FarRefusal(no.code, no.message, needed_bytes=no.needed_bytes)
+
+
+def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
+    """MANIFEST.json as the trainer wrote it; one bad name, size or double makes all of it `bad_manifest`."""
+    manifest = understood(Manifest, content, MOST_MANIFEST_BYTES)
+    taken: set[str] = set()
+    for file in manifest.files:
+        check_name(file.name)
+        folded = file.name.lower()
+        if folded in taken:
+            raise FarRefusal("bad_manifest", f"The instance's manifest names {file.name!r} twice.")
+        taken.add(folded)
+    if any(name.partition("/")[0] in taken for name in taken if "/" in name):
+        raise FarRefusal("bad_manifest", "The instance's manifest has a name that is a file and a folder.")
+    if manifest.total_bytes > most_bytes:
+        raise FarRefusal(
+            "bad_manifest",
+            f"The instance's manifest announces {manifest.total_bytes:,} bytes; at most {most_bytes:,} fit.",
+        )
+    return manifest
+
+
+def check_name(name: str) -> tuple[str, ...]:
+    """A far name as path parts that are harmless on every file system; FarRefusal `bad_manifest` otherwise."""
+    parts = tuple(name.split("/"))
+    harmless = len(parts) <= 2 and all(
+        _PART.fullmatch(part) and part[0] != "." and part[-1] != "." and not _DEVICE.fullmatch(part) for part in parts
+    )
+    if not harmless:
+        raise FarRefusal("bad_manifest", f"The instance's manifest has the name {name[:100]!r}.")
+    return parts

@@ -1,0 +1,85 @@
+"""What lies in the bucket for each file: the file itself, named by its digest, and an index of its parts.
+
+`files/SHA256.zst` is the file's parts, each compressed by itself, one after the other: a plain .zst file. The index,
+`files/SHA256.json`, is written last; without it the file does not count as staged. Neither is believed: the machine
+that pulls a part knows its digest from this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpurun.remote.chunks import MOST_PART_BYTES, part_bytes_for
+from gpurun.remote.s3.s3_client import Bucket
+
+LEAST_BYTES = 256 << 10
+"""A file that is smaller goes over SSH with the others: it is not worth a request of its own."""
+MOST_PARTS = 9_999
+"""S3 takes no more pieces; a file of more parts than this (80 GB) goes over SSH."""
+MOST_INDEX_BYTES = 1 << 20
+
+_Size = Annotated[int, Field(gt=0, le=2 * MOST_PART_BYTES + 4096)]
+
+
+class Index(BaseModel):
+    """Where the parts of one file are: the bytes that each takes, and the tag of the object that they are in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    v: Literal[1] = 1
+    sha256: str
+    bytes: int
+    part_bytes: int
+    codec: Literal["zstd"] = "zstd"
+    sent: Annotated[tuple[_Size, ...], Field(max_length=MOST_PARTS)]
+    etag: Annotated[str, Field(max_length=200)]
+
+    @property
+    def sent_bytes(self) -> int:
+        """The whole object."""
+        return sum(self.sent)
+
+
+def is_worth_staging(size_bytes: int) -> bool:
+    """Whether a file of this size goes by the bucket."""
+    return size_bytes >= LEAST_BYTES and -(-size_bytes // part_bytes_for(size_bytes)) <= MOST_PARTS
+
+
+def data_key(bucket: Bucket, sha256: str) -> str:
+    """The name of the object that has a file's parts."""
+    return bucket.address.key("files", f"{sha256}.zst")
+
+
+def index_key(bucket: Bucket, sha256: str) -> str:
+    """The name of a file's index."""
+    return bucket.address.key("files", f"{sha256}.json")
+
+
+def find(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
+    """The index of a file that is staged whole; None when it is not there, or is not what was put there.
+
+    A tag or a size that differ are what an altered object shows at once; what they do not show, the digests do.
+    """
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        return None
+    content = bucket.get(index_key(bucket, sha256), MOST_INDEX_BYTES)
+    if content is None:
+        return None
+    try:
+        index = Index.model_validate_json(content)
+    except ValidationError:
+        return None
+    part_bytes = part_bytes_for(size_bytes)
+    is_of_it = (index.sha256, index.bytes, index.part_bytes) == (sha256, size_bytes, part_bytes)
+    if not is_of_it or len(index.sent) != -(-size_bytes // part_bytes):
+        return None
+    head = bucket.head(data_key(bucket, sha256))
+    return index if head is not None and (head.bytes, head.etag) == (index.sent_bytes, index.etag) else None
+
+
+def forget(bucket: Bucket, sha256: str) -> None:
+    """Let a file count as staged no more: the next run puts it there again."""
+    bucket.drop(index_key(bucket, sha256))

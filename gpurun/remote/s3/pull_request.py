@@ -1,0 +1,167 @@
+"""Having a machine pull what is staged: URLs that live for a while go to it over SSH, what it says is checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpurun.core.records import canonical
+from gpurun.remote.interface import FarRefusal, Sink
+from gpurun.remote.messages import MOST_LINE_BYTES, Count, No, Sha256, refusal_in, understood
+from gpurun.remote.s3.objects import data_key
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.staged_files import StagedFile
+
+SIGNED_S = 3600.0
+MOST_PARTS_AT_ONCE = 100_000
+"""An order has a line for each part; the agent takes 32 MiB."""
+MOST_FRESH = 5
+"""So often are fresh URLs made for what is still missing."""
+
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+class NotPulled(BaseModel):
+    """A file that the machine could not pull, and why: expired, denied, absent, altered, no_ranges, unreachable."""
+
+    model_config = _STRICT
+
+    sha256: Sha256
+    code: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+    message: Annotated[str, Field(max_length=500)]
+
+
+class _Line(BaseModel):
+    """One line of progress, or the last one."""
+
+    model_config = _STRICT
+
+    bytes: Count
+    pulled: Annotated[tuple[Sha256, ...], Field(max_length=100_000)] | None = None
+    failed: Annotated[tuple[NotPulled, ...], Field(max_length=100_000)] = ()
+    error: No | None = None
+
+
+class Asks(Protocol):
+    """A far side, as far as this needs it."""
+
+    def ask(
+        self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float
+    ) -> tuple[bytes, bytes]:
+        """One call of the agent, whose answer goes into the sink."""
+        ...
+
+
+@dataclass
+class Pulled:
+    """What became of an order: the digests of the files that are there, why others are not, and the bytes that came.
+
+    `missing_bytes` is the content of all that is not there.
+    """
+
+    files: set[str] = field(default_factory=set)
+    failed: dict[str, NotPulled] = field(default_factory=dict)
+    sent_bytes: int = 0
+    missing_bytes: int = 0
+
+
+def have_pulled(
+    far: Asks, bucket: Bucket, wanted: Sequence[StagedFile], came: Pulled, *, on_progress: Callable[[], None],
+    timeout_s: float,
+) -> None:  # fmt: skip
+    """Have files pulled, with fresh URLs where some have expired; `came` is told what is there, over many calls too.
+
+    `on_progress` is called about twice a second; what it raises ends the pulling. FarRefusal `disk_full` and others,
+    MachineLost, SetupError when no URL can be made.
+    """
+    for _ in range(MOST_FRESH):
+        came.failed = {}
+        for some in _batches({file.sha256: file for file in wanted if file.sha256 not in came.files}):
+            _order(far, bucket, some, came, on_progress, timeout_s)
+        if not any(one.code == "expired" for one in came.failed.values()):
+            return
+
+
+def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
+    """The files in orders that an agent takes: none has more parts than so many, unless one file alone has."""
+    batch: list[StagedFile] = []
+    for file in files.values():
+        if batch and sum(len(one.sent) for one in [*batch, file]) > MOST_PARTS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(file)
+    if batch:
+        yield batch
+
+
+def _order(
+    far: Asks, bucket: Bucket, files: Sequence[StagedFile], came: Pulled, on_progress: Callable[[], None],
+    timeout_s: float,
+) -> None:  # fmt: skip
+    """Have some files pulled, with URLs made now."""
+    content = canonical({"v": 1, "files": [_asked(bucket, file) for file in files]})
+    digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
+
+    def heard() -> None:
+        came.sent_bytes = before_bytes + told.bytes
+        on_progress()
+
+    told = _Progress(heard)
+    try:
+        far.ask("pull", "--sha256", digest, stdin=[content], sink=told, site=True, timeout_s=timeout_s)
+    finally:
+        came.sent_bytes = before_bytes + told.bytes
+    last, asked = told.last(), {file.sha256 for file in files}
+    came.files |= asked & set(last.pulled or ())
+    came.failed |= {one.sha256: one for one in last.failed if one.sha256 in asked}
+
+
+def _asked(bucket: Bucket, file: StagedFile) -> dict[str, object]:
+    url = bucket.url_to_get(data_key(bucket, file.sha256), SIGNED_S).reveal()
+    parts = list(zip(file.sent, file.digests, strict=True))
+    sizes = {"bytes": file.bytes, "part_bytes": file.part_bytes}
+    return {"sha256": file.sha256, **sizes, "codec": "zstd", "parts": parts, "url": url}
+
+
+class _Progress:
+    """The answer to an order as it comes: lines that tell of progress, and a last one."""
+
+    def __init__(self, on_progress: Callable[[], None]) -> None:
+        self.line = bytearray()
+        self.bytes = 0
+        self._rest = bytearray()
+        self._has_line = False
+        self._last: _Line | None = None
+        self._on_progress = on_progress
+
+    def __call__(self, block: bytes) -> None:
+        self._rest += block
+        while b"\n" in self._rest:
+            line, _, self._rest = self._rest.partition(b"\n")
+            if self._has_line:
+                self._take(bytes(line))
+            else:
+                self.line, self._has_line = line, True
+        if len(self._rest) > MOST_LINE_BYTES:
+            raise FarRefusal("nonsense", f"The instance answered {len(self._rest)} bytes without an end of line.")
+
+    def _take(self, line: bytes) -> None:
+        told = understood(_Line, line)
+        self.bytes = max(self.bytes, told.bytes)
+        if told.error is not None:
+            raise FarRefusal(told.error.code, told.error.message, needed_bytes=told.error.needed_bytes)
+        if told.pulled is not None:
+            self._last = told
+        self._on_progress()
+
+    def last(self) -> _Line:
+        """The last line; FarRefusal when there was none."""
+        if self._last is None:
+            refusal = refusal_in(bytes(self.line)) if self._has_line else None
+            raise refusal or FarRefusal("cut_stream", "The instance broke off while it pulled from the bucket.")
+        return self._last

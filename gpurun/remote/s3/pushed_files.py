@@ -1,0 +1,104 @@
+"""What a machine has pushed to a bucket, read back: nothing of it is believed that the run's own key has not signed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpurun.core.errors import CollectFailed
+from gpurun.remote.download import Wanted, fetch
+from gpurun.remote.interface import FarRefusal, MachineLost, Take
+from gpurun.remote.messages import Count, Manifest, Text, understood, understood_manifest
+from gpurun.remote.s3.push_slots import SLOTS, head_key, slot_key
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+
+MOST_HEAD_BYTES = 16 << 20
+
+Place = Annotated[tuple[Annotated[int, Field(ge=0, lt=SLOTS)], Count, Count], Field()]
+
+
+class _Head(BaseModel):
+    """The list of what is in which slot; `manifest` is the trainer's, with the files that have a place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    v: Literal[1]
+    seq: Count
+    run: Text
+    left_out: Annotated[tuple[Text, ...], Field(max_length=10_000)]
+    places: dict[str, Annotated[tuple[Place, ...], Field(max_length=SLOTS)]]
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What is there whole: the manifest of it, where its files are, and the names of those that had no room."""
+
+    manifest: Manifest
+    places: Mapping[str, tuple[tuple[int, int, int], ...]]
+    left_out: tuple[str, ...]
+    seq: int
+
+
+def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: int) -> Pushed | None:
+    """What a run has pushed; None when it has pushed nothing.
+
+    CollectFailed when the list is not the one that the run's machine has signed, or makes no sense; `most_bytes` is
+    what this disk can take.
+    """
+    content = bucket.get(head_key(folder), MOST_HEAD_BYTES)
+    if content is None:
+        return None
+    mark, _, body = content.partition(b"\n")
+    if not hmac.compare_digest(mark, hmac.new(key.encode(), body, hashlib.sha256).hexdigest().encode()):
+        what = f"The list of what {run} has pushed to s3://{bucket.address.bucket}/{folder} is not the machine's own."
+        hint = "Somebody else has written to the bucket. What came home before is kept; of this nothing is taken."
+        raise CollectFailed("collect.bucket_altered", what, hint=hint)
+    try:
+        head = understood(_Head, body, MOST_HEAD_BYTES)
+        manifest = understood_manifest(head.manifest.model_dump_json().encode(), most_bytes)
+        if head.run != run:
+            raise FarRefusal("nonsense", f"It is that of {head.run!r}.")
+        for file in manifest.files:
+            places = head.places.get(file.name)
+            if places is None or sum(size for _, _, size in places) != file.bytes:
+                raise FarRefusal("nonsense", f"It has no place for {file.name!r}.")
+    except FarRefusal as refusal:
+        what = f"The list of what {run} has pushed cannot be used: {refusal.what}"
+        raise CollectFailed("collect.bad_manifest", what, hint="What came home before is kept.") from None
+    return Pushed(manifest, head.places, head.left_out, head.seq)
+
+
+def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: Wanted, into: Path) -> Path:
+    """Bring one of the files home; it gets its name once its digest is right. See `gpurun.remote.download.fetch`.
+
+    MachineLost when the bucket breaks off: asked again, it goes on where it was.
+    """
+    places = pushed.places[wanted.name]
+
+    def pull(offset: int, most: int, take: Take) -> None:
+        try:
+            for slot, start, size in _within(places, offset, most):
+                for block in bucket.stream(slot_key(folder, slot), start, size):
+                    take(block)
+        except BucketLost as lost:
+            raise MachineLost(lost.what) from lost
+
+    return fetch(wanted, into, pull)
+
+
+def _within(places: tuple[tuple[int, int, int], ...], offset: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Where so many bytes of a file are from an offset on: slot, offset in it, bytes."""
+    begin = 0
+    for slot, start, size in places:
+        first, end = max(offset, begin), min(offset + most, begin + size)
+        if first < end:
+            yield slot, start + first - begin, end - first
+        begin += size

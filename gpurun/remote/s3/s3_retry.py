@@ -1,0 +1,39 @@
+"""Waiting for a bucket that does not answer for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpurun.core.clock import Clock
+from gpurun.core.retry import Retry
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.s3.s3_errors import BucketLost
+
+AGAIN_S = 5.0
+
+T = TypeVar("T")
+
+
+def patiently(
+    clock: Clock,
+    patience_s: float,
+    attempt: Callable[[], T],
+    *,
+    heed: Callable[[], None] = lambda: None,
+    moved: Callable[[], object] = lambda: None,
+) -> T:
+    """Do what may be repeated until the bucket answers; the last BucketLost or MachineLost when patience ends.
+
+    `heed` is called before each try; what it raises ends the waiting. A try after which `moved` is another value has
+    come further: patience begins again.
+    """
+    retry, seen = Retry(clock, AGAIN_S, limit_s=patience_s), moved()
+
+    def failed(_: Exception) -> None:
+        nonlocal seen
+        if moved() != seen:
+            seen = moved()
+            retry.moved()
+
+    return retry.until_done(attempt, (BucketLost, MachineLost), before=heed, failed=failed)

@@ -1,0 +1,194 @@
+"""Bringing one file to the bucket: read, compressed and sent at the same time, in pieces that a cut does not undo."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import SetupError, VerificationFailed
+from gpurun.core.filelock import exclusive
+from gpurun.core.paths import make_private
+from gpurun.core.records import canonical
+from gpurun.remote.archive import PackedFile
+from gpurun.remote.chunks import Parts, compressed
+from gpurun.remote.s3.objects import Index, data_key, find, index_key
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.remote.s3.s3_errors import BucketLost
+
+PIECE_BYTES = 8 << 20
+"""Every piece but the last one has this size: S3 takes no smaller than 5 MiB, and R2 none that differ."""
+AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Digests:
+    """A file as it was read here: its sha256, and that of each of its parts."""
+
+    sha256: str
+    part_bytes: int
+    parts: tuple[str, ...]
+
+
+def digests_of(file: PackedFile, heed: Callable[[], None]) -> Digests:
+    """Read a file once; UsageError `pack.changed` when it is not the file of the survey."""
+    known: dict[str, str] = {}
+    parts = Parts([file], known)
+    for index in range(parts.count):
+        parts.read(index)
+        heed()
+    return Digests(known[file.name], parts.part_bytes, tuple(parts.digests))
+
+
+def stage_file(
+    bucket: Bucket, file: PackedFile, digests: Digests, notes: Path, on_sent: Callable[[int], None]
+) -> Index:
+    """The index of a file that is in the bucket now; what was there already is not sent again.
+
+    `notes` is a folder for what must outlive a crash: the next call goes on with the pieces that are there. `on_sent`
+    is told the bytes of each piece that went out, on any thread, and of none while another run sends the same file;
+    what it raises ends the sending.
+    """
+    make_private(notes)
+    # Two runs with the same shards: the second finds them there.
+    with exclusive(notes / f"{digests.sha256}.lock", meanwhile=lambda: on_sent(0)):
+        index = find(bucket, digests.sha256, file.bytes)
+        if index is None:
+            index = _Sending(bucket, file, digests, notes / f"{digests.sha256}.pieces", on_sent).send()
+        (notes / f"{digests.sha256}.pieces").unlink(missing_ok=True)
+    return index
+
+
+class _Sending:
+    """One file on its way; `notes` has a line for the upload, one for each piece that is there, and one for the end."""
+
+    def __init__(
+        self, bucket: Bucket, file: PackedFile, digests: Digests, notes: Path, on_sent: Callable[[int], None]
+    ) -> None:
+        self._bucket, self._file, self._digests, self._notes = bucket, file, digests, notes
+        self._key, self._on_sent = data_key(bucket, digests.sha256), on_sent
+        self._parts = Parts([file], {})
+        self._there: dict[int, tuple[str, str]] = {}
+        self._tags: dict[int, str] = {}
+        self._upload = ""
+        self._noting = threading.Lock()
+
+    def send(self) -> Index:
+        """Send what is missing, then the index."""
+        sent = self._recall() or self._send_pieces()
+        head, digests = self._bucket.head(self._key), self._digests
+        if head is None or head.bytes != sum(sent):
+            raise BucketLost(f"{self._bucket.endpoint} has not kept all of {self._file.name}.")
+        index = Index(sha256=digests.sha256, bytes=self._file.bytes, part_bytes=digests.part_bytes, sent=tuple(sent),
+                      etag=head.etag)  # fmt: skip
+        self._bucket.put(index_key(self._bucket, digests.sha256), canonical(index.model_dump(mode="json")))
+        return index
+
+    def _send_pieces(self) -> list[int]:
+        """Compress part by part, and send what comes of it in pieces of one size; how long each part is as sent."""
+        sent: list[int] = []
+        rest, waiting = bytearray(), set[Future[None]]()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                for index in range(self._parts.count):
+                    data = compressed(self._parts.read(index).content, "zstd")
+                    sent.append(len(data))
+                    rest += data
+                    while len(rest) > PIECE_BYTES:
+                        waiting.add(self._submit(pool, bytes(rest[:PIECE_BYTES])))
+                        del rest[:PIECE_BYTES]
+                        waiting = self._settled(waiting, most=AT_ONCE)
+                waiting.add(self._submit(pool, bytes(rest), is_last=True))
+                self._settled(waiting, most=0)
+            except BaseException:
+                for one in waiting:
+                    one.cancel()
+                raise
+        if tuple(self._parts.digests) != self._digests.parts:
+            what = f"{self._file.name} changed while it was being staged."
+            raise VerificationFailed("pack.changed", what, hint="Wait until it is written whole, then run it again.")
+        if self._upload:
+            self._note({"whole": sent})
+            self._bucket.finish(self._key, self._upload, self._tags)
+        return sent
+
+    def _submit(self, pool: ThreadPoolExecutor, content: bytes, *, is_last: bool = False) -> Future[None]:
+        """Have the next piece sent; a file that is one piece alone needs no upload of pieces."""
+        if is_last and not self._upload:
+            return pool.submit(self._put_whole, content)
+        if not self._upload:
+            self._upload = self._bucket.begin(self._key)
+            self._note({"upload": self._upload, "key": self._key, "bucket": self._bucket.address.bucket})
+        number = len(self._tags) + 1
+        self._tags[number] = ""
+        return pool.submit(self._put_piece, number, content)
+
+    def _put_whole(self, content: bytes) -> None:
+        self._on_sent(0)
+        self._bucket.put(self._key, content)
+        self._on_sent(len(content))
+
+    def _put_piece(self, number: int, content: bytes) -> None:
+        """Send a piece, unless it is there as it is now: another zstd may have made another one of it."""
+        self._on_sent(0)
+        sha256 = hashlib.sha256(content).hexdigest()
+        there_sha256, tag = self._there.get(number, ("", ""))
+        if there_sha256 != sha256:
+            tag = self._bucket.put_piece(self._key, self._upload, number, content)
+            self._note({"number": number, "sha256": sha256, "etag": tag})
+            self._on_sent(len(content))
+        self._tags[number] = tag
+
+    def _settled(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
+        """Wait until no more than so many are under way; raise what went wrong with one."""
+        while len(waiting) > most:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        return waiting
+
+    def _note(self, line: dict[str, Any]) -> None:
+        with self._noting, self._notes.open("a") as notes:
+            notes.write(json.dumps(line) + "\n")
+
+    def _recall(self) -> list[int]:
+        """Take up an upload that was cut: those of its pieces that S3 has with the tag that was noted.
+
+        Where all was put together already, and only that was not heard any more: how long each part is as sent.
+        """
+        lines = self._notes.read_text().splitlines() if self._notes.exists() else []
+        noted = [found for line in lines if isinstance(found := _read(line), dict)]
+        place = (self._key, self._bucket.address.bucket)
+        begun = [one for one in noted if (one.get("key"), one.get("bucket")) == place]
+        there: dict[int, str] | None = None
+        with suppress(SetupError):  # Who may not list what is there sends it again.
+            there = self._bucket.pieces(self._key, str(begun[-1]["upload"])) if begun else None
+        if there is None:
+            ends = [list(one["whole"]) for one in noted if "whole" in one]
+            if begun and ends and self._is_there(ends[-1]):
+                return ends[-1]
+            self._notes.unlink(missing_ok=True)
+            return []
+        self._upload = str(begun[-1]["upload"])
+        pieces = {one["number"]: (one["sha256"], one["etag"]) for one in noted if "number" in one}
+        self._there = {number: piece for number, piece in pieces.items() if there.get(number) == piece[1]}
+        return []
+
+    def _is_there(self, sent: list[int]) -> bool:
+        """Whether the object is there, as long as these parts are."""
+        head = self._bucket.head(self._key)
+        return len(sent) == self._parts.count and head is not None and head.bytes == sum(sent)
+
+
+def _read(line: str) -> Any:
+    """A line of the notes; None where a crash has cut it."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

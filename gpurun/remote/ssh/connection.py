@@ -1,0 +1,254 @@
+"""One SSH connection to the host whose key is expected; this module and `transport` alone know paramiko.
+
+Whatever the other end sends, every step has an end; how much of it is read and believed is told in `transport`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from weakref import WeakSet
+
+import paramiko
+from paramiko.common import cMSG_GLOBAL_REQUEST
+from paramiko.ssh_exception import IncompatiblePeer
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError
+from gpurun.core.records import Address
+from gpurun.core.untrusted import error_words
+from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
+from gpurun.remote.key_pairs import fingerprint
+from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch
+from gpurun.remote.ssh.transport import Transport, Wire
+
+CONNECT_S = 15.0
+LOGIN_S = 30.0
+CHANNEL_S = 60.0
+ROOM_S = 1.0
+ROOM_LOOK_S = 0.02
+KEEPALIVE_S = 15
+# A window as large as the largest reply: the far side never waits for us, however long the way is.
+WINDOW_BYTES = MOST_REPLY_BYTES
+PACKET_BYTES = 64 << 10
+_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)
+
+# What it would log are the other end's words, and a logger that nobody set up prints to the terminal.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class Connection:
+    """A login that stands, for any number of threads; closed by its maker."""
+
+    def __init__(self, transport: Transport, wire: Wire, where: str) -> None:
+        self.where = where
+        self.round_trip_s = CHANNEL_S
+        self._transport = transport
+        self._wire = wire
+        self._channels: WeakSet[paramiko.Channel] = WeakSet()
+        self._counting = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether nobody has ended it so far; a connection that was cut may not know it yet."""
+        return self._transport.is_active()
+
+    @property
+    def heard_mono(self) -> float:
+        """When the last byte came, by the monotonic clock; as long as somebody here is taking it in, that is now."""
+        return self._wire.clock.monotonic() if self._transport.is_taking else self._wire.heard_mono
+
+    def channel(self, window_bytes: int = WINDOW_BYTES, take: Take | None = None) -> paramiko.Channel | None:
+        """A new channel, for one program; None where there is no room for one beside those that are open.
+
+        What comes on it is kept until it is asked for, or goes to `take` at once, by the connection's own thread. What
+        it raises is the library's.
+        """
+        clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
+        while True:
+            asked_mono = clock.monotonic()
+            try:
+                channel = self._transport.open_session(window_bytes, PACKET_BYTES, timeout=CHANNEL_S)
+                break
+            except paramiko.SSHException:
+                is_answered = self.alive and clock.monotonic() - asked_mono < CHANNEL_S
+                if is_answered and self._has_open():
+                    return None
+                # Else the server may be about to notice that the program before this one has ended.
+                if not is_answered or clock.monotonic() >= end_mono:
+                    raise
+                clock.sleep(ROOM_LOOK_S)
+        self.round_trip_s = min(self.round_trip_s, clock.monotonic() - asked_mono)
+        with self._counting:
+            self._channels.add(channel)
+        if take is not None:
+            channel.take = take  # type: ignore[attr-defined]  # For our own transport.
+        return channel
+
+    def _has_open(self) -> bool:
+        """Whether a program is open here, as far as the server has not told its end."""
+        with self._counting:
+            return any(not channel.closed for channel in self._channels)
+
+    def close(self) -> None:
+        """End it, with its thread and its socket; harmless when it has ended."""
+        _end(self._transport, self._wire)
+
+
+def connect(address: Address, key: Path | None, expected: ExpectedKey, clock: Clock, limit_s: float) -> Connection:
+    """Log in to the host that has the expected key, with one key and nothing else.
+
+    MachineLost when it cannot be reached or does not let us in (yet), HostKeyMismatch when it is another host,
+    SetupError when the key here is of no use.
+    """
+    identity = _identity(key) if key else None
+    transport, wire = _to_expected(address, expected, clock, limit_s)
+    try:
+        transport.auth_timeout = min(LOGIN_S, limit_s)
+        _log_in(transport, address, identity)
+        wire.allowance_bytes = None
+        transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
+    except BaseException:
+        _end(transport, wire)
+        raise
+    return Connection(transport, wire, place(address))
+
+
+def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float) -> str | None:
+    """The public line of the host key that is shown for these algorithms, None for none of them; nobody logs in."""
+    greeted = _greet(address, offer, clock, limit_s)
+    if greeted is None:
+        return None
+    transport, wire, line = greeted
+    _end(transport, wire)
+    return line
+
+
+def _to_expected(address: Address, expected: ExpectedKey, clock: Clock, limit_s: float) -> tuple[Transport, Wire]:
+    """An encrypted connection to the expected host, with nothing sent on it yet.
+
+    A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
+    """
+    got = ""
+    for offer in expected.offers:
+        greeted = _greet(address, offer, clock, limit_s)
+        if greeted is not None:
+            transport, wire, line = greeted
+            if fingerprint(line) == expected.fingerprint:
+                return transport, wire
+            _end(transport, wire)
+            got = got or fingerprint(line)
+    raise HostKeyMismatch(place(address), expected.fingerprint, got or f"none of type {expected.kind}")
+
+
+def _greet(
+    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float
+) -> tuple[Transport, Wire, str] | None:
+    """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
+    end = clock.monotonic() + min(CONNECT_S, limit_s)
+    wire = _dial(address, clock, min(CONNECT_S, limit_s))
+    transport = Transport(wire)
+    try:
+        left_s = max(0.1, end - clock.monotonic())
+        transport.banner_timeout = transport.handshake_timeout = left_s
+        options = transport.get_security_options()
+        options.key_types, options.ciphers, options.compression = offer, _CIPHERS, ("none",)
+        transport.start_client(timeout=left_s)
+        key = transport.get_remote_server_key()
+    except IncompatiblePeer as error:
+        _end(transport, wire)
+        if "host key" in str(error):
+            return None
+        raise MachineLost(f"{place(address)} speaks another SSH: {error_words(error)}.") from error
+    except Exception as error:  # What a stranger sends can make the protocol's code raise anything.
+        _end(transport, wire)
+        raise MachineLost(f"{place(address)} answers, but not as an SSH server: {error_words(error)}.") from error
+    except BaseException:
+        _end(transport, wire)
+        raise
+    return transport, wire, f"{key.get_name()} {key.get_base64()}"
+
+
+def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
+    """The TCP connection; MachineLost says which of the ways it failed."""
+    where = place(address)
+    try:
+        plain = socket.create_connection((address.host, address.port), limit_s)
+    except socket.gaierror as error:
+        raise MachineLost(f"The name {address.host} cannot be resolved: {error_words(error)}.") from error
+    except ConnectionRefusedError as error:
+        raise MachineLost(f"{where} refuses connections: no SSH server listens there (yet).") from error
+    except TimeoutError as error:
+        raise MachineLost(f"{where} cannot be reached: no answer in {limit_s:.0f} s.") from error
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise SetupError("ssh.no_files", "This machine has no file left to open.", hint="ulimit -n") from error
+        raise MachineLost(f"{where} cannot be reached: {error_words(error)}.") from error
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire = Wire(fileno=plain.detach())
+    wire.clock, wire.heard_mono = clock, clock.monotonic()
+    return wire
+
+
+def _log_in(transport: Transport, address: Address, identity: paramiko.PKey | None) -> None:
+    """Show the one key, or none; MachineLost when that is not enough, for a machine that boots may come to it yet."""
+    where = place(address)
+    try:
+        if identity is None:
+            transport.auth_none(address.user)
+        else:
+            transport.auth_publickey(address.user, identity)
+    except paramiko.AuthenticationException as error:
+        raise MachineLost(f"{where} does not let {address.user} in: {error_words(error)}.") from error
+    except Exception as error:  # As in _greet.
+        raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
+    if not transport.is_authenticated():
+        raise MachineLost(f"{where} wants more than a key of {address.user}.")
+
+
+def _identity(path: Path) -> paramiko.PKey:
+    """The private key of a file; SetupError where it cannot be used as it is."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except OSError as error:
+        why, hint = f"cannot be read: {error.strerror}", "Name another with --identity."
+    except (TypeError, paramiko.PasswordRequiredException):
+        why, hint = "has a passphrase", "Name a key without one with --identity, or leave that out to use gpurun's own."
+    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
+        why, hint = f"is not a private key that can be used: {error_words(error)}", "Name another with --identity."
+    raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
+
+
+def _ask_for_life(transport: Transport) -> None:
+    """A request that every server answers, if only with no; paramiko's own keepalive asks for no answer."""
+    message = paramiko.Message()
+    message.add_byte(cMSG_GLOBAL_REQUEST)
+    message.add_string("keepalive@openssh.com")
+    message.add_boolean(True)
+    transport._send_user_message(message)
+
+
+def _end(transport: Transport, wire: Wire) -> None:
+    """Leave no thread and no descriptor behind: the reader is woken before its socket is closed."""
+    with suppress(OSError):
+        wire.shutdown(socket.SHUT_RDWR)
+    transport.close()
+    transport.packetizer.complete_handshake()  # Else its timer would outlive it.
+    if transport.is_alive():
+        transport.join(1.0)
+    wire.close()
+
+
+def place(address: Address) -> str:
+    """`host:port`, as in a message."""
+    return f"{address.host}:{address.port}"

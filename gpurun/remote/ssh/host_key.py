@@ -1,0 +1,58 @@
+"""The one host key that is expected, and what happens when another one is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpurun.core.errors import UsageError
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.key_pairs import fingerprint
+
+# Which signature algorithms a key type can be shown with, the type that is preferred first.
+ALGORITHMS = {
+    "ssh-ed25519": ("ssh-ed25519",),
+    "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
+    "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
+    "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
+    "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
+}
+
+
+class HostKeyMismatch(MachineLost):
+    """The machine at an address shows another host key than the one expected. Nothing was sent to it.
+
+    The expected one may live on: perhaps only the way from here leads elsewhere, as behind a firewall that answers SSH.
+    """
+
+    def __init__(self, where: str, expected: str, got: str) -> None:
+        super().__init__(
+            f"{where} shows the host key {got}, and {expected} is expected. Nothing was sent there.",
+            code="ssh.host_key_mismatch",
+            hint="Another machine answers at this address, or somebody is in between: do not log in there by hand. "
+            "If it is a box of yours that was set up again, give its new key with --host-key.",
+        )
+        self.expected = expected
+        self.got = got
+
+
+@dataclass(frozen=True)
+class ExpectedKey:
+    """A host key's fingerprint, and its type where that is known: only a key of that type is then asked for."""
+
+    fingerprint: str
+    kind: str | None
+
+    @classmethod
+    def of(cls, text: str) -> ExpectedKey:
+        """Read a public line or a fingerprint; anything else is a UsageError."""
+        digest = fingerprint(text)
+        kind = text.split()[0] if len(text.split()) > 1 else None
+        if kind is not None and kind not in ALGORITHMS:
+            hint = f"Give its key of another type ({', '.join(ALGORITHMS)}), or that key's SHA256 fingerprint."
+            raise UsageError("host_key.unsupported", f"A host key of type {kind!r} cannot be checked.", hint=hint)
+        return cls(digest, kind)
+
+    @property
+    def offers(self) -> tuple[tuple[str, ...], ...]:
+        """What to ask a host for, one set after the other: each of them can only be answered with one key."""
+        return (ALGORITHMS[self.kind],) if self.kind else tuple(ALGORITHMS.values())

@@ -1,0 +1,247 @@
+"""One program over a connection: fed and drained at the same time, and watched by a thread that never writes itself.
+
+A write to a connection that has stalled blocks for ever; so the caller's thread only waits, and may close everything.
+
+The command lines are constant programs of one line, with everything that varies as an argument. The login's shell may
+be any (sh, fish, csh), so it is only asked to become `sh`; none of these programs has a backslash, an exclamation mark
+or a line break, which those shells read differently between quotes.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gpurun.core.untrusted import error_words, last_words
+from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Reply, Take
+
+if TYPE_CHECKING:
+    from paramiko import Channel
+
+    from gpurun.remote.ssh.connection import Connection
+
+TICK_S = 0.1
+DRAIN_S = 5.0
+_PIECE_BYTES = 32 << 10
+# What is streamed is taken as it comes: this carries 80 MB/s over 100 ms, and there are several lanes.
+STREAM_WINDOW_BYTES = 8 << 20
+_BLOCK_BYTES = 256 << 10
+# What a login may say before the program does.
+_MOST_NOISE_BYTES = 1 << 20
+_NOISE_BLOCK_BYTES = 16 << 10
+
+# $1 the mark, $2 the folder, then the program. The mark says that all output from here on is the program's own, and
+# which process group it is; the shell stays, so that a program that a signal ended has an exit code too (128 + it).
+_RUN = '(umask 077; mkdir -p -- "$2") && cd -- "$2" && echo "$1 $$" && shift 2 && "$@"; exit'
+
+# $1 the file, $2 its length. It is written beside its place and made durable before it takes that place.
+_PUT = (
+    "LC_ALL=C; export LC_ALL; umask 077; part=$1.$$.part; "
+    'if [ -d "$1" ]; then echo "$1 is a folder" >&2; exit 1; fi; '
+    'mkdir -p -- "$(dirname -- "$1")" && dd of="$part" bs=65536 conv=fsync && '
+    '[ "$(wc -c < "$part")" -eq "$2" ] && mv -f -- "$part" "$1" && exit; '
+    'code=$?; rm -f -- "$part"; exit "$code"'
+)
+
+# $1 the process group. Where a server makes none (dropbear) it is the shell, and the program its child.
+_KILL = 'kill -s KILL -- "-$1" || kill -s KILL $(cat "/proc/$1/task/$1/children") "$1"'
+
+
+class NoRoom(MachineLost):
+    """The connection stands, and takes no more programs beside those that it has; this one was never begun."""
+
+
+def _new_mark() -> str:
+    """What a program's own output begins with; nobody over there can have known it."""
+    return f"gpurun-{secrets.token_hex(8)}"
+
+
+def put_argv(path: str, size_bytes: int) -> list[str]:
+    """The program that replaces a file by what it is fed, if that is of the size told."""
+    return ["sh", "-c", _PUT, "gpurun", path, str(size_bytes)]
+
+
+def kill_argv(group: int) -> list[str]:
+    """The program that ends a process group: a program that was run and all that it started and did not detach."""
+    return ["sh", "-c", _KILL, "gpurun", str(group)]
+
+
+class Program:
+    """A program in a folder, which is made private where it is missing; begun at once.
+
+    What it says counts from its mark on (`MARK GROUP`), and before that it is fed nothing. `group` is its process group
+    over there, None until it has begun.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        folder: str,
+        argv: Sequence[str],
+        stdin: Iterable[bytes] | None = None,
+        sink: Take | None = None,
+    ) -> None:
+        self.group: int | None = None
+        self._connection = connection
+        self._sink = sink
+        self._channel: Channel | None = None
+        mark = _new_mark()
+        # `exec` keeps the process that the server leads a session with, so that its group is the program's.
+        line = "exec " + shlex.join(["sh", "-c", _RUN, "gpurun", mark, folder, *argv])
+        self._mark = re.compile(mark.encode("ascii") + rb" (\d{1,19})\n")
+        self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
+        self._error: BaseException | None = None
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self._feeder = _thread(self._run, line, iter(stdin or ()))
+
+    def wait(self, still: Callable[[], None]) -> Reply | None:
+        """Wait for its end: what it left behind, or None when not all of that has come.
+
+        `still` is called several times a second and ends the waiting by raising; so does an error of the source.
+        """
+        while not self._ended.wait(TICK_S):
+            still()
+        if self._error is None:
+            self._feeder.join(DRAIN_S)
+        if self._error is not None:
+            raise self._error
+        return self._reply()
+
+    def exit_code(self, within_s: float) -> int | None:
+        """Wait until it has ended: its exit code, negative where the machine told none; None when it has not ended."""
+        if self._begun.wait(within_s) and self._channel is not None and self._channel.status_event.wait(within_s):
+            return self._channel.exit_status
+        return None
+
+    def close(self) -> None:
+        """Take nothing more of what it says; the server is told so, which may take for ever, by another thread."""
+        _thread(self._close)
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            with suppress(Exception):  # The connection has ended: then the channel has, too.
+                self._channel.close()
+
+    @property
+    def said_instead(self) -> str:
+        """What was said in the place of its mark."""
+        return last_words(bytes(self._stderr)) or last_words(bytes(self._noise)) or "it said nothing"
+
+    def _run(self, line: str, chunks: Iterator[bytes]) -> None:
+        """Ask for the program and, once it has begun, feed it."""
+        try:
+            channel = self._opened()
+            if channel is None:
+                self._fail(NoRoom(f"{self._connection.where} runs no more programs at once over one connection."))
+                return
+            self._channel = channel
+            stderr = _thread(self._drain, channel.recv_stderr, self._stderr)
+            _thread(self._watch, channel, stderr)
+            channel.exec_command(line)
+        except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many words for it
+            self._fail(MachineLost(f"{self._connection.where} starts no program: {error_words(error)}."))
+            return
+        self._begun.wait()
+        if self.group is not None:
+            self._feed(channel, chunks)
+
+    def _opened(self) -> Channel | None:
+        if self._sink is None:
+            return self._connection.channel()
+        return self._connection.channel(STREAM_WINDOW_BYTES, self._take)
+
+    def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
+        """Send the input and its end.
+
+        When the source fails its end is not sent: the program must be dead before it sees the end of half an input.
+        """
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except BaseException as error:  # noqa: BLE001 - raised again in `wait`, on the caller's thread
+                self._fail(error)
+                return
+            try:
+                if chunk is None:
+                    channel.shutdown_write()
+                    return
+                self._send(channel, memoryview(chunk))
+            except Exception:  # noqa: BLE001 - it ended early or was cut off; its answer, or the lack of one, says which
+                return
+
+    def _send(self, channel: Channel, rest: memoryview) -> None:
+        """Send a chunk as fast as it is taken; OSError when nobody takes it any more."""
+        while rest:
+            rest = rest[channel.send(bytes(rest[:_PIECE_BYTES])) :]
+
+    def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
+        """Find the mark, drain what follows, and tell when both outputs are at their end and the exit code has come."""
+        while self.group is None and self._error is None and (block := self._heard(channel.recv, _NOISE_BLOCK_BYTES)):
+            self._take(block)
+        self._drain(channel.recv, self._stdout)
+        stderr.join()
+        channel.status_event.wait()
+        self._begun.set()
+        self._ended.set()
+
+    def _take(self, block: bytes) -> None:
+        """Take what has come next, up to an error: what is streamed is handed over by the connection's own thread."""
+        if self._error is None and self.group is None:
+            self._keep(self._noise, block, _MOST_NOISE_BYTES)
+            self._look_for_mark()
+        elif self._error is None:
+            self._keep(self._stdout, block, MOST_REPLY_BYTES)
+
+    def _look_for_mark(self) -> None:
+        if found := self._mark.search(self._noise):
+            self.group = int(found[1])
+            self._keep(self._stdout, bytes(self._noise[found.end() :]), MOST_REPLY_BYTES)
+            self._begun.set()
+
+    def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
+        while self._error is None and (block := self._heard(receive, _BLOCK_BYTES)):
+            self._keep(into, block, MOST_REPLY_BYTES)
+
+    def _heard(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
+        """What has come, none at the end.
+
+        The library answers what it has taken with a wider window: a line that is cut just then makes that raise.
+        """
+        try:
+            return receive(most_bytes)
+        except Exception as error:  # noqa: BLE001 - as in `_run`
+            self._fail(MachineLost(f"{self._connection.where} was cut off: {error_words(error)}."))
+            return b""
+
+    def _keep(self, into: bytearray, block: bytes, most_bytes: int) -> None:
+        if into is self._stdout and self._sink is not None:
+            try:
+                self._sink(block)
+            except BaseException as error:  # noqa: BLE001 - raised again in `wait`, on the caller's thread
+                self._fail(error)
+        elif len(into) + len(block) > most_bytes:
+            self._fail(MachineLost(f"{self._connection.where} answered more than {most_bytes} bytes."))
+        else:
+            into += block
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._begun.set()
+        self._ended.set()
+
+    def _reply(self) -> Reply | None:
+        channel = self._channel
+        if channel is None or self.group is None or channel.exit_status < 0 or not channel.eof_received:
+            return None
+        return Reply(channel.exit_status, bytes(self._stdout), bytes(self._stderr))
+
+
+def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread

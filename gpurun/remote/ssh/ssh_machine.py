@@ -1,0 +1,241 @@
+"""A machine over SSH, as `Machine` wants it: connected when it is needed, and again when the connection was lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable, Sequence
+from copy import copy
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.records import Address
+from gpurun.core.untrusted import last_words
+from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
+from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey
+from gpurun.remote.ssh.program import NoRoom, Program, kill_argv, put_argv
+
+if TYPE_CHECKING:
+    from gpurun.remote.ssh.connection import Connection
+
+# Not a byte heard for this long is a connection that is dead: four questions were left unanswered. While something is
+# being sent the far side says now and then how much more it takes.
+STALL_S = 60.0
+KILL_S = 5.0
+LEAST_S = 2.0
+PUT_S = 300.0
+_LONGEST_PAUSE_S = 15.0
+_FULL = ("no space left", "quota exceeded")
+
+
+class RemoteMachine:
+    """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
+
+    That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of several
+    threads share its connection, and one more where the server has no room for them on it; nothing is connected before
+    the first one. `client_key` is the only key that is ever shown; no password, key agent or variable of the
+    environment is used. No call waits for longer than to `last_mono`, when the machine's end must be asked for.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_key: Path | None,
+        host_key: str,
+        folder: str,
+        clock: Clock,
+        last_mono: float = inf,
+    ) -> None:
+        self._address = address
+        self._where = f"{address.user}@{address.host}:{address.port}"
+        self._client_key = client_key
+        self._expected = ExpectedKey.of(host_key)
+        self._folder = folder
+        self._clock = clock
+        self._last_mono = last_mono
+        self._connection: Connection | None = None
+        self._tries = 0
+        self._next_try_mono = clock.monotonic()
+        self._connecting = threading.Lock()
+        self._closes = 0
+        self._beside: RemoteMachine | None = None
+
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
+        """Run a program in the folder; see `Machine.call`. Its end is the end of its outputs, also of what it leaves.
+
+        HostKeyMismatch when another host answers. Exit code 127 is a program that is not there, 128 + n a signal's.
+        """
+        timeout_s = min(timeout_s, max(LEAST_S, self._last_mono - self._clock.monotonic()))
+        end_mono = self._clock.monotonic() + timeout_s
+        connection = self._connected(end_mono)
+        try:
+            reply = self._run(connection, argv, stdin, sink, end_mono, timeout_s)
+        except NoRoom:
+            left_s = end_mono - self._clock.monotonic()
+            return self._next_beside().call(argv, stdin=stdin, sink=sink, timeout_s=left_s)
+        except MachineLost:
+            self._drop(connection)  # What has failed once is not trusted with the next call.
+            raise
+        self._tries = 0
+        return reply
+
+    def put(self, path: str, content: bytes) -> None:
+        """Replace a file of the folder whole, readable by its owner alone; see `Machine.put`."""
+        reply = self.call(put_argv(path, len(content)), stdin=[content], timeout_s=PUT_S)
+        if reply.exit_code:
+            words = last_words(reply.stderr)
+            raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
+
+    def lane(self) -> RemoteMachine:
+        """A machine with a connection of its own; see `Machine.lane`."""
+        lane = copy(self)
+        lane._connection, lane._tries, lane._next_try_mono = None, 0, self._clock.monotonic()
+        lane._connecting, lane._beside = threading.Lock(), None
+        return lane
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest that was seen on the connection of now; see `Machine.round_trip_s`."""
+        return self._connection.round_trip_s if self._connection is not None else 0.0
+
+    def close(self) -> None:
+        """End the connection, and those beside it; what waits for one ends too, and the next call makes a new one."""
+        self._closes += 1
+        if self._connection is not None:
+            self._drop(self._connection)
+        if self._beside is not None:
+            self._beside.close()
+
+    def _next_beside(self) -> RemoteMachine:
+        """The same over one more connection, which is kept: a server may let few programs share one."""
+        with self._connecting:
+            self._beside = self._beside or self.lane()
+            return self._beside
+
+    def _drop(self, connection: Connection) -> None:
+        """End a connection, and forget it, unless another thread has made a new one since."""
+        if self._connection is connection:
+            self._connection = None
+        connection.close()
+
+    def _connected(self, end_mono: float) -> Connection:
+        """The kept connection, or a new one, made by one thread while the others wait for it."""
+        closes = self._closes
+        with self._connecting:
+            connection = self._connect(end_mono) if closes == self._closes else None
+        if closes == self._closes and connection is not None:
+            return connection
+        if connection is not None:
+            self._drop(connection)
+        raise MachineLost(f"The connection to {self._where} was ended here.")
+
+    def _connect(self, end_mono: float) -> Connection:
+        """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""
+        from gpurun.remote.ssh.connection import connect
+
+        if self._connection is not None:
+            if self._connection.alive:
+                return self._connection
+            self._drop(self._connection)
+        pause_s = self._next_try_mono - self._clock.monotonic()
+        self._clock.sleep(min(pause_s, end_mono - self._clock.monotonic()))
+        left_s = end_mono - self._clock.monotonic()
+        if left_s <= 0:
+            raise MachineLost(f"{self._where} was not reached in time.")
+        try:
+            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s)
+        finally:
+            self._tries += 1
+            longest_s = min(_LONGEST_PAUSE_S, 0.25 * 2**self._tries)
+            self._next_try_mono = self._clock.monotonic() + longest_s * random.uniform(0.5, 1.0)
+        return self._connection
+
+    def _run(
+        self,
+        connection: Connection,
+        argv: Sequence[str],
+        stdin: Iterable[bytes] | None,
+        sink: Take | None,
+        end_mono: float,
+        timeout_s: float,
+    ) -> Reply:
+        """One program on a connection. When this raises, the program was ended or nobody could reach it any more."""
+        program = Program(connection, self._folder, argv, stdin, sink)
+        begun_mono = self._clock.monotonic()
+
+        def still() -> None:
+            now = self._clock.monotonic()
+            if now >= end_mono:
+                raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
+            if now - max(begun_mono, connection.heard_mono) > STALL_S:
+                self._drop(connection)
+                raise MachineLost(f"The connection to {self._where} is dead: not a byte for {STALL_S:.0f} s.")
+
+        try:
+            reply = program.wait(still)
+        except NoRoom:
+            raise
+        except BaseException:
+            self._kill(connection, program)
+            program.close()
+            raise
+        finally:
+            if program.group is not None:
+                self._tries = 0  # It was reached: one that is cut now and then is tried again at once.
+        if reply is None:
+            raise self._without_reply(connection, program)
+        return reply
+
+    def _kill(self, connection: Connection, program: Program) -> None:
+        """End a program that nobody waits for any more, before it can take the end of its input for the whole of it.
+
+        Where that fails the connection is closed, by which the far side ends the session when it notices.
+        """
+        if program.exit_code(within_s=0) is not None:
+            return
+        if program.group is not None and connection.alive:
+            killer = Program(connection, self._folder, kill_argv(program.group))
+            exit_code = killer.exit_code(within_s=KILL_S)
+            killer.close()
+            if exit_code == 0:
+                return
+        self._drop(connection)
+
+    def _without_reply(self, connection: Connection, program: Program) -> GpurunError:
+        """Why a program that has ended left no whole answer behind."""
+        words = program.said_instead
+        if program.group is not None or not connection.alive:
+            return MachineLost(f"The connection to {self._where} was lost before the whole answer had come.")
+        if _reason(words) == "disk_full":
+            return FarRefusal("disk_full", f"{self._folder} cannot be made on {self._where}: {words}.")
+        return MachineLost(f"{self._where} runs no programs (yet): {words}.")
+
+
+def scan_host_key(host: str, port: int, clock: Clock, timeout_s: float) -> str:
+    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in.
+
+    SetupError when there is none to be had.
+    """
+    from gpurun.remote.ssh.connection import shown_key
+
+    address = Address(kind="ssh", host=host, port=port)
+    algorithms = tuple(name for names in ALGORITHMS.values() for name in names)
+    try:
+        line = shown_key(address, algorithms, clock, timeout_s)
+    except MachineLost as lost:
+        hint = "Check the host and the port, and that the machine is up: ssh -p PORT USER@HOST."
+        raise SetupError("host.unreachable", lost.what, hint=hint) from None
+    if line is None:
+        hint = "Its SSH server is too old for this; it needs an ed25519, ECDSA or RSA host key."
+        raise SetupError("host.no_key", f"{host}:{port} shows no host key that can be checked.", hint=hint)
+    return line
+
+
+def _reason(words: str) -> str:
+    return "disk_full" if any(full in words.lower() for full in _FULL) else "os_error"

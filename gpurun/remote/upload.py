@@ -1,0 +1,299 @@
+"""A pack on its way to a machine: in parts, over several lanes at once, and of it only what is not there already.
+
+A lane is one stream of parts. What a lane had under way when it was cut is asked for, and sent again if it did not
+arrive; the far side keeps what it has verified, over any number of cuts and of restarts here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from gpurun.core.clock import Clock, SystemClock
+from gpurun.core.records import canonical
+from gpurun.remote.archive import Codec, Pack, PackedFile, blocks, demand_unchanged
+from gpurun.remote.chunks import Part, Parts, compressed
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import Begun, Received, Shipped, understood
+
+# Two lanes keep two cores busy, however short the way is.
+LEAST_LANES = 2
+# A lane that cannot have the next part in this time ends its stream; the far side gives up on it later than this.
+IDLE_S = 20.0
+TICK_S = 0.05
+QUICK_S = 60.0
+# A lane that was cut so often before it had sent a part is not tried again.
+MOST_FRUITLESS = 3
+# What a lane may be refused and try again.
+_AGAIN = frozenset({"cut_stream", "wrong_digest"})
+_HEAD = struct.Struct(">QII32s")
+_END = _HEAD.pack((1 << 64) - 1, 0, 0, bytes(32))
+_LINE = re.compile(rb"([0-9a-f]{1,64}) ([0-9a-f]{1,64})")
+
+T = TypeVar("T")
+
+
+class Asks(Protocol):
+    """A far side, as far as this needs it."""
+
+    def ask(
+        self,
+        verb: str,
+        *options: str,
+        stdin: Iterable[bytes] | None = None,
+        site: bool = False,
+        timeout_s: float = QUICK_S,
+    ) -> tuple[bytes, bytes]:
+        """One call of the agent: its line, and what follows."""
+        ...
+
+    def lanes(self, most: int, *, least: int = 1) -> Sequence[Asks]:
+        """Ways there that may be used at once, this one the first."""
+        ...
+
+    def close_lanes(self) -> None:
+        """End what `lanes` has made."""
+        ...
+
+    def close(self) -> None:
+        """End every connection; what is under way fails, and the next call makes a new one."""
+        ...
+
+
+def send(
+    far: Asks,
+    pack: Pack,
+    codec: Codec,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+    timeout_s: float,
+    clock: Clock | None = None,
+) -> Shipped:
+    """Send what the far side does not have; all of it is in place and verified there, or nothing of it is.
+
+    `on_progress` is called, on this thread, with the content bytes that are there or were sent; what it raises ends
+    the upload.
+    """
+    pack.survey.demand_clean()
+    upload = _Upload(far, pack, codec, on_progress, clock or SystemClock(), timeout_s)
+    held = upload.begin(Parts(pack.survey.files, pack.known), "ask")
+    if held:
+        upload.begin(Parts(_not_held(pack, held), pack.known), "settled")
+    upload.send_parts()
+    return upload.settle()
+
+
+def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
+    """The files that the far side does not have; to know that, those are read that could be among what it has."""
+    for file in pack.survey.files:
+        if file.name not in pack.known:
+            digest = hashlib.sha256()
+            for block in blocks(file):
+                digest.update(block)
+            pack.known[file.name] = digest.hexdigest()
+    return [file for file in pack.survey.files if pack.known[file.name] not in held]
+
+
+class _Stopped(Exception):
+    """This side has ended the upload; never seen outside."""
+
+
+class _Upload:
+    """The parts of one pack on their way, and the threads that carry them: one for each lane."""
+
+    def __init__(
+        self,
+        far: Asks,
+        pack: Pack,
+        codec: Codec,
+        on_progress: Callable[[int], None] | None,
+        clock: Clock,
+        timeout_s: float,
+    ) -> None:
+        self._far, self._pack, self._codec, self._on_progress = far, pack, codec, on_progress
+        self._clock, self._end_mono = clock, clock.monotonic() + timeout_s
+        self._reading, self._counting = threading.Lock(), threading.Lock()
+        self._there: dict[int, str] = {}
+        self._todo: deque[int] = deque()
+        self._unsure: list[int] = []  # Parts that were taken and may not have arrived.
+        self._is_stopped = False
+        self._error: BaseException | None = None
+        self._trouble: Exception | None = None
+
+    def begin(self, parts: Parts, held: str) -> set[str]:
+        """Announce these parts: the digests of files that are there from before, where there are such.
+
+        Then nothing is to be sent before the rest was announced. Else it is known which parts are there.
+        """
+        self._parts, self._todo = parts, deque(range(parts.count))
+        self._held_bytes = self._pack.survey.total_bytes - parts.total_bytes
+        self._pack.content_bytes = max(self._pack.content_bytes, self._held_bytes)
+        begun, lines = self._attended(lambda: self._announce(held))
+        if begun.kind == "held":
+            return {digest.decode() for digest, _ in lines}
+        self._there = {int(index): sha256.decode() for index, sha256 in lines if index.isdigit()}
+        if self._codec not in begun.codecs:
+            self._codec = "gzip"
+        return set()
+
+    def _announce(self, held: str) -> tuple[Begun, list[tuple[bytes, bytes]]]:
+        """The answer to `begin`, which may take minutes, and its lines in two words each: parts, or files held."""
+        options = ("--held", held, "--sha256", self._parts.layout_sha256)
+        line, content = self._far.ask(
+            "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._left_s()
+        )
+        begun = understood(Begun, line)
+        if begun.bytes != len(content) or begun.sha256 != hashlib.sha256(content).hexdigest():
+            raise FarRefusal("nonsense", "The instance's list of what it has did not arrive whole.")
+        found = [_LINE.fullmatch(one) for one in content.splitlines()]
+        if (begun.kind == "held") > (held == "ask" and bool(found)) or not all(found):
+            raise FarRefusal("nonsense", "The instance's list of what it has is malformed.")
+        return begun, [(match[1], match[2]) for match in found if match]
+
+    def send_parts(self) -> None:
+        """Send all parts that are not there; after a cut, ask which of those that were under way have arrived.
+
+        Where a round has brought nothing further, its trouble is raised.
+        """
+        while self._todo:
+            self._carry()
+            if self._error is not None:
+                raise self._error
+            left = sorted({*self._todo, *self._unsure})
+            if left and self._trouble is not None:
+                trouble, before = self._trouble, len(self._there)
+                self.begin(self._parts, "settled")
+                if len(self._there) <= before or self._left_s() <= 0:
+                    raise trouble
+            self._todo, self._unsure, self._trouble = deque(left), [], None
+        self._pack.content_bytes = self._pack.survey.total_bytes
+
+    def settle(self) -> Shipped:
+        """Have all of it checked and put into place there; UsageError `pack.changed` where a file is not as sent."""
+        begun_mono = self._clock.monotonic()
+        for file in self._pack.survey.files:
+            demand_unchanged(file)
+        content = canonical(self._parts.digests) + b"\n" + self._pack.manifest()
+        options = ("--layout", self._parts.layout_sha256, "--sha256", hashlib.sha256(content).hexdigest())
+        limit_s = max(QUICK_S, self._left_s())
+        line, _ = self._attended(lambda: self._far.ask("settle", *options, stdin=[content], timeout_s=limit_s))
+        shipped = understood(Shipped, line)
+        if shipped.manifest_sha256 != self._pack.manifest_sha256:
+            raise FarRefusal("nonsense", "The instance says that it has taken in another pack than the one sent.")
+        return shipped.model_copy(update={"unpack_s": round(self._clock.monotonic() - begun_mono, 3)})
+
+    def _attended(self, ask: Callable[[], T]) -> T:
+        """What a call answers that may take minutes; `on_progress` hears meanwhile that nothing has moved."""
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:  # noqa: BLE001 - raised again below, on the caller's thread
+                answer.set_exception(error)
+
+        self._wait([_thread(work)])
+        return answer.result()
+
+    def _carry(self) -> None:
+        """Let the lanes carry what is to do, and wait for them."""
+        lanes = [_thread(self._work, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
+        try:
+            self._wait(lanes)
+        finally:
+            self._far.close_lanes()
+            for thread in lanes:
+                thread.join()
+
+    def _wait(self, threads: list[threading.Thread]) -> None:
+        """Wait for the threads' end; an error of `on_progress` ends what they do, and is raised."""
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(TICK_S)
+                    if self._on_progress is not None:
+                        self._on_progress(self._pack.content_bytes)
+        except BaseException:
+            self._is_stopped = True
+            self._far.close()  # A thread that is stuck in a connection that has stalled is woken by its end.
+            raise
+
+    def _work(self, lane: Asks) -> None:
+        """Carry parts over one lane, again and again where it is cut, until there are no more."""
+        fruitless = 0
+        while not self._is_stopped and fruitless < MOST_FRUITLESS:
+            taken: list[int] = []
+            try:
+                part = self._next(taken)
+                if part is None:
+                    return
+                if self._left_s() <= 0:
+                    raise MachineLost("There was no time left to send the rest.")
+                frames, part = self._frames(part, taken), None
+                options = ("--sha256", self._parts.layout_sha256, "--codec", self._codec)
+                line, _ = lane.ask("receive", *options, stdin=frames, site=True, timeout_s=self._left_s())
+                understood(Received, line)
+            except (_Stopped, MachineLost, FarRefusal) as error:
+                self._unsure.extend(taken)
+                if isinstance(error, FarRefusal) and error.reason not in _AGAIN:
+                    self._fail(error)
+                self._trouble = error
+                fruitless = fruitless + 1 if len(taken) < 2 else 0
+            except BaseException as error:  # noqa: BLE001 - raised again in `send_parts`, on the caller's thread
+                self._fail(error)
+
+    def _frames(self, part: Part | None, taken: list[int]) -> Iterator[bytes]:
+        """The stream of a lane: each part with its head, then the end."""
+        while part is not None:
+            data = compressed(part.content, self._codec)
+            head = _HEAD.pack(part.index, part.size_bytes, len(data), bytes.fromhex(part.sha256))
+            with self._counting:
+                self._pack.sent_bytes += len(head) + len(data)
+            part = None  # A lane that waits for the line holds what it sends, and no more.
+            yield head
+            yield data
+            part = self._next(taken, IDLE_S)
+        yield _END
+
+    def _next(self, taken: list[int], wait_s: float = -1) -> Part | None:
+        """The next part that is not there yet, noted as taken; None when there is none, or none in that time."""
+        if not self._reading.acquire(timeout=wait_s):
+            return None
+        try:
+            while self._todo:
+                if self._is_stopped:
+                    raise _Stopped
+                index = self._todo[0]
+                part = None if self._has(index) else self._parts.read(index)
+                self._todo.popleft()
+                before_bytes = self._held_bytes + index * self._parts.part_bytes
+                self._pack.content_bytes = max(self._pack.content_bytes, before_bytes)
+                if part is not None and not self._has(index):
+                    taken.append(index)
+                    return part
+            return None
+        finally:
+            self._reading.release()
+
+    def _has(self, index: int) -> bool:
+        """Whether the far side has a part that was read here before, as it was read."""
+        return index < len(self._parts.digests) and self._there.get(index) == self._parts.digests[index]
+
+    def _left_s(self) -> float:
+        return self._end_mono - self._clock.monotonic()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._is_stopped = True
+
+
+def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread

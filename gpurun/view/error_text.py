@@ -1,0 +1,29 @@
+"""An error for people: what happened, what to do, and the code to search for; nothing else."""
+
+from __future__ import annotations
+
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Line, Span, hang, line, render, width_of, wrap
+
+
+def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> list[Line]:
+    """The sentence, the hint under it, and the code at the end of the hint where there is room.
+
+    Lines after the first are quoted, those of a hint to be copied: each is left whole, wherever the terminal ends.
+    """
+    tail = line("  ", Span(f"[{code}]" + (f" exit {exit_code}" if exit_code is not None else ""), "dim"))
+    advice, *copied = hint.split("\n")
+    first, *quoted = what.split("\n")
+    lines = [*hang(Span("✗", "bad"), first, style, indent=0), *(line("  ", Span(words, "dim")) for words in quoted)]
+    lines += wrap(advice, style, indent=2)
+    lines += [line("  ", words) for words in copied]
+    if not copied and width_of(lines[-1]) + width_of(tail) <= style.width and len(lines) > 1:
+        lines[-1] = (*lines[-1], *tail)
+    else:
+        lines.append(tail)
+    return lines
+
+
+def error_text(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> str:
+    """The same, ready to print to standard error."""
+    return render(error_lines(what, hint, code, style, exit_code=exit_code), style)

@@ -1,0 +1,242 @@
+"""What a journal record or a trainer's event says, in words; the plain lines and the live view share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.money import Micros, format_usd
+from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
+from gpurun.core.untrusted import number, safe_line, whole
+from gpurun.view.number_format import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_files,
+    format_loss,
+    format_percent,
+    format_small,
+    format_whole,
+    short_hash,
+)
+from gpurun.view.styled_text import clip
+
+if TYPE_CHECKING:
+    from gpurun.core.journal_records import Record
+
+PHASES = ("plan", "provision", "ship", "run", "collect", "destroy", "receipt")
+
+# Which phase a record belongs to, and whether it begins, goes on in or ends it. Together they name every event.
+BEGINS = {
+    "create.intended": "provision",
+    "ship.intended": "ship",
+    "train.intended": "run",
+    "collect.intended": "collect",
+    "destroy.intended": "destroy",
+    "salvage.intended": "collect",
+    "receipt.observed": "receipt",
+}
+GOES_ON = {
+    "stage.intended": "plan",
+    "stage.observed": "plan",
+    "create.observed": "provision",
+    "create.refused": "provision",
+    "create.unknown": "provision",
+    "train.started": "run",
+    "rate.observed": "run",
+    "destroy.asked": "destroy",
+    "death.read": "destroy",
+}
+ENDS = {
+    "run.opened": "plan",
+    "ready.observed": "provision",
+    "ship.observed": "ship",
+    "train.observed": "run",
+    "collect.observed": "collect",
+    "salvage.observed": "collect",
+    "death.proven": "destroy",
+    "run.closed": "receipt",
+}
+FELL = ("failed", "lost")
+"""The outcomes of a training that are no end of it."""
+_MOST_NAMED = 6
+APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
+
+
+def tell_record(record: Record) -> str:
+    """One clause without a full stop. Names from the far side inside it are harmless."""
+    teller = _TELLERS.get(str(record.event))
+    return teller(record.data) if teller else f"{record.event}, which a newer gpurun wrote and this one does not know"
+
+
+def is_alarming(record: Record) -> bool:
+    """Whether a person should look up."""
+    if str(record.event) == "rate.observed":
+        return record.data.get("finishes") is False
+    if str(record.event) == "train.observed":
+        return record.data.get("outcome") in FELL
+    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown")
+
+
+def _text(data: Mapping[str, Any], key: str, otherwise: str = "") -> str:
+    value = data.get(key)
+    return otherwise if value is None or value == "" else safe_line(str(value).replace("\n", " "))
+
+
+def _instance(data: Mapping[str, Any]) -> str:
+    instance = data.get("instance")
+    return _text(instance, "id", "it") if isinstance(instance, Mapping) else _text(data, "id", "it")
+
+
+def _teardown(data: Mapping[str, Any]) -> str:
+    """How death was proven; the word destroyed is kept for the teardown that is one."""
+    how = {
+        "destroyed": "destroyed, proven gone",
+        "processes_killed_host_kept": "every process ended, proven; this machine stays",
+        "stopped_disk_billed": "stopped; its disk is still billed",
+        "expires_at": "left to expire by itself",
+        "user_operated": "left running: ending it is yours to do",
+        "not_proven": "NOT proven gone",
+    }.get(_text(data, "teardown"), "proven gone")
+    reads = data.get("reads")
+    return f"{how} ({reads} {'read' if reads == 1 else 'reads'})" if isinstance(reads, int) else how
+
+
+def _step(data: Mapping[str, Any]) -> str:
+    """A step of the driver in words; one that is not known by its own name."""
+    name = _text(data, "step", "a step")
+    return {"create": "getting a machine", "await_ready": "getting the machine ready"}.get(name, name)
+
+
+def _ended(data: Mapping[str, Any]) -> str:
+    """How training ended; of one that fell, in whose words there are."""
+    why = _text(data, "message") if data.get("outcome") in FELL else ""
+    ended = f"training ended: {_text(data, 'outcome', 'ended')} ({_text(data, 'reason', 'no reason')})"
+    return f"{ended}: {why}" if why else ended
+
+
+def _shipped(data: Mapping[str, Any]) -> str:
+    size, files = number(data.get("bytes")), whole(data.get("files"))
+    amount = "" if size is None else f" {format_bytes(size)}"
+    return f"shipped{amount}" + ("" if files is None else f" in {format_files(files)}") + ", digests verified"
+
+
+def _staging(data: Mapping[str, Any]) -> str:
+    size = number(data.get("bytes"))
+    amount = "" if size is None else f"{format_bytes(size)} "
+    return f"putting {amount}into {_text(data, 'url', 'the bucket')} before anything is rented"
+
+
+def _staged(data: Mapping[str, Any]) -> str:
+    there, sent = number(data.get("there_bytes")) or 0, number(data.get("sent_bytes")) or 0
+    return f"in {_text(data, 'url', 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
+
+
+def tell_rate(data: Mapping[str, Any]) -> str:
+    """What was measured, and what it means: when training ends and what all of it costs, or how far it gets."""
+    speed, left_s, step = number(data.get("tokens_per_s")), number(data.get("left_s")), whole(data.get("ends_at_step"))
+    expected, cap, needed = (whole(data.get(key)) for key in ("expected_micros", "cap_micros", "needed_micros"))
+    measured = f"measured {format_count(speed or 0)} tok/s"
+    if data.get("finishes") is True:
+        costs = f", about {format_usd(Micros(expected))} in all" if expected else ""
+        holds = f"; the cap of {format_usd(Micros(cap))} holds" if expected and cap else ""
+        return f"{measured}: ends in {format_duration(left_s or 0)}{costs}{holds}"
+    steps = whole(data.get("steps")) or 0
+    share = f" ({format_percent((step or 0) / steps)})" if steps else ""
+    far = f"does not finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
+    would = f"to finish takes {format_duration(left_s or 0)} more"
+    under = f", under a cap of {format_usd(Micros(needed))}" if needed else ""
+    return f"{measured}, {far}; {would}{under}; train --from goes on later"
+
+
+def _collected(data: Mapping[str, Any]) -> str:
+    files, missing = data.get("files"), data.get("missing")
+    count = f" {format_files(len(files))}" if isinstance(files, list | tuple) else ""
+    lost = ""
+    if isinstance(missing, list | tuple) and missing:
+        more = " and more" if missing[_MOST_NAMED:] else ""
+        lost = f", {len(missing)} MISSING: {safe_line(', '.join(map(str, missing[:_MOST_NAMED])))}{more}"
+    return f"collected{count}, digests verified{lost}"
+
+
+_TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
+    "stage.intended": _staging,
+    "stage.observed": _staged,
+    "create.intended": lambda d: f"asking {_text(d, 'provider', 'the provider')} for a machine",
+    "create.observed": lambda d: f"the machine exists: {_instance(d)}",
+    "create.refused": lambda d: f"no machine was made: {_text(d, 'message', _text(d, 'reason', 'refused'))}",
+    "create.unknown": lambda d: f"no clear answer, looking for the machine by its token: {_text(d, 'message')}",
+    "ready.observed": lambda d: "the machine answers",
+    "ship.intended": lambda d: "shipping code and data",
+    "ship.observed": _shipped,
+    "train.intended": lambda d: "starting the trainer",
+    "train.started": lambda d: "training",
+    "rate.observed": lambda d: tell_rate(d),
+    "train.observed": lambda d: _ended(d),
+    "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
+    "collect.intended": lambda d: "bringing the checkpoints home",
+    "collect.observed": _collected,
+    "destroy.intended": lambda d: "ending the machine",
+    "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
+    "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
+    "death.proven": _teardown,
+    "salvage.intended": lambda d: (
+        "bringing home what the machine has put into the bucket" if d.get("folder") else "counting what came home early"
+    ),
+    "salvage.observed": _collected,
+    "step.failed": lambda d: f"{_step(d)} failed: {_text(d, 'message', _text(d, 'code'))}",
+    "incident": lambda d: _text(d, "message", _text(d, "code", "an incident")),
+    "receipt.observed": lambda d: f"receipt #{_text(d, 'seq', UNKNOWN)} {short_hash(_text(d, 'sha256'))}",
+    "run.closed": lambda d: f"closed, exit {_text(d, 'exit_code', UNKNOWN)}",
+    "journal.repaired": lambda d: f"the journal's torn last line was cut: {_text(d, 'reason', 'crash while writing')}",
+}
+
+
+def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
+    """One line for a trainer's event; an unknown kind is named and nothing more."""
+    at = f"step {UNKNOWN if event.step is None else format_whole(event.step)}"
+    match event:
+        case Start():
+            return _start(event)
+        case Step():
+            of = f"/{format_whole(steps)}" if steps else ""
+            return f"{at}{of}  {metrics(event, steps)}"
+        case Evaluation():
+            return f"{at}  val loss {format_loss(event.val_loss)}"
+        case Checkpoint():
+            return f"{at}  checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
+        case Sample():
+            return f"{at}  sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
+        case Alert():
+            return f"{at}  warning {event.code}: {_line(event.message)}"
+        case Stop():
+            return f"{at}  trainer stopped: {event.reason} {_line(event.message)}".rstrip()
+    return f"{at}  {event.kind}"
+
+
+def _line(text: str) -> str:
+    return safe_line(text.replace("\n", " "))
+
+
+def metrics(event: Step, steps: int | None) -> str:
+    """The figures of a step, with what is missing left out."""
+    parts = [f"loss {format_loss(event.loss)}", f"lr {format_small(event.lr)}"]
+    if event.tokens_per_s is not None:
+        parts.append(f"{format_count(event.tokens_per_s)} tok/s")
+    if event.mfu is not None:
+        parts.append(f"MFU {format_percent(event.mfu)}")
+    if event.step_s is not None and event.step is not None and steps is not None and steps > event.step:
+        parts.append(f"eta {format_duration(event.step_s * (steps - event.step))}")
+    return "  ".join(parts)
+
+
+def _start(event: Start) -> str:
+    parts = [f"device {event.device or 'unknown device'}" + (f" ({event.cuda_name})" if event.cuda_name else "")]
+    if event.parameters is not None:
+        parts.append(f"{format_count(event.parameters)} parameters")
+    if event.world_size is not None:
+        parts.append(f"{event.world_size} {'process' if event.world_size == 1 else 'processes'}")
+    resumed = event.resumed_from
+    return ", ".join(parts) + (f", resumed from step {format_whole(resumed)}" if resumed is not None else "")

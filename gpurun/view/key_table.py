@@ -1,0 +1,34 @@
+"""The table of `auth status`: which provider has a key, and where it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span
+from gpurun.view.table import Column, table
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """One key. Without a `source` there is none, or a `problem` keeps it from being used."""
+
+    name: str
+    source: str | None
+    problem: str = ""
+    hint: str = ""
+    about: str = ""
+
+
+def keys_table(rows: Sequence[KeyRow], style: Style) -> list[Line]:
+    """The keys in the order given; nothing of a key itself."""
+    columns = (Column("PROVIDER"), Column("KEY"), Column("FROM", least=20), Column("", least=20, leaves=1))
+    return table(columns, [_cells(row) for row in rows], style)
+
+
+def _cells(row: KeyRow) -> list[Cell]:
+    if row.problem:
+        return [Span(row.name, "title"), Span("✘", "bad"), Span(row.problem, "bad"), Span(row.about, "dim")]
+    mark = Span("✔", "good") if row.source else Span("no", "dim")
+    return [Span(row.name, "title"), mark, row.source or "", Span(row.about, "dim")]

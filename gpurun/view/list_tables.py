@@ -1,0 +1,223 @@
+"""The tables of the smaller verbs: ps, recipes, offers, reap, pack, config, doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpurun.core.clock import local_time
+from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
+from gpurun.view.table import Column, table
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run for `ps`. `dies_wall` with `dies_by` is when it ends at the latest and who enforces that.
+
+    `spent_is_floor`: it cost at least that, and may have cost more.
+    """
+
+    run: str
+    recipe: str
+    where: str
+    state: str
+    step: int | None = None
+    steps: int | None = None
+    started_wall: float | None = None
+    spent_micros: Micros | None = None
+    worst_micros: Micros | None = None
+    dies_wall: float | None = None
+    dies_by: str = ""
+    live: bool = False
+    may_be_billing: bool = False
+    spent_is_floor: bool = False
+
+
+def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
+    """Runs that may cost something first, then the live ones, then the rest in the order given."""
+    columns = (
+        Column(""),
+        Column("RUN"),
+        Column("RECIPE", leaves=3),
+        Column("WHERE", leaves=2),
+        Column("STATE"),
+        Column("STEP", right=True, leaves=4),
+        Column("AGE", right=True, leaves=5),
+        Column("SPENT", right=True),
+        Column("WORST", right=True, leaves=1),
+        Column("DIES"),
+    )
+    ordered = sorted(rows, key=lambda row: (not row.may_be_billing, not row.live))
+    return table(columns, [_run_cells(row, now) for row in ordered], style)
+
+
+def _run_cells(row: RunRow, now: float) -> list[Cell]:
+    look = "bad" if row.may_be_billing else "" if row.live else "dim"
+    state = "MAY BE BILLING" if row.may_be_billing else row.state
+    return [
+        Span("!" if row.may_be_billing else "●" if row.live else "", "bad" if row.may_be_billing else "good"),
+        Span(row.run, "bad" if row.may_be_billing else "title" if row.live else ""),
+        Span(row.recipe, look),
+        Span(row.where, look),
+        Span(state, look),
+        Span("" if row.step is None else f"{row.step}/{row.steps}", look),
+        Span(UNKNOWN if row.started_wall is None else format_duration(now - row.started_wall), look),
+        Span(("≥" if row.spent_is_floor else "") + _amount(row.spent_micros), look),
+        Span(_amount(row.worst_micros), look),
+        Span(_dies(row, now), look),
+    ]
+
+
+def _dies(row: RunRow, now: float) -> str:
+    if row.dies_wall is None:
+        return row.dies_by or UNKNOWN
+    left = row.dies_wall - now
+    when = f"OVERDUE {format_duration(-left)}" if left < 0 else f"in {format_duration(left)}"
+    return f"{when} · {row.dies_by}" if row.dies_by else when
+
+
+def _amount(amount: Micros | None) -> str:
+    return UNKNOWN if amount is None else format_usd(amount)
+
+
+@dataclass(frozen=True)
+class RecipeRow:
+    """One recipe for `recipes list`."""
+
+    name: str
+    parameters: int
+    tokens: int
+    gpu: str
+    about: str
+
+
+def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
+    """The recipes in the order given, each with what it is about below it, whole."""
+    columns = (
+        Column("RECIPE"),
+        Column("PARAMETERS", right=True),
+        Column("TOKENS", right=True, leaves=2),
+        Column("GPU", leaves=1),
+    )
+    cells: list[list[Cell]] = [
+        [Span(r.name, "title"), format_count(r.parameters), format_count(r.tokens), r.gpu] for r in rows
+    ]
+    heading, *told = table(columns, cells, style)
+    below = [wrap(row.about, style, indent=4, look="dim") for row in rows]
+    return [heading, *(shown for first, rest in zip(told, below, strict=True) for shown in (first, *rest))]
+
+
+@dataclass(frozen=True)
+class OrphanRow:
+    """One machine that `reap` found by its tag. `action` says what was done or what to type."""
+
+    run: str
+    provider: str
+    instance: str
+    state: str
+    owner: str
+    action: str
+    rate_micros_per_hour: Micros | None = None
+    created_wall: float | None = None
+    deadline_wall: float | None = None
+    alarming: bool = False
+
+
+def reap_table(rows: Sequence[OrphanRow], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
+    """What carries our tag, wherever it was found; where nothing was, who was asked."""
+    if not rows:
+        told = f" Nothing that gpurun made is left anywhere that was asked: {', '.join(asked)}."
+        return [line(" ", Span("✔", "good"), told)] if asked else []
+    columns = (
+        Column(""),
+        Column("RUN"),
+        Column("PROVIDER", leaves=2),
+        Column("INSTANCE", leaves=3),
+        Column("STATE"),
+        Column("OWNER", leaves=1),
+        Column("$/h", right=True, leaves=4),
+        Column("AGE", right=True, leaves=5),
+        Column("DEADLINE", right=True, leaves=6),
+        Column("ACTION", least=34),
+    )
+    return table(columns, [_orphan_cells(row, now) for row in rows], style)
+
+
+def _orphan_cells(row: OrphanRow, now: float) -> list[Cell]:
+    look = "bad" if row.alarming else ""
+    return [
+        Span("!" if row.alarming else "", "bad"),
+        Span(row.run, look),
+        row.provider,
+        row.instance,
+        Span(row.state, look),
+        row.owner,
+        UNKNOWN if row.rate_micros_per_hour is None else format_rate(row.rate_micros_per_hour).removesuffix("/h"),
+        UNKNOWN if row.created_wall is None else format_duration(now - row.created_wall),
+        UNKNOWN if row.deadline_wall is None else local_time(row.deadline_wall, now=now),
+        Span(row.action, look),
+    ]
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """One file of a pack; a file with a refusal is not shipped."""
+
+    name: str
+    bytes: int
+    sha256: str = ""
+    refusal: str = ""
+
+
+def pack_listing(files: Sequence[PackedFile], style: Style, *, packed_bytes: int | None = None) -> list[Line]:
+    """Exactly what would be shipped, then what is refused and why, then the totals."""
+    kept, refused = [f for f in files if not f.refusal], [f for f in files if f.refusal]
+    columns = (Column("FILE", least=20), Column("SIZE", right=True), Column("SHA256", leaves=1))
+    lines = table(columns, [[f.name, format_bytes(f.bytes), Span(_first(f.sha256), "dim")] for f in kept], style)
+    for file in refused:
+        lines += hang(Span("✘", "bad"), f"{file.name}: {file.refusal}", style)
+    size = format_bytes(sum(f.bytes for f in kept))
+    packed = f" → {format_bytes(packed_bytes)} packed" if packed_bytes is not None else ""
+    said = f" · {len(refused)} refused" if refused else ""
+    return [*lines, line(f"  {format_files(len(kept))} · {size}{packed}{said}")]
+
+
+def _first(digest: str) -> str:
+    return f"{digest[:4]}…{digest[-4:]}" if digest else ""
+
+
+def config_table(rows: Sequence[tuple[str, str, str]], style: Style) -> list[Line]:
+    """Key, value, and where the value came from."""
+    columns = (Column("KEY"), Column("VALUE", least=12), Column("FROM", least=10))
+    return table(columns, [[key, value or UNKNOWN, Span(source, "dim")] for key, value, source in rows], style)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that `doctor` looked at."""
+
+    level: Literal["ok", "warn", "bad"]
+    text: str
+    hint: str = ""
+
+
+def doctor_lines(findings: Sequence[Finding], style: Style) -> list[Line]:
+    """A mark, what is so, and what to do about it."""
+    blank = "" if style.unicode else " "  # In ASCII the tick is two letters wide.
+    marks = {"ok": Span("✔", "good"), "warn": Span(f"!{blank}", "warn"), "bad": Span(f"✘{blank}", "bad")}
+    lines: list[Line] = []
+    for finding in findings:
+        text = f"{finding.text} → {finding.hint}" if finding.hint else finding.text
+        lines += hang(marks[finding.level], text, style)
+    bad, warnings = (sum(f.level == level for f in findings) for level in ("bad", "warn"))
+    if not bad and not warnings:
+        return [*lines, line("  Nothing is wrong.")]
+    return [*lines, line(f"  {_counted(bad, 'problem')}, {_counted(warnings, 'warning')}.")]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,276 @@
+"""Draws the live view: a pure function of what the `Screen` knows, the room there is, and the time."""
+
+from __future__ import annotations
+
+from gpurun.core.clock import local_time
+from gpurun.core.money import Micros, format_usd, percent_of
+from gpurun.core.trainer_events import Step
+from gpurun.view.event_text import PHASES
+from gpurun.view.live_state import PhaseTime, Screen
+from gpurun.view.number_format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_loss,
+    format_percent,
+    format_small,
+    format_stopwatch,
+    format_whole,
+)
+from gpurun.view.progress_line import moving_line
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Line, Span, clip_line, flow, line, pad, spread, width_of, wrap
+from gpurun.view.terminal_charts import Scale, bar, line_chart, sparkline
+
+_LABEL = 8
+_APART = "   "
+_MOST_ALARM_LINES = 2
+_SIDE = 34
+_WIDE = 96
+# Longer than a step, an evaluation or a lost connection usually takes.
+_QUIET_S = 120.0
+_DOING = {
+    "plan": "STARTING",
+    "provision": "PROVISIONING",
+    "ship": "SHIPPING",
+    "run": "RUNNING",
+    "collect": "COLLECTING",
+    "destroy": "DESTROYING",
+    "receipt": "SETTLING",
+}
+# What Ctrl-C does differs by phase; the footer never promises what it does not do.
+_FOOTERS = {
+    "run": "Ctrl-C: detach or stop",
+    "collect": "Ctrl-C: leave; the rest goes on without this terminal",
+    "destroy": "Ctrl-C twice: leave before it is proven gone",
+    "receipt": "",
+}
+_BEFORE_TRAINING = "Ctrl-C: give up and destroy the machine"
+_BEFORE_COLLECTING = ("plan", "provision", "ship", "run")
+_ENDS = {
+    0: ("DONE", "good"),
+    7: ("STOPPED BY BUDGET", "warn"),
+    9: ("MAY BE BILLING", "bad"),
+    130: ("STOPPED", "warn"),
+}
+
+
+def live_screen(screen: Screen, style: Style, *, now: float) -> list[Line]:
+    """The view as lines, none wider than the terminal and together at most one less than its height.
+
+    The last line says what Ctrl-C does while the run goes on; the chart leaves first when there is little room.
+    """
+    room = max(4, style.height - 1)
+    head = [_header(screen, style, now), *_phases(screen, style, now)]
+    training = _training(screen, style, now)
+    foot = [*_money(screen, style, now), *_lease(screen, style, now), *_alarm(screen, style)]
+    left = room - len(head) - len(training) - len(foot) - 3
+    chart = _chart(screen, style, min(9, left - 6)) if left >= 10 else []
+    left -= len(chart) + bool(chart)
+    log = _log(screen, style, min(8, left - 2)) if left >= 3 else []
+    blank = [line()] if left >= 0 else []
+    footer = _FOOTERS.get(screen.phase, _BEFORE_TRAINING)
+    end = [line(Span(f" {footer}", "dim"))] if footer and screen.closed_wall is None else []
+    lines = [*head, *blank, *training, *([line()] if chart else []), *chart, *blank, *foot, *log, *end]
+    return [clip_line(one, style.width, style) for one in lines[:room]]
+
+
+def _header(screen: Screen, style: Style, now: float) -> Line:
+    plan, offer = screen.plan, screen.plan.offer
+    rented = f"{offer.provider} {offer.label} {offer.place}"
+    place = f"this machine, {offer.label}" if offer.provider == "local" else rented
+    begun = screen.opened_wall if screen.opened_wall is not None else now
+    age = format_duration((screen.closed_wall or now) - begun)
+    return spread(
+        line(" ", Span(plan.run, "title"), Span(f" · {plan.recipe} · {place}", "dim")),
+        line(_state(screen), f"  {age}"),
+        style,
+    )
+
+
+def _state(screen: Screen) -> Span:
+    if screen.exit_code == 0 and screen.outcome == "stopped":
+        return Span("STOPPED", "warn")  # As was asked, but not done: there are steps left.
+    if screen.exit_code is not None:
+        return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
+    if screen.stopping and screen.phase in _BEFORE_COLLECTING:
+        return Span("STOPPING", "warn")
+    return Span(_DOING[screen.phase], "accent")
+
+
+def _phases(screen: Screen, style: Style, now: float) -> list[Line]:
+    """A tick and a time for what is done, a dot for what goes on, a cross for what failed."""
+    narrow = style.width < 100
+    names = PHASES[1:] if narrow and screen.phases["plan"].ended is not None else PHASES
+    parts = [_phase(name, screen.phases[name], name == screen.phase, now) for name in names]
+    return flow(parts, style, gap="  " if narrow else "   ", indent=1)
+
+
+def _phase(name: str, phase: PhaseTime, current: bool, now: float) -> Line:
+    seconds = phase.seconds(now)
+    if phase.failed:
+        return line(name, Span(" ✘", "bad"))
+    if phase.ended is not None:
+        took = f" {format_stopwatch(seconds)}" if seconds is not None and seconds >= 1 else ""
+        return line(name, Span(" ✔", "good"), Span(took, "dim"))
+    if current and seconds is not None:
+        return line(Span(name, "title"), Span(" ●", "accent"), Span(f" {format_stopwatch(seconds)}", "dim"))
+    return line(Span(f"{name} ·", "dim"))
+
+
+def _training(screen: Screen, style: Style, now: float) -> list[Line]:
+    """Progress and figures once there are steps; besides or instead, what is going on."""
+    lines: list[Line] = []
+    last, steps = screen.step, screen.steps
+    if last is not None and last.step is not None:
+        lines += [*_progress(screen, last.step, steps, style), *_figures(last, screen, style)]
+    silent_s = screen.silent_s(now)
+    if silent_s is not None and silent_s >= _QUIET_S:
+        told = Span(f"nothing was heard of the machine for {format_duration(silent_s)}: these figures are old", "warn")
+        lines += flow([line(told)], style, indent=_LABEL, first=line(Span(" quiet", "dim")))
+    if (last is None or screen.phase != "run") and screen.story and screen.closed_wall is None:
+        lines += flow([line(screen.story)], style, indent=_LABEL, first=line(Span(" now", "dim")))
+    if screen.moving is not None and screen.closed_wall is None:
+        lines.append(moving_line(screen.moving, style, label=_LABEL))
+    return lines
+
+
+def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> list[Line]:
+    """How far it is: in one line with a bar, or without one and broken where there is no room for that."""
+    label = line(Span(" step", "dim"))
+    if not steps:
+        return flow([line(Span(format_whole(step), "title"))], style, indent=_LABEL, first=label)
+    share, eta = min(1.0, step / steps), screen.eta_s()
+    parts = [line(Span(format_whole(step), "title"), f" / {format_whole(steps)}"), line(format_percent(share, 1))]
+    parts += [line(f"eta {format_duration(eta)}")] if eta is not None else []
+    room = style.width - _LABEL - sum(width_of(part) + len(_APART) for part in parts) - 1
+    if room >= 8:
+        full, empty = bar(share, min(60, room))
+        parts.insert(1, line(Span(full, "accent"), Span(empty, "dim")))
+    return flow(parts, style, gap=_APART, indent=_LABEL, first=label)
+
+
+def _figures(step: Step, screen: Screen, style: Style) -> list[Line]:
+    evaluation = screen.evaluation
+    parts = [line(Span(format_loss(step.loss), "title"))]
+    if evaluation is not None:
+        at = evaluation.step
+        where = "" if at is None else f" (step {format_whole(at)})"
+        ring = Span("○ ", "warn")
+        parts.append(line("val ", ring, Span(format_loss(evaluation.val_loss), "title"), Span(where, "dim")))
+    parts.append(line(f"lr {format_small(step.lr)}"))
+    gradient, speed, mfu = step.grad_norm, step.tokens_per_s, step.mfu
+    if gradient is not None:
+        parts.append(line(f"grad {gradient:.2f}" if abs(gradient) < 1000 else f"grad {gradient:.1e}"))
+    if speed is not None:
+        parts.append(line(f"{format_count(speed)} tok/s"))
+    if mfu is not None:
+        parts.append(line(f"MFU {format_percent(mfu)}"))
+    return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(" loss", "dim")))
+
+
+def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
+    """The loss curve, and where there is room beside it the speed, the memory and the device."""
+    if len(screen.losses.points) < 2 or height < 4:
+        return []
+    side = _side(screen, style) if style.width >= _WIDE else []
+    width = min(style.width - 3 - (_SIDE if side else 0), 110)
+    marks = screen.validation.points
+    rows = line_chart(screen.losses.points, width=width, height=height, marks=marks, unicode=style.unicode)
+    lines: list[Line] = []
+    for i, row in enumerate(rows):
+        left = Span(f"  {row}", "accent" if i < height else "dim")
+        lines.append((*pad(left, width + 4), *side[i]) if i < len(side) else (left,))
+    return lines
+
+
+def _side(screen: Screen, style: Style) -> list[Line]:
+    lines: list[Line] = []
+    speeds = list(screen.speeds)
+    if speeds:
+        top = max(speeds)
+        bars = sparkline(speeds, width=12, scale=Scale(0.0, top), unicode=style.unicode)
+        lines.append(line(Span("speed  ", "dim"), Span(bars, "accent")))
+        lines.append(line(Span(f"       0 to {format_count(top)} tok/s", "dim")))
+    memory = screen.step.memory_peak_bytes if screen.step is not None else None
+    if memory is not None:
+        of = f" of {screen.plan.offer.vram_gb} GB" if screen.plan.offer.vram_gb else ""
+        lines.append(line(Span("memory ", "dim"), f"{format_bytes(memory)}{of} at peak"))
+    start = screen.start
+    if start is not None and start.world_size is not None:
+        size = start.world_size
+        noun = "process" if size == 1 else "processes"
+        device = start.cuda_name or start.device or ""
+        lines += [line(Span("device ", "dim"), device), line(f"       {size} {noun}")]
+    return [line(), *lines] if lines else []
+
+
+def _money(screen: Screen, style: Style, now: float) -> list[Line]:
+    plan, spent, end = screen.plan, screen.spent(now), screen.at_end(now)
+    head = line(Span(" money", "dim"))
+    parts = [line(Span(format_usd(spent), "money"), " now" if screen.closed_wall is None else "")]
+    if not plan.worst_micros:
+        free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
+        parts.append(line(free))
+    elif end is not None:
+        parts[0] = (*parts[0], *line(f" → ≈ {format_usd(end)} at the end"))
+    if plan.worst_micros:
+        parts.append(line(f"worst {format_usd(plan.worst_micros)}"))
+    if plan.cap_micros is not None:
+        parts.append(line(f"cap {format_usd(plan.cap_micros)}", *_used(spent, plan.cap_micros, style)))
+    return flow(parts, style, gap=" · ", indent=_LABEL, first=head)
+
+
+def _used(spent: Micros, cap: Micros, style: Style) -> Line:
+    percent = percent_of(spent, cap)
+    full, empty = bar(percent / 100, 20 if style.width >= 80 else 8)
+    look = "bad" if percent > 100 else "warn" if percent >= 80 else "good"
+    return line("  ", Span(full, look), Span(empty, "dim"), f"  {percent:.0f} %")
+
+
+def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
+    """Until when the machine may live, while it may; and where the last checkpoint is."""
+    lines: list[Line] = []
+    if screen.pace and screen.phase == "run":
+        lines += wrap(screen.pace, style, indent=_LABEL, look="warn" if screen.is_too_slow else "")[:2]
+        lines[0] = (Span(" pace   ", "dim"), *lines[0][1:])
+    if screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
+        left = screen.deadline_wall - now
+        when = f"until {local_time(screen.deadline_wall, now=now)}, "
+        remaining = Span(f"{format_duration(left)} left" if left >= 0 else "OVER", "" if left >= 300 else "warn")
+        lines += flow([line(when, remaining)], style, indent=_LABEL, first=line(Span(" lease", "dim")))
+    return [*lines, *_saved(screen, style, now)]
+
+
+def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
+    """Where the newest checkpoint is, and which one is here where that is another."""
+    newest, home = screen.checkpoint.step if screen.checkpoint is not None else None, screen.home_step
+    parts: list[Line] = []
+    if newest is not None and (home is None or newest > home):
+        parts.append(line(f"step {format_whole(newest)}, ", _away(screen, now)))
+    if home is not None:
+        parts.append(line(f"step {format_whole(home)}, here ", Span("✔", "good"), " digests match"))
+    return flow(parts, style, gap=" · ", indent=_LABEL, first=line(Span(" saved", "dim"))) if parts else []
+
+
+def _away(screen: Screen, now: float) -> Span:
+    """What became of a checkpoint that is not at home."""
+    if screen.phases["destroy"].ended is not None:
+        return Span("did not come home", "bad")
+    written = screen.checkpoint_wall()
+    return Span(f"on the machine since {local_time(written, now=now)}" if written else "on the machine")
+
+
+def _alarm(screen: Screen, style: Style) -> list[Line]:
+    if not screen.alarm:
+        return []
+    text = wrap(screen.alarm, style, indent=_LABEL, look="bad")[:_MOST_ALARM_LINES]
+    return [(Span(" !      ", "bad"), *text[0][1:]), *text[1:]]
+
+
+def _log(screen: Screen, style: Style, most: int) -> list[Line]:
+    shown = list(screen.log)[-most:] if most > 0 else []
+    if not shown:
+        return []
+    rule = line(Span(" ── log " + "─" * (style.width - 9), "dim"))
+    return [rule, *(clip_line(line(Span(f" {entry}", "dim")), style.width, style) for entry in shown)]

@@ -1,0 +1,259 @@
+"""What the live view knows: fed with records, events and log lines, asked for nothing but facts; it draws nothing.
+
+Everything it keeps is bounded, because the far side decides how much it sends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.money import Micros, cost_of, times, total, usd
+from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Start, Step, Stop, TrainerEvent
+from gpurun.core.untrusted import number, safe_line, whole
+from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
+from gpurun.view.terminal_charts import Point
+
+if TYPE_CHECKING:
+    from gpurun.core.journal_records import Record
+    from gpurun.core.run_plan import Plan
+    from gpurun.core.transfer_progress import Moving
+
+_MOST_POINTS = 4096
+_MOST_LOG_LINES = 200
+_CHECKPOINT = {"weights", "optimizer", "state"}
+
+
+@dataclass
+class PhaseTime:
+    """When a phase began and ended, by the journal's wall time."""
+
+    began: float | None = None
+    ended: float | None = None
+    failed: bool = False
+
+    def seconds(self, now: float) -> float | None:
+        """How long it took, or takes so far; None when it has not begun."""
+        return None if self.began is None else max(0.0, (self.ended if self.ended is not None else now) - self.began)
+
+
+@dataclass
+class Rented:
+    """One asking for a machine, in microseconds up to the last record, by the clock that went further in between."""
+
+    last: Record
+    passed_us: int = 0
+    is_over: bool = False
+
+    def take(self, record: Record) -> None:
+        """Go on to the next record, unless its end is proven."""
+        if not self.is_over:
+            self.passed_us, self.last = self.passed_us + record.us_since(self.last), record
+
+    def seconds(self, now: float) -> float:
+        """What may be billed by `now`, rounded up to a millisecond, as the receipt will have it."""
+        since_us = 0 if self.is_over else max(0, round((now - self.last.wall) * 1e6))
+        return -(-(self.passed_us + since_us) // 1000) / 1000
+
+
+class Series:
+    """Points of a curve; when there are too many, every second one goes, and only every second new one comes in."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._stride = 1
+        self._offered = 0
+
+    def add(self, x: float, y: float) -> None:
+        """Offer a point."""
+        if self._offered % self._stride == 0:
+            self.points.append((x, y))
+        self._offered += 1
+        if len(self.points) >= _MOST_POINTS:
+            self.points = self.points[::2]
+            self._stride *= 2
+
+
+class Screen:
+    """One run, as far as it has been told."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.phases = {name: PhaseTime() for name in PHASES}
+        self.phase = "plan"
+        self.opened_wall: float | None = None
+        self.closed_wall: float | None = None
+        self.exit_code: int | None = None
+        self.stopping = False
+        self.story = ""
+        self.alarm = ""
+        self.moving: Moving | None = None
+        self.heard_wall: float | None = None
+        self.deadline_wall: float | None = None
+        self.pace, self.is_too_slow = "", False
+        self.start: Start | None = None
+        self.step: Step | None = None
+        self.evaluation: Evaluation | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.outcome = ""
+        self.home_step: int | None = None
+        self.losses, self.validation = Series(), Series()
+        self.speeds: deque[float] = deque(maxlen=64)
+        self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
+        self._rentals: list[Rented] = []
+        self._beside, self._once = Micros(0), Micros(0)
+        self._machines = 1
+        self._rates: list[Micros] = []
+
+    def update(
+        self,
+        records: Iterable[Record],
+        events: Iterable[TrainerEvent],
+        log_lines: Iterable[bytes | str],
+        moving: Moving | None = None,
+        heard_wall: float | None = None,
+    ) -> None:
+        """Take in what is new since last time, the transfer of now, and when the machine's last word came."""
+        self.moving, self.heard_wall = moving, heard_wall
+        for record in records:
+            self._count(record)
+            self._record(str(record.event), record.wall, record.data)
+            self.story = tell_record(record)
+            if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
+                self.alarm = self.story
+        for event in events:
+            self._event(event)
+        self.log.extend(shown for entry in log_lines if (shown := safe_line(entry)))
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps the trainer said it will do, else what the recipe says."""
+        train: dict[str, Any] = self.plan.resolved.get("train", {})
+        planned = train.get("steps")
+        told = self.start.steps if self.start is not None else None
+        return told or (planned if isinstance(planned, int) else None)
+
+    def silent_s(self, now: float) -> float | None:
+        """For how long nothing was heard of a trainer that is thought to run; None where no word is waited for."""
+        if self.phase != "run" or self.phases["run"].ended or self.heard_wall is None:
+            return None
+        return max(0.0, now - self.heard_wall)
+
+    def eta_s(self) -> float | None:
+        """Seconds of training left at the pace of the last line."""
+        last, steps = self.step, self.steps
+        if last is None or last.step is None or last.step_s is None or steps is None:
+            return None
+        if self.phase != "run" or self.stopping or self.phases["run"].ended:
+            return None
+        return max(0.0, last.step_s * (steps - last.step))
+
+    def spent(self, now: float) -> Micros:
+        """What the rentals cost by `now`, each from create sent to death proven, rounded up, as the receipt will."""
+        offer = self.plan.offer
+        unit, rates = offer.billing_unit_s, (max(self._rates, default=offer.rate_micros_per_hour), self._beside)
+        spans = [rented.seconds(now) for rented in self._rentals]
+        hourly = (cost_of(rate, seconds, unit) for seconds in spans for rate in rates)
+        return times(total(usd(0), *hourly, *(self._once for seconds in spans if seconds > 0)), self._machines)
+
+    def at_end(self, now: float) -> Micros | None:
+        """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
+        eta = self.eta_s()
+        return None if eta is None else min(self.spent(now + eta), self.plan.worst_micros)
+
+    def _take(self, asked: Mapping[str, Any]) -> None:
+        """The approved offer that is asked for now: those before it were not to be had."""
+        told = asked.get("offer")
+        taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == told), None)
+        if taken is not None:
+            self.plan = self.plan.on(taken)
+
+    def _count(self, record: Record) -> None:
+        """Follow what is paid for, as the receipt will count it: from each intent to the proof of an end."""
+        for rented in self._rentals[-1:]:
+            rented.take(record)
+        match str(record.event):
+            case "create.intended":
+                self._rentals.append(Rented(record))
+                self._machines, self._rates = 1, []
+                self._beside = Micros(whole(record.data.get("beside_micros_per_hour")) or 0)
+                self._once = Micros(whole(record.data.get("egress_micros")) or 0)
+            case "create.refused" if self._rentals:
+                self._rentals.pop()
+            case "death.proven" if self._rentals:
+                self._rentals[-1].is_over = True
+            case "incident" if record.data.get("code") == "create.duplicate":
+                self._machines += 1  # Paid for like the one that is kept.
+        told = record.data.get("instance")
+        rate = whole(told.get("rate_micros_per_hour")) if isinstance(told, Mapping) else None
+        if rate is not None:
+            self._rates.append(Micros(rate))
+
+    def _record(self, name: str, wall: float, data: Mapping[str, Any]) -> None:
+        if name in BEGINS:
+            self.phase = BEGINS[name]
+            self.phases[self.phase].began = self.phases[self.phase].began or wall
+        if name in ENDS:
+            phase = self.phases[ENDS[name]]
+            phase.began, phase.ended = phase.began or wall, wall
+        match name:
+            case "run.opened":
+                self.opened_wall = self.opened_wall or wall
+            case "create.intended":
+                self._take(data)
+                self.deadline_wall = number(data.get("deadline_wall"))
+            case "rate.observed":
+                self.pace = f"at step {whole(data.get('step'))}: {tell_rate(data)}"
+                self.is_too_slow = data.get("finishes") is not True
+            case "train.observed":
+                self.outcome = str(data.get("outcome", ""))
+                self.phases["run"].failed = self.outcome in FELL
+            case "collect.observed" | "salvage.observed":
+                self.home_step = _newest_whole(data)
+                left = whole(data.get("egress_micros"))
+                self._once = self._once if left is None else Micros(left)
+            case "stop.requested":
+                self.stopping = True
+            case "step.failed":
+                self.phases[self.phase].failed = True
+                self.phases[self.phase].ended = wall
+            case "run.closed":
+                self.closed_wall = wall
+                self.exit_code = whole(data.get("exit_code"))
+
+    def _event(self, event: TrainerEvent) -> None:
+        match event:
+            case Start():
+                self.start = event
+            case Step(step=int(step)):
+                self.step = event
+                self._point(self.losses, step, event.loss)
+                if event.tokens_per_s is not None:
+                    self.speeds.append(event.tokens_per_s)
+            case Evaluation(step=int(step)):
+                self.evaluation = event
+                self._point(self.validation, step, event.val_loss)
+            case Checkpoint(step=int()):
+                self.checkpoint = event
+            case Alert():
+                self.alarm = tell_event(event)
+            case Stop() if event.reason not in ("done", "signal"):
+                self.alarm = tell_event(event)
+
+    def _point(self, series: Series, step: int, value: float | None) -> None:
+        if value is not None:
+            series.add(float(step), value)
+
+    def checkpoint_wall(self) -> float:
+        """When the last checkpoint was written; 0.0 when the far side does not say."""
+        return (self.checkpoint.wall if self.checkpoint is not None else None) or 0.0
+
+
+def _newest_whole(collected: Mapping[str, Any]) -> int | None:
+    """The newest step of which every file of a checkpoint is at home, verified."""
+    kinds: dict[int, set[str]] = {}
+    for file in collected.get("files", ()):
+        kinds.setdefault(int(file["step"]), set()).add(str(file["kind"]))
+    return max((step for step, found in kinds.items() if found >= _CHECKPOINT), default=None)

@@ -1,0 +1,133 @@
+"""Off a terminal: one line an event, UTC times, no carriage return, no escape byte, and a sign of life every minute.
+
+Metrics are thinned to one line in `metric_period_s`; what else the far side says is let through at a steady rate, the
+newest of it, so that a flood of warnings cannot fill a CI log. Nothing of the journal is ever held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from heapq import merge
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from gpurun.core.clock import utc
+from gpurun.core.trainer_events import Start, Step, Stop, TrainerEvent
+from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, is_alarming, tell_event, tell_record
+from gpurun.view.number_format import format_duration
+from gpurun.view.progress_line import moving_words
+from gpurun.view.style import Style
+from gpurun.view.styled_text import line, render
+
+if TYPE_CHECKING:
+    from gpurun.core.journal_records import Record
+    from gpurun.core.transfer_progress import Moving
+
+_BURST = 40
+_LINES_PER_S = 1.0
+# How training began and ended is told of any history, though not of a flood of such words.
+_ALWAYS = (Start, Stop)
+# A transfer that is over sooner is told by its end alone.
+_WORTH_S = 5.0
+
+
+class PlainView:
+    """Turns what was read since last time into lines; the caller prints them to standard error."""
+
+    def __init__(self, *, unicode: bool = True, metric_period_s: float = 30.0, heartbeat_s: float = 60.0) -> None:
+        self._style = Style(unicode=unicode)
+        self._metric_period_s = metric_period_s
+        self._heartbeat_s = heartbeat_s
+        self._steps: int | None = None
+        self._phase = "plan"
+        self._held: TrainerEvent | None = None
+        self._metric_wall = self._moving_wall = float("-inf")
+        self._line_wall: float | None = None
+        self._allowance = float(_BURST)
+        self._allowance_wall: float | None = None
+        self._left_out = self._to_skip = 0
+
+    def update(
+        self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float, moving: Moving | None = None
+    ) -> list[str]:
+        """The lines to print for new records and events, in the order of their times, and for the transfer of `now`."""
+        lines: list[str] = []
+        self._refill(now)
+        events = list(events)
+        others = sum(not isinstance(event, (Step, *_ALWAYS)) for event in events)
+        self._to_skip = max(0, others - max(0, int(self._allowance)))
+        told = ((record.wall, partial(self._tell, record)) for record in records)
+        heard = ((_wall(event, now), partial(self._hear, event, now)) for event in events)
+        for _, tell in merge(told, heard, key=itemgetter(0)):
+            lines += tell()
+        lines += self._metric(now)
+        if moving is not None and moving.seconds >= _WORTH_S and abs(now - self._moving_wall) >= self._metric_period_s:
+            lines.append(self._line(now, self._phase, moving_words(moving)))
+            self._moving_wall = now
+        if self._allowance >= 1:
+            lines += self._gap(now)
+        if lines or self._line_wall is None or now < self._line_wall:
+            self._line_wall = now
+        elif now - self._line_wall >= self._heartbeat_s:
+            silent = format_duration(now - self._line_wall)
+            lines.append(self._line(now, self._phase, f"still at it; nothing new for {silent}"))
+            self._line_wall = now
+        return lines
+
+    def rest(self, now: float) -> list[str]:
+        """What is still held when nothing more is shown: the last step, and how much was left out."""
+        return [*self._release(now), *self._gap(now)]
+
+    def _tell(self, record: Record) -> list[str]:
+        name = str(record.event)
+        self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
+        mark = "! " if is_alarming(record) else ""
+        return [self._line(record.wall, self._phase, f"{mark}{tell_record(record)}")]
+
+    def _hear(self, event: TrainerEvent, now: float) -> list[str]:
+        """Steps are held for `_metric`; a stop lets the held one out first, so that the last figures are never lost."""
+        if isinstance(event, Step):
+            self._held = event
+            return []
+        if isinstance(event, Start):
+            self._steps = event.steps
+        lines: list[str] = []
+        if isinstance(event, Stop):
+            lines += self._release(now)
+        is_always = isinstance(event, _ALWAYS)
+        if self._allowance <= -_BURST if is_always else self._to_skip:
+            self._to_skip -= not is_always
+            self._left_out += 1
+            return lines
+        self._allowance -= 1
+        wall = _wall(event, now)
+        return [*lines, *self._gap(wall), self._line(wall, "run", tell_event(event, self._steps))]
+
+    def _gap(self, wall: float) -> list[str]:
+        """How much was left out since the last line, once."""
+        count, self._left_out = self._left_out, 0
+        return [self._line(wall, "run", f"{count} lines of the trainer left out")] if count else []
+
+    def _metric(self, now: float) -> list[str]:
+        due = now - self._metric_wall >= self._metric_period_s or now < self._metric_wall
+        return self._release(now) if due else []
+
+    def _release(self, now: float) -> list[str]:
+        if self._held is None:
+            return []
+        event, self._held, self._metric_wall = self._held, None, now
+        return [self._line(_wall(event, now), "run", tell_event(event, self._steps))]
+
+    def _refill(self, now: float) -> None:
+        since = now - self._allowance_wall if self._allowance_wall is not None else 0.0
+        self._allowance = min(float(_BURST), self._allowance + max(0.0, since) * _LINES_PER_S)
+        self._allowance_wall = now
+
+    def _line(self, wall: float, phase: str, text: str) -> str:
+        stamp = utc(wall)[:19] + "Z"
+        return render([line(f"{stamp}  {phase:<9}  {text}")], self._style)
+
+
+def _wall(event: TrainerEvent, otherwise: float) -> float:
+    return event.wall if event.wall is not None else otherwise

@@ -1,0 +1,186 @@
+"""The plan screen: what will be done, on which machine, and what it may cost at most, with the sum in the open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.clock import local_time
+from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_usd, left_of
+from gpurun.view.candidate_table import candidates_table, death
+from gpurun.view.number_format import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_exact,
+    format_files,
+    format_whole,
+    short_hash,
+)
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span, hang, line, render
+from gpurun.view.table import fields
+
+if TYPE_CHECKING:
+    from gpurun.core.records import Offer
+    from gpurun.core.run_plan import Earlier, Plan, StagePlan
+
+
+def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
+    """The plan, ready to print."""
+    return render(plan_screen(plan, style, now=now), style)
+
+
+def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[Line]:
+    """The whole screen. With the wall time, the latest end is shown as it would be if the answer came at once."""
+    lines = [line(), *fields([("Recipe", _recipe(plan)), ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
+    if plan.continues is not None:
+        lines += fields([("From", _earlier(plan.continues))], style)
+    if plan.lease.setup_s:
+        limit = f"{format_exact(plan.lease.setup_s)} at most (--setup-limit)"
+        lines += fields([("Set-up", ["a script on the machine, before anything is sent", limit])], style)
+    if plan.stage is not None:
+        lines += fields([("Stage", _stage(plan.stage, plan.offer))], style)
+    if plan.mode.value != "paid" or not plan.candidates:
+        lines += fields([("Machine", _machine(plan))], style)
+    if plan.candidates:
+        if plan.mode.value == "rehearsal":
+            lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
+        lines += [line(), *candidates_table(plan.candidates, style, chosen=plan.offer)]
+    lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
+    if plan.mode.value == "paid":
+        lines += fields([("Trust", _trust(plan))], style)
+    if plan.notes:
+        lines.append(line())
+    for note in plan.notes:
+        lines += hang(Span("!", "warn"), note, style)
+    return [*lines, line()]
+
+
+def _recipe(plan: Plan) -> list[Cell]:
+    shrunk = ", shrunk by its [rehearsal] table" if plan.form == "rehearsal" else ""
+    parts: list[Cell] = [Span(plan.recipe, "title"), f"{format_count(plan.parameters)} parameters{shrunk}"]
+    train: dict[str, Any] = plan.resolved.get("train", {})
+    steps, batch = train.get("steps"), train.get("batch_tokens")
+    if isinstance(steps, int) and isinstance(batch, int):
+        parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
+    return parts
+
+
+def _earlier(earlier: Earlier) -> list[Cell]:
+    """The checkpoint that it goes on from, and what has been paid for it."""
+    spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
+    proof = Span(f"receipt {short_hash(earlier.receipt_sha256)}", "dim")
+    step = f"after step {earlier.step:,}".replace(",", " ")
+    return [Span(earlier.run, "title"), step, format_bytes(earlier.bytes), *spent, proof]
+
+
+def _time(plan: Plan) -> list[Cell]:
+    """How long training is expected to take, between what limits, and what that rests on."""
+    guess = plan.estimate
+    if guess.train_s is None or guess.likely_s is None:
+        return [f"unknown: {guess.basis}"]
+    low, high = (format_duration(seconds) for seconds in guess.train_s)
+    between = [] if low == high else [f"between {low} and {high}"]
+    return [f"est. {format_duration(guess.likely_s)}", *between, Span(guess.basis, "dim")]
+
+
+def _ship(plan: Plan) -> list[Cell]:
+    data = plan.data
+    tokens = f"{format_count(data.train_tokens)} tokens " if data.train_tokens else ""
+    parts: list[Cell] = [f"{data.source} {tokens}({data.tokenizer})" if tokens else f"{data.source}, {data.tokenizer}"]
+    if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
+        return [*parts, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
+    return [
+        *parts,
+        f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}",
+        *_sending(plan),
+        f"data {short_hash(data.sha256)}",
+        f"trainer {short_hash(plan.bundle_sha256)}",
+    ]
+
+
+def _sending(plan: Plan) -> list[Cell]:
+    """How long shipping is counted to take on paid time, and what that costs."""
+    rate, seconds = plan.offer.rate_micros_per_hour, plan.lease.ship_s
+    if plan.mode.value != "paid" or not rate:
+        return []
+    return [f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"]
+
+
+def _stage(stage: StagePlan, offer: Offer) -> list[Cell]:
+    """What is in the bucket already, what goes there before anything is paid for, and what that saves."""
+    if not stage.files:
+        return [stage.url, "what is large enough goes there before anything is rented"]
+    there = f"{stage.there_files} of {stage.files} files are there ({format_bytes(stage.there_bytes)})"
+    left = f"{format_bytes(stage.bytes - stage.there_bytes)} to upload before renting"
+    todo = f"{left}, about {format_duration(stage.upload_s)}" if stage.upload_s else "nothing to upload"
+    worth = format_usd(cost_of(offer.rate_micros_per_hour, stage.saves_s, 1))
+    return [stage.url, there, todo, Span(f"saves {format_duration(stage.saves_s)} of the rental, {worth}", "good")]
+
+
+def _machine(plan: Plan) -> list[Cell]:
+    processes = "1 process" if plan.processes == 1 else f"{plan.processes} processes"
+    place = "this machine" if plan.offer.provider == "local" else plan.offer.provider
+    return [f"{place}, {plan.offer.label}", processes, Span(f"dies by itself: {plan.offer.dies_by_itself}")]
+
+
+def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
+    """The worst case as a sum that can be checked: billed lease at the exact rate, and whatever the plan adds to it."""
+    offer, lease = plan.offer, plan.lease
+    if not plan.worst_micros:
+        cap = [f"cap {format_usd(plan.cap_micros)}"] if plan.cap_micros is not None else []
+        free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
+        return [("Cost", [Span("$0.00", "money"), free, *cap])]
+    longest = lease.total_s + lease.kill_allowance_s
+    billed = billed_seconds(longest, offer.billing_unit_s)
+    unit = " (by the minute)" if billed > longest else ""
+    extra = left_of(plan.worst_micros, cost_of(offer.rate_micros_per_hour, longest, offer.billing_unit_s))
+    total = f"{format_exact(billed)}{unit} × {format_exact_usd(offer.rate_micros_per_hour)}/h"
+    added = f" + disk and egress {format_usd(extra)}" if extra > 0 else ""
+    worst: list[Cell] = [Span(f"{format_usd(plan.worst_micros)} = {total}{added}", "money")]
+    if plan.cap_micros is not None:
+        left = left_of(plan.cap_micros, plan.worst_micros)
+        worst += [
+            f"cap {format_usd(plan.cap_micros)}",
+            Span(f"left {format_left(left)}", "good" if left >= 0 else "bad"),
+        ]
+    return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
+
+
+def _part(plan: Plan) -> list[Cell]:
+    """How far the run gets for that, where the hours that were asked for are too few for all of it."""
+    chosen = next((one for one in plan.candidates if one.offer == plan.offer), None)
+    if chosen is None or chosen.reach is None or chosen.finishes:
+        return []
+    step, steps = chosen.reach.step, chosen.reach.steps
+    return [Span(f"for a part: to step {format_whole(step)} of {format_whole(steps)} ({step / steps:.0%})", "warn")]
+
+
+def _trust(plan: Plan) -> list[Cell]:
+    """Which machine will be believed, and what it will be told."""
+    key = (
+        f"host key: {plan.box.trusted}" if plan.box else "host key made here, there before boot, the only one accepted"
+    )
+    guard = ["the guard key, from its launch on"] if plan.choices.guard and plan.offer.provider == "lambda" else []
+    urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
+    secrets = " and ".join(guard + urls)
+    told = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
+    end = death(plan.offer)
+    return [key, told, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
+
+
+def _lease(plan: Plan, now: float | None) -> list[Cell]:
+    lease = plan.lease
+    parts = (
+        ("boot", lease.boot_s),
+        *([("set-up", lease.setup_s)] if lease.setup_s else []),
+        ("ship", lease.ship_s),
+        ("train", lease.train_s),
+        ("collect", lease.collect_s),
+        ("destroy", lease.destroy_s),
+        ("kill", lease.kill_allowance_s),
+    )
+    whole = lease.total_s + lease.kill_allowance_s
+    sum_of = " + ".join(f"{name} {format_exact(seconds)}" for name, seconds in parts)
+    until = [] if now is None else [f"until {local_time(now + whole, now=now)} at the latest"]
+    return [*until, f"{format_exact(whole)} = {sum_of}"]

@@ -1,0 +1,53 @@
+"""The price list: what can be rented, and which of it ends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpurun.core.money import format_usd
+from gpurun.core.records import Offer
+from gpurun.view.candidate_table import death
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
+from gpurun.view.table import Column, table
+
+_COLUMNS = (
+    Column("PROVIDER"),
+    Column("GPU"),
+    Column("TYPE", least=14, leaves=4),
+    Column("WHERE", least=8, leaves=3),
+    Column("$/h", right=True),
+    Column("BOOT", right=True, leaves=5),
+    Column("DIES BY ITSELF", leaves=2),
+    Column("PRICE", leaves=6),
+)
+
+
+def offers_screen(offers: Sequence[Offer], notes: Sequence[str], warnings: Sequence[str], style: Style) -> list[Line]:
+    """The offers in the order given, then what should be said about them, the doubtful first."""
+    lines = table(_COLUMNS, [_cells(offer) for offer in offers], style) if offers else []
+    if offers and (notes or warnings):
+        lines.append(line())
+    for warning in warnings:
+        lines += hang(Span("!", "warn"), warning, style)
+    for note in notes:
+        lines += wrap(note, style, indent=4 if warnings else 2, look="dim")
+    return lines
+
+
+def _cells(offer: Offer) -> list[Cell]:
+    return [
+        Span(offer.provider, "title"),
+        offer.label,
+        Span(offer.type_id, "dim"),
+        offer.place,
+        Span(format_usd(offer.rate_micros_per_hour).removeprefix("$"), "money"),
+        f"~{-(-offer.boot_s // 60)} m",
+        death(offer),
+        Span(_source(offer), "dim"),
+    ]
+
+
+def _source(offer: Offer) -> str:
+    """Whether a price is live; when it was read, or which catalogue it is from, stands below the table."""
+    return "catalogue" if offer.price_source.startswith("catalogue") else "live"

@@ -1,0 +1,314 @@
+"""The receipt as a person reads it: for the terminal, and as Markdown to hand in or to paste.
+
+Unknown stays unknown: what nobody measured is left out or called unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from gpurun.core.clock import local_time, utc
+from gpurun.core.money import Micros, format_usd, left_of, percent_of
+from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
+from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime
+from gpurun.core.untrusted import safe_line, safe_text
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_duration, short_hash
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
+from gpurun.view.table import fields
+
+_SIGNED = {"ok": "signed", "unsigned": "unsigned"}
+_PHASES = ("boot", "connect", "setup", "upload", "unpack", "training", "collect", "destroy", "other")
+_IN_TRAINING = ("import", "compile", "steps", "eval", "checkpoint", "other")
+_TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "collected", "gone")
+_TEARDOWNS = {
+    "destroyed": ("Destroyed", "PROVEN", "good"),
+    "processes_killed_host_kept": ("Ended", "PROVEN, this machine stays", "good"),
+    "stopped_disk_billed": ("Stopped", "its disk is still billed", "warn"),
+    "expires_at": ("Teardown", "expires by itself", "warn"),
+    "user_operated": ("Teardown", "yours to do: gpurun does not end this machine", "warn"),
+    "not_proven": ("Teardown", "NOT PROVEN, may be billing", "bad"),
+    "": ("Teardown", "no machine was made, none to end", ""),
+}
+
+
+def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str = "", then: str = "") -> list[Line]:
+    """The receipt for a terminal.
+
+    `shutdown` is what is known of the end of a box of the user's own, `then` the command that is typed next.
+    """
+    told = receipt.predicate
+    mark = {
+        "signed": Span("signed ✔", "good"),
+        "unsigned": Span("unsigned", "warn"),
+        "bad": Span("BAD SIGNATURE", "bad"),
+    }
+    title, chain = Span(f"#{told['seq']:04d}  ", "title"), Span(f"sha256 {short_hash(receipt.sha256)}  ", "dim")
+    right = line(title, chain, mark[signature_word(receipt)])
+    lines = [line(), *_headed(line("  ", Span(f"Receipt {told['run']}", "title")), right, style), line()]
+    lines += fields([(name, parts) for name, parts in _pairs(told, now, shutdown, then) if parts], style)
+    for title_of, texts in (("log", _log(told)), ("sample", safe_text(_sample(told), most_lines=12))):
+        if any(texts):
+            lines += [line(), line(Span(f"  ── {title_of} " + "─" * (style.width - 6 - len(title_of)), "dim"))]
+            for text in texts:
+                lines += fold(text, style, indent=2)
+    smoke = told["verdict"]["is"] != "gpu"
+    lines += [line(), *wrap(told["verdict"]["says"], style, indent=2, look="warn" if smoke else "good")]
+    return lines
+
+
+def signature_word(receipt: Receipt) -> str:
+    """What checking its signature found: "signed", "unsigned" or "bad"."""
+    return _SIGNED.get(receipt.signature, "bad")
+
+
+def cost_label(told: Predicate) -> str:
+    """What the cost rests on."""
+    return told["cost"].get("says") or told["cost"]["is"]
+
+
+def _headed(title: Line, right: Line, style: Style) -> list[Line]:
+    """Title and number in a line, or in two where the name would be cut."""
+    if width_of(title) + 2 + width_of(spell(span, style) for span in right) <= style.width:
+        return [spread(title, right, style)]
+    return [title, (Span("  "), *right)]
+
+
+def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[str, list[Cell]]]:
+    """The fields of both forms, in their order."""
+    ended, digests, prev = told["teardown"]["is"] or "", told["digests"], told["prev"]
+    name, said, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
+    closed = Span(shutdown, "bad" if shutdown.startswith("SHUTDOWN NOT") else "good")
+    proofs = told["teardown"]["evidence"]
+    evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
+    chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
+    trained = [_hashed("trainer", digests["trainer"]), _hashed("data", digests["data"])]
+    files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in _checkpoints(told)]
+    incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
+    return [
+        ("Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
+        ("Shipped", [*trained, f"by gpurun {told['gpurun']['version']}"]),
+        ("Sent", _sent(told)),
+        ("Instance", [_instance(told["instance"])]),
+        ("Machine", _machine(told)),
+        ("Timeline", [f"{_plain(step)} {_when(wall, now)}" for step, wall in _times(told)]),
+        ("Runtime", _runtime(told)),
+        ("Paid time", _phases(told["runtime"])),
+        ("In training", _in_training(told["runtime"])),
+        ("Cost", _cost(told)),
+        ("Result", [Span(_result(told), "title")]),
+        ("Checkpoints", files),
+        ("Not home", [Span(str(one), "bad") for one in told["checkpoint"].get("missing") or ()]),
+        (name, [Span(said, look), _proof(told), evidence, closed]),
+        ("Incidents", [Span(incident, "warn") for incident in incidents]),
+        ("Chain", [chain]),
+        ("Next", [Span(then, "accent")] if then else []),
+    ]
+
+
+def _hashed(word: str, digest: str) -> str:
+    return f"{word} {short_hash(digest)}" if digest else ""
+
+
+def _plain(step: str) -> str:
+    return step.replace("_", " ")
+
+
+def _times(told: Predicate) -> list[tuple[str, float | None]]:
+    """When each thing was seen, in seconds since the epoch; a time that is not known has none."""
+    stamps: dict[str, Any] = {**told["timeline"]}
+    known = {name: datetime.fromisoformat(stamps[name]) for name in _TIMES if stamps[name] != NOT_KNOWN}
+    return [(name, known[name].timestamp() if name in known else None) for name in _TIMES]
+
+
+def _when(wall: float | None, now: float) -> str:
+    return UNKNOWN if wall is None else local_time(wall, now=now)
+
+
+def _log(told: Predicate) -> list[str]:
+    return [safe_line(text) for text in told["training"]["log"]["lines"]]
+
+
+def _checkpoints(told: Predicate) -> list[FileAtHome]:
+    return [file for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
+
+
+def _recipe(told: Predicate) -> str:
+    """What was trained, in which form, and what it went on from."""
+    asked = told["asked"]
+    before = asked.get("continues")
+    since = f", from {before['run']} after step {before['step']}" if before else ""
+    return f"{asked['recipe']} ({asked['form']}{since})"
+
+
+def _sent(told: Predicate) -> list[Cell]:
+    """Which bytes went which way; receipts of older versions, and of runs that shipped nothing, do not say."""
+    shipping, is_local = told.get("shipping"), told["asked"]["provider"] == "local"
+    if shipping is None:
+        return []
+    ways = (
+        (shipping["by_ssh_bytes"], "to the run's own folder here" if is_local else "over SSH"),
+        (shipping["to_bucket_bytes"], f"to {shipping['bucket']} before renting"),
+        (shipping["from_bucket_bytes"], "from there to the machine"),
+    )
+    return [f"{format_bytes(sent)} {way}" for sent, way in ways if sent is not None]
+
+
+def _instance(told: Machine | None) -> str:
+    if told is None:
+        return "none was made"
+    gpu = f"{told['gpu_count']}×{told['gpu']}" if told["gpu_count"] else "cpu"
+    at = f", asked at {told['endpoint']}" if told.get("endpoint") else ""
+    return f"{told['provider']} {told['id']}, {gpu}, {told['region']}{at}"
+
+
+def _machine(told: Predicate) -> list[Cell]:
+    """Platform, torch and device, as the machine itself told them."""
+    machine, start = told["instance"], told["training"]["start"]["event"] or {}
+    facts = machine["facts"] if machine else None
+    hello: dict[str, Any] = (facts["hello"] if facts else None) or {}
+    torch = (hello.get("torch") or {}).get("version")
+    device = start.get("cuda_name") or start.get("device")
+    parts = [hello.get("platform"), f"torch {torch}" if torch else None, f"device {device}" if device else None]
+    return [str(part) for part in parts if part]
+
+
+def _runtime(told: Predicate) -> list[Cell]:
+    trained_s, billable_s = told["training"]["seconds"]["train_s"], told["runtime"]["billable_s"]
+    unknown = "training unknown" if _is_begun(told) else "no training"
+    train = unknown if trained_s is None else f"{format_duration(trained_s)} training"
+    return [train, "billable unknown" if billable_s is None else f"{format_duration(billable_s)} billable"]
+
+
+def _is_begun(told: Predicate) -> bool:
+    return told["timeline"]["train_start"] != NOT_KNOWN
+
+
+def _phases(runtime: Runtime) -> list[Cell]:
+    """Where the paid seconds went, each phase beside what the plan allowed it; nothing is left out but zeros."""
+    planned, spent = runtime.get("planned"), runtime["phases_s"]
+    limits = planned["limits_s"] if planned else {}
+    cells: list[Cell] = []
+    for name in (one for one in _PHASES if one in spent):
+        seconds, limit_s = spent[name], limits.get(name)
+        limit = "" if limit_s is None else f" of {format_duration(limit_s)}"
+        late = limit_s is not None and seconds > limit_s
+        if int(seconds) or limit:
+            cells.append(Span(f"{name} {format_duration(seconds)}{limit}", "warn" if late else ""))
+    expected = planned["training_s"] if planned else None
+    if expected and cells:
+        cells.append(f"training expected {format_duration(expected[0])} to {format_duration(expected[1])}")
+    return cells
+
+
+def _in_training(runtime: Runtime) -> list[Cell]:
+    training = runtime.get("training")
+    inside = (training["seconds"] if training else None) or {}
+    cells: list[Cell] = [f"{name} {format_duration(inside[name])}" for name in _IN_TRAINING if int(inside.get(name, 0))]
+    return [*cells, "by the machine's word"] if cells else []
+
+
+def _cost(told: Predicate) -> list[Cell]:
+    cost, cap = told["cost"], told["cost"]["cap_micros"]
+    upper = None if cost["upper_bound_micros"] is None else Micros(cost["upper_bound_micros"])
+    parts: list[Cell] = ["unknown" if upper is None else Span(format_usd(upper), "money"), cost_label(told)]
+    if cost["billed_micros"] is not None:
+        parts.append(f"provider bill {format_usd(Micros(cost['billed_micros']))}")
+    if cap is None:
+        return parts
+    limit = f"cap {format_usd(Micros(cap))}"
+    if cost.get("says") and cost["cap_kept"] is None:
+        return [*parts, f"{limit}, kept or not is unknown"]
+    if upper is not None and upper > cap:
+        return [*parts, Span(f"{limit} NOT KEPT, {format_usd(left_of(upper, Micros(cap)))} over it", "bad")]
+    return [*parts, limit + ("" if upper is None else f", used {percent_of(upper, Micros(cap)):.0f} %")]
+
+
+def _result(told: Predicate) -> str:
+    """One line of what came out."""
+    training = told["training"]
+    figures = training["figures"]
+    step, loss, best = figures.get("last_step"), figures.get("last_loss"), figures.get("best_val_loss")
+    nothing = "CUT OFF" if _is_begun(told) else "NEVER STARTED"
+    words = [nothing if training["outcome"] == "none" else training["outcome"].upper()]
+    words += [f"step {step}"] if step is not None else []
+    words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
+    words += [f"best val {best:.4f}"] if isinstance(best, float) else []
+    return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
+
+
+def _proof(told: Predicate) -> str:
+    """The reads behind the last machine's end; of a box of the user's own only its release was read."""
+    evidence = told["teardown"]["evidence"]
+    last = evidence[-1] if evidence and told["teardown"]["is"] != "user_operated" else None
+    reads = last["reads"] if last else None
+    if last is None or reads is None:
+        return ""
+    over = f" over {last['spread_s']:.0f} s" if last["spread_s"] else ""
+    return f"{reads} read{'s' if reads > 1 else ''} GONE{over} + absent from the list"
+
+
+def _sample(told: Predicate) -> str:
+    """What the model wrote, with the prompt that it went on from; a translation stands below its source."""
+    if told["sample"] is None:
+        return ""
+    text = told["sample"]["text"]
+    # The record has a prompt in one line of bounded length, and the text as it was.
+    prompt = told["sample"]["prompt"].replace(r"\u{a}", "\n").replace(r"\u{9}", "    ")
+    return text if text.startswith(prompt.removesuffix("…")) else f"{prompt}\n{text}"
+
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
+
+
+def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
+    """The same as Markdown: a table with whole digests and UTC times, then log and sample as literal blocks."""
+    told = receipt.predicate
+    lines = [
+        f"# Receipt {_escape(told['run'])} #{told['seq']:04d}",
+        "",
+        f"**{_escape(told['verdict']['says'])}**",
+        "",
+        "| | |",
+        "| --- | --- |",
+    ]
+    lines += [f"| {name} | {_escape(value)} |" for name, value in _markdown_pairs(receipt, shutdown)]
+    if files := _checkpoints(told):
+        lines += ["", "| checkpoint | sha256 |", "| --- | --- |"]
+        lines += [f"| {_escape(file['name'])} | `{_escape(file['sha256'])}` |" for file in files]
+    for title, texts in (("Log", _log(told)), ("Sample", safe_text(_sample(told)))):
+        if any(texts):
+            longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
+            fence = "`" * max(3, longest + 1)
+            lines += ["", f"## {title}", "", f"{fence}text", *texts, fence]
+    return "\n".join(lines)
+
+
+def _markdown_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
+    told = receipt.predicate
+    pairs: list[tuple[str, str]] = []
+    for name, parts in _pairs(told, 0.0, shutdown, ""):
+        texts = [part.text if isinstance(part, Span) else part for part in parts]
+        if name == "Timeline":
+            texts = [f"{_plain(step)} {UNKNOWN if wall is None else utc(wall)}" for step, wall in _times(told)]
+        if name not in ("Checkpoints", "Next", "Chain", "Shipped") and any(texts):
+            pairs.append((name, " · ".join(text for text in texts if text)))
+    proofs = told["teardown"]["evidence"]
+    digests = (
+        ("Recipe sha256", told["digests"]["recipe"]),
+        ("Trainer sha256", told["digests"]["trainer"]),
+        ("Data sha256", told["digests"]["data"]),
+        ("Evidence sha256", proofs[-1]["evidence_sha256"] if proofs else ""),
+        ("Receipt sha256", receipt.sha256),
+        ("After", told["prev"]),
+    )
+    words = {"signed": "signed, ed25519", "unsigned": "unsigned", "bad": "BAD SIGNATURE"}
+    pairs += [(name, digest) for name, digest in digests if digest]
+    return [*pairs, ("Signature", words[signature_word(receipt)])]
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    return _MARKDOWN.sub(r"\\\1", safe_line(text))

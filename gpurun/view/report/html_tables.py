@@ -1,0 +1,140 @@
+"""The page's tables: the runs, what differs between their recipes, every setting, and the validation losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpurun.core.money import Micros, format_usd
+from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss, format_percent, short_hash
+from gpurun.view.receipt_screen import cost_label, signature_word
+from gpurun.view.report.escape import escaped, tag
+from gpurun.view.report.line_styles import swatch
+from gpurun.view.report.report_model import RunMaterial, best_of, differences, settings
+from gpurun.view.report.series import Mark
+
+_MOST_ROWS = 60
+
+
+def runs_table(runs: Sequence[RunMaterial]) -> str:
+    """One row a run; on a narrow page each row becomes a card."""
+    heads = ("run", "recipe", "machine", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
+    best = best_of(runs)
+    rows = "".join(_run_row(place, run, heads, best[1].loss if best else None) for place, run in enumerate(runs))
+    head = "".join(tag("th", escaped(name), scope="col") for name in heads)
+    return f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | None) -> str:
+    mark, last = run.told.best, run.last
+    name = f"{swatch(place)}<b>{escaped(run.run)}</b>{_small(run.state)}"
+    is_best = mark is not None and mark.loss == best
+    cells = (
+        escaped(run.recipe) + _small(f"{format_count(run.parameters)} parameters"),
+        escaped(run.told.device or UNKNOWN) + _small(run.where),
+        _whole(UNKNOWN if run.train_s is None else format_duration(run.train_s)) + _small(_rented(run)),
+        _whole(_money(run.cost_micros)) + _small(_cost_is(run)),
+        _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
+        escaped(format_loss(last.loss if last else None)),
+        (f"<b>{escaped(format_loss(mark.loss))}</b>" if is_best and mark else escaped(_loss(mark))) + _small(_at(mark)),
+        _verdict(run),
+    )
+    first = tag("th", name, scope="row")
+    rest = "".join(tag("td", cell, data_label=head) for head, cell in zip(heads[1:], cells, strict=True))
+    return f"<tr>{first}{rest}</tr>"
+
+
+def _whole(figure: str) -> str:
+    """A figure that is not broken before its unit."""
+    return tag("span", escaped(figure), class_="whole")
+
+
+def _small(text: str) -> str:
+    return tag("small", escaped(text)) if text else ""
+
+
+def _money(amount: Micros | None) -> str:
+    return "unknown" if amount is None else format_usd(amount)
+
+
+def _cost_is(run: RunMaterial) -> str:
+    if run.receipt is not None:
+        return cost_label(run.receipt.predicate)
+    return "so far, not settled" if run.spent_micros is not None else ""
+
+
+def _rented(run: RunMaterial) -> str:
+    """How long the machine was paid for, where one was rented."""
+    seconds = run.receipt.predicate["runtime"]["billable_s"] if run.receipt and run.mode == "paid" else None
+    return "" if seconds is None else f"{format_duration(seconds)} rented"
+
+
+def _steps(run: RunMaterial) -> str:
+    last = run.last
+    if last is None:
+        return "no step was reported"
+    return f"step {last.step:,}" + (f" of {run.told.steps:,}" if run.told.steps else "")
+
+
+def _count(number: int | None) -> str:
+    return UNKNOWN if number is None else format_count(number)
+
+
+def _loss(mark: Mark | None) -> str:
+    return UNKNOWN if mark is None else format_loss(mark.loss)
+
+
+def _at(mark: Mark | None) -> str:
+    if mark is None:
+        return ""
+    words = [f"step {mark.step:,}"]
+    words += [f"perplexity {math.exp(mark.loss):,.1f}"] if 0 <= mark.loss < 14 else []
+    words += [f"{mark.bits_per_byte:.3f} bits a byte"] if mark.bits_per_byte is not None else []
+    words += [f"HellaSwag {format_percent(mark.hellaswag, 1)}"] if mark.hellaswag is not None else []
+    return ", ".join(words)
+
+
+def _verdict(run: RunMaterial) -> str:
+    """The receipt's verdict with its signature; a run without a receipt has none, and says why."""
+    receipt = run.receipt
+    if receipt is None:
+        return tag("span", "no receipt", class_="pill warn") + _small(run.no_receipt)
+    signed = signature_word(receipt)
+    if signed == "bad":
+        return tag("span", "bad signature", class_="pill bad") + _small("nothing on this receipt can be trusted")
+    verdict = receipt.predicate["verdict"]["is"]
+    pill = tag("span", escaped(verdict), class_="pill good" if verdict == "gpu" else "pill warn")
+    return pill + _small(f"receipt #{receipt.predicate['seq']:04d} {short_hash(receipt.sha256)}, {signed}")
+
+
+def differences_table(runs: Sequence[RunMaterial]) -> str:
+    """What in shards and recipes differs, one column a run; a sentence where nothing does."""
+    found = differences(runs)
+    if not found:
+        return tag("p", "The resolved recipes are the same in every key, and so are the shards.", class_="note")
+    return _matrix(runs, "key", found)
+
+
+def settings_table(runs: Sequence[RunMaterial]) -> str:
+    """Every key of the resolved recipes."""
+    return _matrix(runs, "key", settings(runs))
+
+
+def validation_table(runs: Sequence[RunMaterial]) -> str:
+    """The validation losses in figures: one row a step, one column a run; at most so many rows, evenly chosen."""
+    columns = [{mark.step: mark.loss for mark in run.told.validation.items} for run in runs]
+    steps = sorted({step for column in columns for step in column})
+    if len(steps) > _MOST_ROWS:
+        steps = [steps[round(i * (len(steps) - 1) / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS)]
+    rows = [(f"{step:,}", [format_loss(c[step]) if step in c else "" for c in columns]) for step in steps]
+    return _matrix(runs, "step", rows) if rows else tag("p", "No validation loss was reported.", class_="note")
+
+
+def _matrix(runs: Sequence[RunMaterial], corner: str, rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    head = "".join(tag("th", f"{swatch(i)}{escaped(run.run)}", scope="col") for i, run in enumerate(runs))
+    body = "".join(
+        f"<tr>{tag('th', escaped(key), scope='row')}{''.join(tag('td', escaped(v) or '·') for v in values)}</tr>"
+        for key, values in rows
+    )
+    table = f'<table class="matrix"><thead><tr><th scope="col">{corner}</th>{head}</tr></thead>'
+    return f'<div class="wide" tabindex="0">{table}<tbody>{body}</tbody></table></div>'

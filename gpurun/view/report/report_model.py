@@ -1,0 +1,159 @@
+"""What a report is made of: one RunMaterial a run, and what can be said by holding several side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.core.money import Micros
+from gpurun.core.receipt_record import Receipt
+from gpurun.core.untrusted import safe_line
+from gpurun.view.receipt_screen import cost_label, signature_word
+from gpurun.view.report.series import Mark, Told
+
+_LEFT_OUT = ("about",)
+
+
+@dataclass(frozen=True)
+class RunMaterial:
+    """One run as the report shows it.
+
+    `shards` says what it learned from, which no key of a recipe does: a text that is brought takes the recipe's place.
+    `tokenizer_sha256` is of the vocabulary in whose tokens its losses are counted.
+    `receipt` is None while there is none, `no_receipt` then says why. `spent_micros` is what a run that still goes on
+    has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page.
+    """
+
+    run: str
+    recipe: str
+    form: str
+    mode: str
+    where: str
+    state: str
+    parameters: int
+    resolved: Mapping[str, Any]
+    shards: str
+    tokenizer_sha256: str
+    told: Told
+    receipt: Receipt | None = None
+    no_receipt: str = ""
+    spent_micros: Micros | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> Mark | None:
+        """The last training loss."""
+        marks = self.told.losses.items
+        return marks[-1] if marks else None
+
+    @property
+    def cost_micros(self) -> Micros | None:
+        """What it cost at most, by its receipt; so far, where there is none."""
+        if self.receipt is None:
+            return self.spent_micros
+        upper = self.receipt.predicate["cost"]["upper_bound_micros"]
+        return None if upper is None else Micros(upper)
+
+    def epoch_at(self, step: int) -> float | None:
+        """How often the training text had been seen after a step; of pairs no tokens tell it, a step's are padded."""
+        seen, all_of_it = self.told.tokens_at(step), self.told.train_tokens
+        is_padded = self.resolved.get("model", {}).get("preset") == "encoder-decoder"
+        return seen / all_of_it if seen and all_of_it and not is_padded else None
+
+    def as_record(self) -> dict[str, Any]:
+        """The same as JSON data."""
+        receipt, best, last = self.receipt, self.told.best, self.last
+        told = receipt.predicate if receipt else None
+        return {
+            "run": self.run,
+            "recipe": self.recipe,
+            "form": self.form,
+            "mode": self.mode,
+            "where": self.where,
+            "state": self.state,
+            "device": self.told.device or None,
+            "parameters": self.parameters,
+            "step": last.step if last else None,
+            "steps": self.told.steps,
+            "tokens": last.tokens if last else None,
+            "train_s": self.train_s,
+            "billable_s": told["runtime"]["billable_s"] if told else None,
+            "cost_micros": self.cost_micros,
+            "cost_is": cost_label(told) if told else "so far" if self.spent_micros is not None else "unknown",
+            "final_loss": last.loss if last else None,
+            "best_val_loss": best.loss if best else None,
+            "best_val_step": best.step if best else None,
+            "bits_per_byte": best.bits_per_byte if best else None,
+            "hellaswag": best.hellaswag if best else None,
+            "verdict": told["verdict"]["is"] if told else None,
+            "receipt_sha256": receipt.sha256 if receipt else None,
+            "signature": signature_word(receipt) if receipt else None,
+            "no_receipt": self.no_receipt,
+            "notes": list(self.notes),
+            "loss": [_mark_record(mark) for mark in self.told.losses.items],
+            "validation": [_mark_record(mark) for mark in self.told.validation.items],
+            "samples": {
+                prompt: [{"step": one.step, "text": "\n".join(one.lines)} for one in kept.items]
+                for prompt, kept in self.told.samples.items()
+            },
+        }
+
+    @property
+    def train_s(self) -> float | None:
+        """How long it trained: by this machine's clock where the receipt has it, else as the trainer counted."""
+        measured = self.receipt.predicate["training"]["seconds"]["train_s"] if self.receipt else None
+        return measured if measured is not None else self.told.seconds or None
+
+
+def _mark_record(mark: Mark) -> list[float | int | None]:
+    """A mark as a short list: step, loss, tokens, seconds, micro-dollars."""
+    seconds = round(mark.seconds, 3) if mark.seconds is not None else None
+    return [mark.step, mark.loss, mark.tokens, seconds, mark.spent_micros]
+
+
+def why_unranked(runs: Sequence[RunMaterial]) -> str:
+    """Why one run's loss cannot be held against another's; empty where it can."""
+    if len({run.tokenizer_sha256 for run in runs}) > 1:
+        return "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
+    if len({run.shards for run in runs}) > 1:
+        return "The runs learned from different shards: a lower loss of one is not a better one."
+    return ""
+
+
+def best_of(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
+    """The lowest validation loss and whose it is; None where there is none, or no one measure for all."""
+    judged = [(run, run.told.best) for run in runs if run.told.best is not None]
+    return min(judged, key=lambda one: one[1].loss, default=None) if not why_unranked(runs) else None
+
+
+def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
+    """The shards and every key of the resolved recipes, with the value in each run; empty where it has no such key."""
+    flat = [{"shards": run.shards} | _flat(run.resolved) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [(key, [one.get(key, "") for one in flat]) for key in keys]
+
+
+def differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
+    """What in the runs' shards and recipes is not the same."""
+    return [(key, values) for key, values in settings(runs) if len(set(values)) > 1]
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, str]:
+    """`{"model": {"layers": 2}}` as `{"model.layers": "2"}`, every value in one harmless line."""
+    flat: dict[str, str] = {}
+    for name, table in tables.items():
+        pairs = table.items() if isinstance(table, Mapping) else ()
+        flat |= {safe_line(f"{name}.{key}"): _shown(value) for key, value in pairs}
+        if not isinstance(table, Mapping) and name not in _LEFT_OUT:
+            flat[safe_line(name)] = _shown(table)
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return safe_line(value)
+    return safe_line(f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,85 @@
+"""A folder of shards as lines, and how far preparing one has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_whole, short_hash
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span, line
+from gpurun.view.table import Column, table
+from gpurun.view.terminal_charts import bar
+
+_BAR_CELLS = 24
+
+
+@dataclass(frozen=True)
+class DataFigures:
+    """What is told of a folder of shards; `source` is as in its data.json, `shards` their number by split."""
+
+    tokenizer: str
+    tokenizer_sha256: str
+    vocab_size: int
+    train_tokens: int
+    val_tokens: int
+    shard_bytes: int
+    source: Mapping[str, Any]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    shards: Mapping[str, int] = field(default_factory=dict)
+    eot: str = ""
+
+
+def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
+    """The folder's name, then one row for each thing to know."""
+    rows = [
+        ("train", f"{format_whole(data.train_tokens)} tokens{_in_shards(data, 'train')}"),
+        ("held out", f"{format_whole(data.val_tokens)} tokens{_in_shards(data, 'val')}{_share(data)}"),
+        ("tokeniser", f"{data.tokenizer}, {format_whole(data.vocab_size)} ids, {short_hash(data.tokenizer_sha256)}"),
+        ("on disk", format_bytes(data.shard_bytes)),
+        ("made of", _source(data.source)),
+    ]
+    if data.eot:
+        told = {"before": "before each document", "after": "after each document", "none": "none"}
+        rows.append(("end of text", told.get(data.eot, UNKNOWN)))
+    if data.skipped:
+        rows.append(("passed over", ", ".join(f"{format_whole(n)} {why}" for why, n in data.skipped.items())))
+    cells: list[list[Cell]] = [[Span(key, "dim"), value] for key, value in rows]
+    return [line(" ", Span(name, "title")), *table((Column(""), Column("", least=20)), cells, style)[1:]]
+
+
+def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: int, style: Style) -> Line:
+    """The share that is done, the time that is left at the rate of this sitting, tokens, shards, and that rate."""
+    done, total = figures["done_bytes"], max(1, figures["total_bytes"])
+    share = min(1.0, done / total)
+    full, empty = bar(share, min(_BAR_CELLS, max(8, style.width - 64)))
+    fresh = done - done_before
+    rate = fresh / elapsed_s if elapsed_s > 0.5 else 0.0
+    left = format_duration((total - done) / rate) if rate > 0 else UNKNOWN
+    shards = f"{figures['tasks']}/{figures['total_tasks']} shards"
+    # What matters most first: a narrow terminal cuts off the end.
+    told = [f"{share:4.0%}", f"{left} left", f"{format_count(figures['tokens'])} tokens", shards]
+    told.append(f"{format_bytes(rate)}/s" if rate > 0 else UNKNOWN)
+    return line(" ", Span(full, "accent"), Span(empty, "dim"), " ", "  ".join(told))
+
+
+def _in_shards(data: DataFigures, split: str) -> str:
+    count = data.shards.get(split, 0)
+    return f" in {format_whole(count)} {'shard' if count == 1 else 'shards'}" if count else ""
+
+
+def _share(data: DataFigures) -> str:
+    every = data.train_tokens + data.val_tokens
+    return f" ({100 * data.val_tokens / every:.2f} %)" if every else ""
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    told = [str(source.get("kind", "shards"))]
+    if isinstance(documents := source.get("documents"), int):
+        told.append(f"{format_whole(documents)} documents")
+    if isinstance(size := source.get("bytes"), int):
+        told.append(f"{format_bytes(size)} of text")
+    if dropped := source.get("dropped"):
+        told.append(f"{format_whole(dropped)} left out")
+    return ", ".join(told)

@@ -1,0 +1,156 @@
+"""Four attacks on the cap, on each cloud with real machines: the meter stays within it, and the words are true.
+
+Supervisors, machines and their timers are real processes; what a cloud answers is turned while they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.credentials import file_of
+from gpurun.core.journal_records import Event
+from gpurun.core.money import usd
+from gpurun.core.paths import Home, make_private, write_atomic
+from gpurun.ledger.journal import read_journal
+from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
+from tests.emulators import guests, lambda_cloud, runpod
+from tests.later import LATER
+
+pytestmark = [
+    LATER,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot"),
+]
+
+GUARD_KEY = "secret_guard_of_the_same_account"
+LAG_S = 40.0
+"""Longer than a machine takes to be ready and to begin to train."""
+FOREVER = ("--set", "train.steps=100000", "--detach")
+
+
+@pytest.fixture(params=sorted(CLOUDS))
+def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
+    with CLOUDS[request.param](tmp_path / "cloud") as cloud:
+        if cloud.name == "lambda":  # A machine that has the user's own key is refused together with the user.
+            cloud.emulator.api_keys.add(GUARD_KEY)
+            key = file_of("lambda-guard", Home(tmp_path / "home").prepare())
+            make_private(key.parent)
+            write_atomic(key, GUARD_KEY.encode())
+        with somebody(cloud, tmp_path / "home") as user:
+            yield user
+
+
+def until(true: Callable[[], object], user: User, limit_s: float = 150.0) -> None:
+    assert any(true() for _ in ticks(SystemClock(), 0.2, limit_s)), user.said()
+
+
+def training(user: User) -> None:
+    started = user.trains(*FOREVER)
+    assert started.returncode == 8, started.stderr
+    events = user.home / "runs/fox-41/events.jsonl"
+    until(lambda: events.exists() and b'"kind":"step"' in events.read_bytes(), user)
+
+
+def incidents(user: User) -> list[str]:
+    records = read_journal(user.home / "runs/fox-41/journal.jsonl").records
+    return [str(record.data["code"]) for record in records if record.event is Event.INCIDENT]
+
+
+def told_alike(user: User) -> None:
+    """`ps` and `audit` exit with 9, and say that the machine ends itself, and for how much at most."""
+    for verb in ("ps", "audit"):
+        done = user.types(verb)
+        told = " ".join((done.stdout + done.stderr).split())
+        assert (done.returncode, "its own timer took it" in told, "at most $" in told) == (9, True, True), told
+
+
+def revoke(cloud: Cloud, *, now: bool) -> None:
+    """Refuse the user's key, and nobody else's."""
+    match cloud.name:
+        case "runpod":
+            cloud.emulator.revoked = now
+        case "lambda":
+            (cloud.emulator.api_keys.discard if now else cloud.emulator.api_keys.add)(lambda_cloud.KEY)
+        case _:
+            cloud.emulator.rules.valid_key = not now
+
+
+def forbid(cloud: Cloud, *, now: bool) -> None:
+    """Let the user's key ask for everything but an end."""
+    match cloud.name:
+        case "runpod":
+            cloud.emulator.denied = {"delete"} if now else set()
+        case _:
+            cloud.emulator.rules.denied = {"ec2:TerminateInstances"} if now else set()
+
+
+def test_a_second_machine_that_shows_itself_late_is_ended_and_its_cost_is_within_the_cap(user: User) -> None:
+    faults = {"runpod": ("create", runpod.Fault.TWICE), "lambda": ("launch", lambda_cloud.Fault.TWICE)}
+    if user.cloud.name not in faults:
+        return  # AWS makes one machine of any number of requests under one client token.
+    user.cloud.emulator.fail(*faults[user.cloud.name])
+    user.cloud.emulator.world.list_lag_s = LAG_S
+    training(user)
+    assert len(user.cloud.alive()) == 2
+    until(lambda: "create.duplicate_gone" in incidents(user), user, 240)
+    assert len(user.cloud.alive()) == 1
+    assert user.types("stop", "fox-41").returncode == 0, user.said()
+    over(user)
+
+
+@pytest.mark.parametrize("attack", [revoke, forbid])
+def test_a_key_that_may_end_nothing_any_more_costs_no_more_than_the_machines_own_end(
+    user: User, attack: Callable[..., None]
+) -> None:
+    if attack is forbid and user.cloud.name == "lambda":
+        return  # Its keys may do everything or nothing.
+    training(user)
+    attack(user.cloud, now=True)
+    stopped = user.types("stop", "fox-41", timeout_s=400)
+    # Who may still look sees it gone.
+    assert stopped.returncode == (9 if attack is revoke else 0), stopped.stdout + stopped.stderr
+    until(lambda: not user.cloud.alive(), user)
+    assert list((user.home / "runs/fox-41/artifacts").rglob("*.safetensors")), "its checkpoints came home first"
+    assert "machine.ends_itself" in incidents(user)
+    if attack is revoke:
+        told_alike(user)
+        attack(user.cloud, now=False)
+        assert user.types("resume", "fox-41", timeout_s=400).returncode == 0, user.said()
+    over(user)
+
+
+def test_a_client_that_is_killed_right_after_the_launch_leaves_an_armed_machine(user: User) -> None:
+    """Only the wait for its deadline is cut short, by the machine's own folder: nobody else touches it."""
+    started = user.trains(*FOREVER)
+    assert started.returncode == 8, started.stderr
+    until(lambda: user.cloud.alive(), user)
+    kill_supervisors(user.home)
+    assert Event.READY_OBSERVED not in user.events()
+    until(lambda: timers(user), user)
+    (timer,) = timers(user)
+    records = read_journal(user.home / "runs/fox-41/journal.jsonl").records
+    (asked,) = [record.data["deadline_wall"] for record in records if record.event is Event.CREATE_INTENDED]
+    assert int(timer.read_text().split()[3]) <= asked + 1
+    (timer.parent / "deadline").write_text("1\n")
+    until(lambda: not user.cloud.alive(), user)
+    assert user.types("resume", "fox-41", timeout_s=400).returncode != 9, user.said()
+    over(user)
+
+
+def timers(user: User) -> list[Path]:
+    """What the machine's own timer has written down, once it goes by a deadline."""
+    found = user.cloud.guests[-1].root.glob("var/lib/gpurun/**/spent") if user.cloud.guests else ()
+    return [path for path in found if len(path.read_text().split()) == 4]
+
+
+def over(user: User) -> None:
+    """Nothing lives, the meter is within the cap and the receipt no cheaper than the meter; the audit agrees."""
+    assert user.cloud.alive() == []
+    code, told = user.tells("audit")
+    (row,) = told["data"]["rows"]
+    assert (code, row["problems"]) == (0, []), told
+    assert user.cloud.meter.total_micros() <= row["measured_micros"] <= usd(5)

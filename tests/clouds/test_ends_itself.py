@@ -1,0 +1,52 @@
+"""Where the cloud does not listen to us any more, the machine is told over SSH, and ends itself by its own timer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.run_plan import Plan
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.run_state import replay
+from gpurun.lifecycle.connect import Reach
+from gpurun.providers.base import Guarded
+from gpurun.providers.registry import open_provider
+from gpurun.remote.interface import MachineLost
+from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody
+from tests.emulators import guests
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
+
+
+@pytest.fixture(params=sorted(CLOUDS))
+def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
+    with CLOUDS[request.param](tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        yield user
+
+
+def test_a_machine_that_is_told_to_end_is_gone_within_seconds_without_a_word_from_us_to_the_cloud(user: User) -> None:
+    started = user.trains("--set", "train.steps=100000", "--detach")
+    assert started.returncode == 8, started.stderr
+    assert any(Event.TRAIN_STARTED in user.events() for _ in ticks(SystemClock(), 0.1, 120)), user.said()
+    kill_supervisors(user.home)
+    home, clock = Home(user.home), SystemClock()
+    folder = home.run("fox-41")
+    plan = Plan.from_json(folder.plan.read_bytes())
+    instance = replay("fox-41", read_journal(folder.journal).records).instance
+    assert instance is not None
+    with patch.dict(os.environ, user.cloud.environment):
+        provider = open_provider(user.cloud.name, home, clock, plan.choices)
+    assert isinstance(provider, Guarded)
+    assert user.cloud.alive()
+    with contextlib.suppress(MachineLost):  # It may be gone before it has answered.
+        ended = Reach(folder, plan, clock)(instance).end(provider.guard_folder(instance))
+        assert ended.taken, ended
+    assert any(not user.cloud.alive() for _ in ticks(clock, 0.1, 60)), user.said()

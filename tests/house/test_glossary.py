@@ -1,0 +1,47 @@
+"""docs/GLOSSARY.md gives one meaning a word, and modules are named by it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import PurePath
+
+from house_sources import ROOT, Source, sources
+
+PAGE = (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8")
+RETIRED = set(re.findall(r"`(\w+)`", PAGE.rpartition("Words that no module is named with")[2]))
+BANNED = {"heed", "anew", "whoever", "bear", "bears", "wish", "wishes", "vouch", "vouched", "worthiest"}
+OF_EACH_KIND = re.compile(r"gpurun/(providers|cli/\w+)/")
+"""A provider has the modules that the others have; a verb's file has the verb's name."""
+
+
+def rows() -> list[list[str]]:
+    """The table's rows without its head: word, meaning, where it stands."""
+    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def modules() -> list[Source]:
+    return [source for source in sources("gpurun") if not source.path.endswith("__.py")]
+
+
+def test_a_word_stands_once_with_its_meaning() -> None:
+    assert {"settle", "rate", "answers"} <= RETIRED
+    assert all(len(row) == 3 and all(row) for row in rows())
+    assert [word for word, count in Counter(word.lower() for word, *_ in rows()).items() if count > 1] == []
+
+
+def test_where_a_word_stands_there_is_something() -> None:
+    gone = [f"{word}: {place}" for word, _, place in rows() if not (ROOT / place.strip("`")).exists()]
+    assert not gone, "\n".join(gone)
+
+
+def test_no_module_is_named_with_a_retired_word() -> None:
+    named = [s.path for s in modules() if PurePath(s.path).stem in RETIRED | BANNED]
+    named += [s.path for s in modules() if BANNED & set(PurePath(s.path).stem.split("_"))]
+    assert not named, "\n".join(named)
+
+
+def test_no_base_name_stands_twice() -> None:
+    names = Counter(PurePath(s.path).name for s in modules() if not OF_EACH_KIND.match(s.path))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -1,0 +1,141 @@
+"""The journeys of docs/ARCHITECTURE.md: `python -m tests.journeys NAME` prints the files that one enters, as JSON.
+
+Each is traced in a process of its own, so that nothing that another one has done already is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.journeys.trace import Trace, traced
+
+STEPS = "gpurun/lifecycle/steps/"
+
+
+def plan() -> set[str]:
+    """`gpurun plan --gpu 8xA100 --max-cost 25`, at the catalogue's prices."""
+    from gpurun.cli.app import main
+
+    sys.argv = ["gpurun", "plan", "--gpu", "8xA100", "--max-cost", "25", "--json"]
+    with traced() as trace, contextlib.suppress(SystemExit):
+        main()
+    return trace.files
+
+
+def run() -> set[str]:
+    """A whole run on this machine, as its supervisor drives it."""
+    return _rental().files
+
+
+def close() -> set[str]:
+    """The step that closes a run."""
+    return _below(f"{STEPS}close_run.py")
+
+
+def download() -> set[str]:
+    """A checkpoint on its way home, in the step that collects."""
+    return _below(f"{STEPS}collect_files.py")
+
+
+def receipt() -> set[str]:
+    """A receipt: written, signed, chained."""
+    return _below("gpurun/ledger/write_receipt.py")
+
+
+def create() -> set[str]:
+    """A create request on RunPod: the step, with RunPod's provider in the place of this machine's."""
+    from tests.contract.clouds import runpod
+    from tests.contract.orders import order
+
+    here = ("gpurun/providers/local", "gpurun/providers/processes")
+    step = {name for name in _below(f"{STEPS}create_machine.py") if not name.startswith(here)}
+    with runpod() as customers:
+        wanted = order(customers.mine)
+        with traced() as trace:
+            customers.mine.create(wanted)
+    return step | trace.files
+
+
+def upload() -> set[str]:
+    """A pack to a machine over SSH: what is entered here, and what the agent loads for it there."""
+    from gpurun.core.clock import SystemClock
+    from gpurun.core.records import Address
+    from gpurun.remote.archive import Pack, survey
+    from gpurun.remote.client import FarSide
+    from gpurun.remote.key_pairs import make_keys
+    from gpurun.remote.ssh import RemoteMachine
+    from tests.emulators import sshd
+
+    folder = Path(tempfile.mkdtemp())
+    keys, shards = make_keys(folder / "keys"), folder / "shards"
+    shards.mkdir()
+    (shards / "train_000001.bin").write_bytes(bytes(1 << 20))
+    server = sshd.Sshd(folder / "sshd", host_keys=(folder / "keys" / "host",), authorized_keys=[keys.client_public])
+    address = Address(kind="ssh", host="127.0.0.1", port=server.port, user=server.user)
+    client, there = folder / "keys" / "client", str(folder / "box")
+    machine = RemoteMachine(address, client_key=client, host_key=keys.host_public, folder=there, clock=SystemClock())
+    try:
+        with traced() as trace:
+            far = FarSide(machine, python=sys.executable)
+            far.install_agent()
+            far.unpack(Pack(survey({"data": shards})), "zstd")
+    finally:
+        machine.close()
+        server.close()
+    return trace.files | _loaded_by_agent("begin", "receive", "settle")
+
+
+def _loaded_by_agent(*verbs: str) -> set[str]:
+    """The files of the agent that these verbs load."""
+    from gpurun.remote.agent.__main__ import VERBS
+
+    before = set(sys.modules)
+    for verb in verbs:
+        __import__(f"gpurun.remote.agent.{VERBS[verb]}")
+    loaded = {name for name in {*sys.modules} - before if name.startswith("gpurun.remote.agent.")}
+    return {f"{name.replace('.', '/')}.py" for name in loaded}
+
+
+def step() -> set[str]:
+    """A training step: the gradient of a batch, and the weights moved."""
+    from tests.trainer.conftest import recipe_record, write_data
+    from trainer.train import main
+
+    folder = Path(tempfile.mkdtemp())
+    data, recipe = write_data(folder / "data"), folder / "recipe.json"
+    recipe.write_text(json.dumps(recipe_record(train={"steps": 2})))
+    with traced("trainer/step.py") as trace, contextlib.suppress(SystemExit):
+        main(["--recipe", str(recipe), "--data", str(data), "--out", str(folder / "out")])
+    return trace.below["trainer/step.py"]
+
+
+def _rental(*windows: str) -> Trace:
+    """A run on this machine with a trainer without torch."""
+    from gpurun.core.paths import Home
+    from tests.lifecycle.drive import drive
+    from tests.lifecycle.tiny_runs import make_run
+
+    home = Home(Path(tempfile.mkdtemp()))
+    make_run(home)
+    with traced(*windows) as trace:
+        assert drive(home, "fox-41") == 0
+    return trace
+
+
+def _below(file: str) -> set[str]:
+    return _rental(file).below[file]
+
+
+JOURNEYS: dict[str, Callable[[], set[str]]] = {
+    one.__name__: one for one in (plan, run, close, create, upload, step, download, receipt)
+}
+
+if __name__ == "__main__":
+    name, *where = sys.argv[1:]
+    text = json.dumps(sorted(JOURNEYS[name]()))
+    Path(*where).write_text(text) if where else print(text)

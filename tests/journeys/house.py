@@ -1,0 +1,84 @@
+"""What a reader meets in gpurun/, counted from its sources and traced: `make house` prints the table."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.journeys.test_journeys import BUDGETS, entered
+from tests.journeys.trace import ROOT
+
+AGENT = "gpurun/remote/agent/"
+"""Standard library only, shipped as one file: it has its own lock and its own reader of files."""
+
+
+def sources() -> dict[str, ast.Module]:
+    """Every module of gpurun outside the agent, by its path."""
+    paths = [path for path in sorted((ROOT / "gpurun").rglob("*.py")) if AGENT not in str(path)]
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def twice() -> list[str]:
+    """Base names that stand twice outside the providers and the command line's verbs."""
+    apart = re.compile(r"gpurun/(providers|cli/commands)/|/__\w+__\.py$")
+    names = [str(path.relative_to(ROOT)) for path in (ROOT / "gpurun").rglob("*.py")]
+    counted = Counter(Path(name).name for name in names if not apart.search(name))
+    return sorted(name for name, times in counted.items() if times > 1)
+
+
+def calling(*functions: str) -> list[str]:
+    """Modules that call one of these functions, by their dotted names."""
+    return sorted(
+        path
+        for path, tree in sources().items()
+        if any(isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in ast.walk(tree))
+    )
+
+
+def retry_loops() -> list[str]:
+    """Loops that catch an exception, sleep and go round again."""
+    return sorted({f"{path}:{loop.lineno}" for path, tree in sources().items() for loop in _loops(tree)})
+
+
+def _loops(tree: ast.Module) -> Iterator[ast.For | ast.While]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.While):
+            inside = [*ast.walk(node)]
+            catches = any(isinstance(one, ast.Try) and one.handlers for one in inside)
+            sleeps = any(isinstance(one, ast.Call) and ast.unparse(one.func).endswith(".sleep") for one in inside)
+            if catches and sleeps:
+                yield node
+
+
+def event_readers() -> list[str]:
+    """Modules that look into a trainer's event by the name of its key instead of by a field."""
+    keys = re.compile(r"""(\.get\(|\[)["'](kind|val_loss|tokens_per_s|micro_batch)["']""")
+    return sorted(path for path, tree in sources().items() if keys.search(ast.unparse(tree)))
+
+
+def lines() -> int:
+    """The lines of Python of the whole repository."""
+    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return sum(len((ROOT / name).read_bytes().splitlines()) for name in tracked.stdout.split())
+
+
+COUNTED: dict[str, Callable[[], int]] = {
+    "base names that stand twice": lambda: len(twice()),
+    "modules that look into an event by a key": lambda: len(event_readers()),
+    "loops that catch, sleep and try again": lambda: len(retry_loops()),
+    "modules that take a file lock": lambda: len(calling("fcntl.flock")),
+    "modules of gpurun (reported)": lambda: len([*(ROOT / "gpurun").rglob("*.py")]),
+    "lines of Python (reported)": lines,
+}
+
+if __name__ == "__main__":
+    print("| what | now | budget |\n| --- | --- | --- |")
+    for name, most in BUDGETS.items():
+        print(f"| files entered by `{name}` | {len(entered(name, Path(tempfile.mkdtemp())))} | {most} |")
+    for what, count in COUNTED.items():
+        print(f"| {what} | {count()} | |")

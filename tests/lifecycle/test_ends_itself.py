@@ -1,0 +1,195 @@
+"""A provider that does not listen to us: the machine is told to end itself, and the words say when and for how much."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.app import build_app, run_app
+from gpurun.cli.commands.ps import ps
+from gpurun.cli.session import Session
+from gpurun.cli.viewer import abandoned
+from gpurun.core.errors import SetupError
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.run_plan import Choices
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.runs import look
+from gpurun.lifecycle.job_spec import ends_unwatched, job_of
+from gpurun.lifecycle.steps.destroy_machine import ANSWER_S
+from gpurun.providers.fake import Fault
+from gpurun.remote.interface import MachineLost
+from tests.lifecycle.scripted_cloud import LEASE, ScriptedCloud, World
+
+DEAD_KEY = SetupError("auth.refused", "RunPod refuses the key.", hint="Give another: gpurun auth set runpod.")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A machine whose timer is armed at boot."""
+    world = World(Home(tmp_path))
+    world.cloud.profile = replace(world.cloud.profile, timer="boot")
+    return world
+
+
+def deaf(cloud: ScriptedCloud) -> None:
+    """The key is refused from now on, by every verb."""
+    cloud.broken = dict.fromkeys(("destroy", "find", "read", "leftovers"), DEAD_KEY)
+
+
+def died_s(world: World) -> float:
+    assert world.cloud.alive == []
+    return world.cloud.boxes[0].died_s or 0.0
+
+
+def incidents(world: World) -> list[str]:
+    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+
+
+def test_with_a_dead_key_the_machine_ends_itself_once_its_files_are_here(world: World) -> None:
+    world.far.during = lambda: deaf(world.cloud)
+    assert world.drive() == "destroy.not_gone"
+    trained_s = next(one.mono for one in world.records if one.event is Event.COLLECT_OBSERVED)
+    assert died_s(world) - trained_s < ANSWER_S + 5
+    assert len(world.at_home) == 3
+    told = str(world.records[-1].data["message"])
+    assert "told over SSH to end itself" in told
+    assert "at most $0." in told
+    assert "gpurun auth set runpod" in told
+    assert world.state.may_be_billing, "it is not proven"
+    world.cloud.broken.clear()
+    assert world.drive() == 0
+    assert not world.state.may_be_billing
+
+
+def test_a_user_who_asks_for_the_end_gets_it_without_the_provider(world: World) -> None:
+    def stops() -> None:
+        deaf(world.cloud)
+        ask_to_stop(world.folder, "destroy", by="user", reason="a test")
+
+    world.far.during = stops
+    assert world.drive() == "destroy.not_gone"
+    asked_s = next(one.mono for one in world.records if one.event is Event.STOP_REQUESTED)
+    assert died_s(world) - asked_s < ANSWER_S + 5
+    assert world.clock.monotonic() - asked_s < 120, "five minutes of asking with a dead key say no more than one"
+
+
+def test_a_machine_that_cannot_be_reached_either_is_told_as_that(world: World) -> None:
+    def cut_off() -> None:
+        deaf(world.cloud)
+        world.far.broken["end"] = MachineLost("no route to host")
+        ask_to_stop(world.folder, "destroy", by="user", reason="a test")
+
+    world.far.during = cut_off
+    assert world.drive() == "destroy.not_gone"
+    assert incidents(world) == ["destroy.not_gone"]
+    assert world.cloud.alive
+
+
+def test_where_no_timer_is_on_the_machine_it_is_not_told(tmp_path: Path) -> None:
+    world = World(Home(tmp_path))
+    world.far.during = lambda: deaf(world.cloud)
+    assert world.drive() == "destroy.not_gone"
+    assert "machine.ends_itself" not in incidents(world)
+
+
+def test_train_ps_and_audit_say_the_same_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.far.during = lambda: deaf(world.cloud)
+    assert world.drive() == "destroy.not_gone"
+    session = Session(home=world.home)
+    seen = look(world.home, "fox-41")
+    train, listed = abandoned(seen), ps(session, all_runs=False)
+    monkeypatch.setattr("sys.argv", ["gpurun", "audit", "--json", "--home", str(world.home.root)])
+    assert run_app(build_app()) == 9
+    audited = json.loads(capsys.readouterr().out)["errors"][0]["message"]
+    assert train.errors[0].what == audited
+    assert audited in listed.after
+    assert "its own timer took it: it ends" in audited
+    assert (train.exit_code, listed.exit_code) == (9, 9)
+
+
+@pytest.mark.parametrize("since", [True, False])
+def test_a_timer_that_asks_with_the_refused_key_is_not_said_to_end_it(world: World, since: bool) -> None:
+    """Lambda's, where no key of its own was stored for it, or only since: the machine has the one of its launch."""
+    world.cloud.guard_shares_key = True
+
+    def refused() -> None:
+        deaf(world.cloud)
+        world.cloud.guard_shares_key = since
+
+    world.far.during = refused
+    assert world.drive() == "destroy.not_gone"
+    told = str(world.records[-1].data["message"])
+    assert "its timer asks with the same key" in told
+    assert "at most $" not in told
+
+
+def test_a_timer_is_armed_once_it_was_read_back_and_ps_says_so_no_sooner(world: World) -> None:
+    session = Session(home=world.home)
+
+    def said() -> str:
+        return ps(session, all_runs=False).text
+
+    world.cloud.killing = "before far.end"
+    assert world.drive() == "killed"
+    assert "not armed yet" in said()
+    world.cloud.killing = "before far.unpack"
+    assert world.drive() == "killed"
+    assert "not armed yet" not in said()
+    (ready,) = world.all_of(Event.READY_OBSERVED)
+    assert ready["armed"] == int(world.cloud.boxes[0].ends_s + world.cloud._epoch)
+    assert world.drive() == 0
+
+
+def test_what_should_end_itself_and_shows_no_timer_is_ended_before_anything_is_sent(world: World) -> None:
+    world.cloud.creates = [Fault.NO_TIMER]
+    assert world.drive() == 5
+    assert world.cloud.alive == []
+    assert not world.all_of(Event.SHIP_INTENDED)
+    (failed,) = world.all_of(Event.STEP_FAILED)
+    assert failed["code"] == "timer.not_armed"
+
+
+def test_where_that_was_accepted_it_trains_and_no_timer_is_claimed(world: World) -> None:
+    world.cloud.creates = [Fault.NO_TIMER]
+    plan = world.plan.model_copy(update={"choices": Choices(weak_lease=True)})
+    world.folder.plan.write_text(plan.to_json())
+    assert world.drive() == 0
+    assert world.all_of(Event.READY_OBSERVED)[0]["armed"] is None
+    assert world.all_of(Event.DESTROY_INTENDED)[0]["timer"] is False
+
+
+def lost_in_training(world: World) -> None:
+    """The laptop is lost while it trains, and found when the lease is over."""
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    world.clock.sleep(LEASE.total_s + 600)
+
+
+def test_checkpoints_that_nobody_came_for_were_kept_to_the_deadline_and_the_receipt_says_so(world: World) -> None:
+    lost_in_training(world)
+    assert world.drive() == 7
+    assert "machine.unwatched" in incidents(world)
+    receipt = json.loads(world.folder.receipt.read_bytes())
+    told = json.loads(b64decode(receipt["payload"]))["predicate"]["incidents"]
+    (said,) = [one["message"] for one in told if one["code"] == "machine.unwatched"]
+    assert "kept its checkpoints to its deadline" in said
+
+
+def test_a_machine_that_pushes_is_told_how_long_to_wait_for_a_client_that_is_lost(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    job = job_of(world.state, world.context)
+    assert not {"linger_s", "guard_folder"} & job.keys(), "without a bucket it has the only copy"
+    pushes = world.state.model_copy(update={"pushed": "runs/fox-41/gr-1"})
+    job = job_of(pushes, world.context)
+    assert (job["linger_s"], job["guard_folder"]) == (LEASE.collect_s + 900, "/var/lib/gpurun")
+    unarmed = job_of(pushes.model_copy(update={"armed": False}), world.context)
+    assert "linger_s" not in unarmed
+    assert "16 minutes after its training" in ends_unwatched(pushes.model_copy(update={"linger_s": job["linger_s"]}))

@@ -1,0 +1,217 @@
+"""A home as tomorrow's gpurun writes it: a key more in every line and every event, and an event of its own.
+
+And one odd journal or plan beside good ones: it is that run's trouble alone, and its machine still ends with proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from gpurun.cli.app import build_app, run_app
+from gpurun.core.clock import SystemClock, VirtualClock
+from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.paths import Home
+from gpurun.core.records import canonical
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger import journal as journals
+from gpurun.ledger.audit import audit
+from gpurun.ledger.event_schemas import FORMS
+from gpurun.ledger.journal import GENESIS, Journal, read_journal
+from gpurun.lifecycle.reaper import sweep
+from gpurun.providers.local import LocalProvider
+from tests.lifecycle.scripted_cloud import Killed, World
+from tests.lifecycle.test_train_here import gpurun
+from tests.lifecycle.tiny_runs import drive, events_of, make_run
+
+NEW = "lease.moved"
+
+
+@pytest.fixture
+def world(own: Home) -> World:
+    return World(own)
+
+
+@pytest.fixture
+def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on journals are written as tomorrow's gpurun does; after `ready.observed` with an event of its own."""
+    append = Journal.append
+
+    def appended(self: Journal, event: Event, data: Mapping[str, Any]) -> Record:
+        told = append(self, event, {**data, "novel": {"of": "tomorrow"}})
+        if any(one.event is Event.READY_OBSERVED for one in self.records) and event is not Event.RUN_CLOSED:
+            append(self, NEW, {"by_s": 60})  # type: ignore[arg-type]
+        return told
+
+    def wider(value: Any) -> bytes:
+        return canonical({**value, "zone": "UTC"} if isinstance(value, dict) and "mono" in value else value)
+
+    monkeypatch.setattr(Journal, "append", appended)
+    monkeypatch.setattr(journals, "canonical", wider)
+
+
+def killed_after(event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    def point(place: str) -> None:
+        if place == f"after {event}":
+            raise Killed(place)
+
+    monkeypatch.setattr(journals, "crashpoint", point)
+
+
+def types(home: Home, words: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> tuple[int, Any]:
+    """The exit code and the last envelope of one command that is typed in this home."""
+    patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json", "--home", str(home.root)])
+    code = run_app(build_app())
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def rewritten(path: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+    """The journal with every record changed, chained again."""
+    head, lines = GENESIS, []
+    for place, line in enumerate(path.read_bytes().splitlines()):
+        lines.append(canonical({**change(place, json.loads(line)), "prev": head}))
+        head = hashlib.sha256(lines[-1]).hexdigest()
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+@pytest.mark.usefixtures("tomorrow")
+def test_a_run_that_it_wrote_is_read_by_every_verb_and_audited(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.drive() is ExitCode.DONE
+    assert NEW in [str(record.event) for record in world.records]
+    assert all(b'"zone":"UTC"' in line for line in world.folder.journal.read_bytes().splitlines())
+    for words in ("ps --all", "receipt fox-41", "attach fox-41", "logs fox-41", "resume fox-41", "stop fox-41"):
+        code, _ = types(world.home, words, capsys, monkeypatch)
+        assert code == 0, words
+    code, told = types(world.home, "audit", capsys, monkeypatch)
+    assert (code, NEW in str(told)) == (0, True), [told["data"]["rows"][0]["problems"], told["errors"]]
+
+
+@pytest.mark.usefixtures("tomorrow")
+@pytest.mark.parametrize("event", [Event.CREATE_OBSERVED, Event.READY_OBSERVED, Event.TRAIN_STARTED, Event.DEATH_READ])
+def test_a_run_that_it_began_goes_on_here_and_ends_with_proof(
+    world: World, event: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        killed_after(event, patch)
+        assert world.drive() == "killed"
+    assert world.drive() is ExitCode.DONE
+    assert world.cloud.alive == []
+    assert audit(world.home).problems == ()
+
+
+@pytest.mark.usefixtures("tomorrow")
+@pytest.mark.parametrize("event", [Event.CREATE_INTENDED, Event.CREATE_OBSERVED, Event.TRAIN_STARTED])
+def test_it_is_destroyed_and_reaped(world: World, event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        killed_after(event, patch)
+        assert world.drive() == "killed"
+    world.clock.sleep(48 * 3600)
+    if event is not Event.CREATE_INTENDED:
+        (found,) = sweep([world.cloud], world.home, world.clock, destroy_all=False, older_than_s=0.0, look_only=True)
+        assert found.fate == "overdue"
+    ask_to_stop(world.folder, "destroy", by="user", reason="a test")
+    assert world.drive() is ExitCode.INTERRUPTED
+    assert (world.cloud.alive, world.state.may_be_billing) == ([], False)
+
+
+def test_nothing_is_rented_on_an_event_that_it_does_not_know(
+    own: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(own)
+    with monkeypatch.context() as patch:
+        killed_after(Event.RUN_OPENED, patch)
+        assert world.drive() == "killed"
+    Journal.open(world.folder.journal, world.clock).append(NEW, {})  # type: ignore[arg-type]
+    before = world.folder.journal.read_bytes()
+    assert world.drive() == "journal.newer"
+    assert (world.cloud.boxes, world.folder.journal.read_bytes()) == ([], before)
+    code, told = types(own, "resume fox-41", capsys, monkeypatch)
+    assert (code, told["errors"][0]["code"]) == (10, "journal.newer")
+    assert NEW in told["errors"][0]["message"]
+    ask_to_stop(world.folder, "destroy", by="user", reason="a test")
+    assert world.drive() is ExitCode.INTERRUPTED
+    assert world.cloud.boxes == []
+
+
+@pytest.mark.parametrize("event", [event for event in FORMS if event is not Event.RUN_OPENED])
+def test_a_record_that_lacks_what_is_read_of_it_is_that_runs_damage_alone(
+    own: Home, event: Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a KeyError out of every verb, for every run."""
+    odd = Journal.open(make_run(own, "odd-1").journal, VirtualClock())
+    odd.append(Event.RUN_OPENED, {"run": "odd-1"})
+    odd.append(event, {"novel": 1})
+    make_run(own, "owl-7")
+    code, told = types(own, "ps", capsys, monkeypatch)
+    rows = {row["run"]: row["damage"] for row in told["data"]["runs"]}
+    assert (rows["owl-7"], bool(rows["odd-1"])) == (None, True), told
+    assert code in (0, 10)
+    for words in ("audit", "reap --providers-of-nobody", "receipt odd-1", "resume odd-1", "logs odd-1"):
+        code, told = types(own, words, capsys, monkeypatch)
+        assert all(error["code"] != "bug" for error in told["errors"]), (words, told)
+
+
+def test_every_key_that_a_form_asks_for_is_told_in_the_journals_page() -> None:
+    rows = Path("docs/JOURNAL.md").read_text().splitlines()
+    for event, form in FORMS.items():
+        (row,) = [row for row in rows if row.startswith(f"| `{event}` |")]
+        assert {key for key in form.model_fields if f"`{key}`" not in row} == set(), event
+
+
+def test_every_record_that_is_written_has_what_its_form_asks_for(world: World) -> None:
+    assert world.drive() is ExitCode.DONE
+    assert read_journal(world.folder.journal).damage is None
+    assert {record.event for record in world.records} >= set(FORMS) - {
+        Event.CREATE_REFUSED, Event.STOP_REQUESTED, Event.SALVAGE_OBSERVED, Event.STEP_FAILED, Event.INCIDENT,
+        Event.JOURNAL_REPAIRED,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", [b"not json", b"", None], ids=["nonsense", "empty", "gone"])
+def test_a_machine_whose_plan_is_damaged_is_destroyed_proven_and_no_longer_red(
+    own: Home, broken: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`destroy` refused with exit 10 while the machine lived, and its supervisor gave up."""
+    folder = make_run(own)
+    assert drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
+    folder.plan.write_bytes(broken) if broken is not None else folder.plan.unlink()
+    monkeypatch.setenv("GPURUN_HOME", str(own.root))
+    listed = gpurun("ps", "--json")
+    (row,) = json.loads(listed.stdout)["data"]["runs"]
+    assert (listed.returncode, row["may_be_billing"]) == (9, True)
+    assert "plan" in row["damage"]
+    resumed = gpurun("resume", "fox-41")
+    assert resumed.returncode == 9, "something may be billed"
+    assert "gpurun destroy fox-41" in resumed.stderr
+    assert LocalProvider(own, SystemClock()).find(None), "and nothing was done"
+    destroyed = gpurun("destroy", "fox-41", "--yes")
+    assert destroyed.returncode == 0, destroyed.stderr
+    assert LocalProvider(own, SystemClock()).find(None) == []
+    assert events_of(folder)[-1] == "run.closed"
+    assert folder.receipt.exists()
+    assert gpurun("ps").returncode == 10, "the plan is still damaged, and nothing is billed"
+
+
+def test_stop_keeps_the_checkpoints_of_a_run_whose_plan_is_damaged(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(own, steps=2000)
+    assert drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
+    folder.plan.write_text("not json")
+    monkeypatch.setenv("GPURUN_HOME", str(own.root))
+    assert gpurun("stop", "fox-41").returncode == 0
+    assert "collect.observed" in events_of(folder)
+    assert list(folder.artifacts.rglob("*.safetensors"))
+
+
+def test_the_stops_that_a_form_allows_are_those_that_there_are() -> None:
+    from gpurun.core.stop_request import How
+
+    assert set(get_args(FORMS[Event.STOP_REQUESTED].model_fields["how"].annotation)) == set(get_args(How))

@@ -1,0 +1,188 @@
+"""The script of --setup in a run: paid once, seen while it works, told in its own words where it fails."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.records import Instance
+from gpurun.core.run_plan import Lease
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.core.transfer_progress import read_moving
+from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.steps import await_ready as set_up
+from gpurun.lifecycle.supervisor import supervise
+from gpurun.providers.local import LocalProvider
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import SetUp
+from gpurun.view.progress_line import moving_words
+from tests.lifecycle import tiny_runs
+from tests.lifecycle.drive import TINY, reach
+from tests.lifecycle.scripted_cloud import LEASE, World
+
+RUN = "fox-41"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_up, "POLL_S", 0.1)
+
+
+def drive(home: Home, cuts: int = 0) -> int:
+    """Drive the run here with the real agent; so many questions about the script are done and never answered."""
+    left = [cuts]
+
+    class Cut(FarSide):
+        def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
+            answer = super().set_up(script, limit_s=limit_s, offset=offset, most=most)
+            if left[0]:
+                left[0] -= 1
+                raise MachineLost("the line is lost")
+            return answer
+
+    def cut(instance: Instance) -> FarSide:
+        far = reach(instance)
+        return Cut(far._machine, far._python)
+
+    try:
+        return int(supervise(home, RUN, SystemClock(), reach=cut, trainer=TINY / "trainer"))
+    except GpurunError as error:
+        return int(error.exit_code)
+
+
+def make(home: Home, script: str, limit_s: int = 60) -> Path:
+    """A run that is set up by a script, which adds a line to a file of this machine for each of its starts."""
+    starts = home.root / "starts"
+    tiny_runs.setting_up(tiny_runs.make_run(home), f"echo begun >>{starts}\n{script}", limit_s)
+    return starts
+
+
+def failure(home: Home) -> dict[str, object]:
+    (failed,) = [one for one in read_journal(home.run(RUN).journal).records if one.event is Event.STEP_FAILED]
+    assert LocalProvider(home, SystemClock()).find(None) == []
+    assert "death.proven" in tiny_runs.events_of(home.run(RUN))
+    return dict(failed.data)
+
+
+def test_it_runs_once_though_the_line_is_lost_twice_and_what_it_said_is_at_home(own: Home) -> None:
+    starts = make(own, "nohup sleep 100 &\nseq 3\nsleep 1\necho done")
+    assert drive(own, cuts=2) == 0
+    assert starts.read_text() == "begun\n"
+    log = own.run(RUN).setup_log
+    assert log.read_text() == "1\n2\n3\ndone\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    (ready,) = [one.data for one in read_journal(own.run(RUN).journal).records if one.event is Event.READY_OBSERVED]
+    assert 1.0 <= ready["setup_s"] < ready["seconds"]
+    (row,) = audit(own).rows
+    assert (list(row.problems), read_receipt(own, own.run(RUN)).predicate["runtime"]["phases_s"]["setup"]) == (
+        [],
+        ready["setup_s"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "limit_s", "code", "told"),
+    [
+        ("seq 40\nprintf 'in \\033[31mred\\033[0m\\n' >&2\nexit 9", 60, "setup.failed", "ended with 9 on the machine"),
+        ("seq 40\necho in red\nkill -9 $$", 60, "setup.failed", "ended with signal 9"),
+        ("seq 40\necho in red\nsleep 100", 1, "setup.limit", "was still at work at its limit of 1 s, and was ended"),
+    ],
+)
+def test_one_that_fails_or_takes_too_long_is_exit_4_with_its_last_words(
+    own: Home, script: str, limit_s: int, code: str, told: str
+) -> None:
+    starts = make(own, script, limit_s)
+    assert drive(own) == int(ExitCode.SETUP)
+    failed = failure(own)
+    assert (failed["step"], failed["code"], failed["exit_code"]) == ("await_ready", code, 4)
+    first, *words = str(failed["message"]).split("\n")
+    assert told in first
+    assert words == [*map(str, range(27, 41)), "in red"]
+    assert str(own.run(RUN).setup_log) in str(failed["hint"])
+    assert starts.read_text() == "begun\n"
+    assert len(own.run(RUN).setup_log.read_text().splitlines()) == 41
+
+
+def test_a_flood_of_words_is_one_start_and_its_head_and_last_words_are_kept(
+    own: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "MOST_LOG_BYTES", 1 << 20)
+    starts = make(own, "yes 0123456789abcde | head -n 2500000\necho end")
+    assert drive(own) == 0
+    assert starts.read_text() == "begun\n"
+    log = own.run(RUN).setup_log.read_bytes()
+    assert log[: 1 << 20] == b"0123456789abcde\n" * (1 << 16)
+    assert len(log) < (1 << 20) + 5000
+    assert log.endswith(b"\n0123456789abcde\nend\n")
+    assert b"[... 38,951,428 more bytes" in log
+
+
+def until(true: object, limit_s: float = 30.0) -> None:
+    assert callable(true)
+    for _ in ticks(SystemClock(), 0.05, limit_s):
+        if true():
+            return
+    raise AssertionError("it did not become so")
+
+
+def test_a_supervisor_that_was_killed_meanwhile_goes_on_watching_the_same_one(own: Home) -> None:
+    starts = make(own, "sleep 4\necho done")
+    supervisor = tiny_runs.start(own)
+    until(starts.exists)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.communicate()
+    assert tiny_runs.drive(own).returncode == 0
+    assert starts.read_text() == "begun\n"
+    assert own.run(RUN).setup_log.read_text() == "done\n"
+
+
+def test_it_is_seen_at_work_and_ends_within_ten_seconds_of_the_wish(own: Home) -> None:
+    make(own, "printf 'half\\rwhole \\033[31mred\\033[0m\\n'\nsleep 100", limit_s=600)
+    supervisor = tiny_runs.start(own)
+    folder = own.run(RUN)
+    until(lambda: (seen := read_moving(folder, time.time())) is not None and seen.words)
+    seen = read_moving(folder, time.time())
+    assert seen is not None
+    assert moving_words(seen).endswith(" s of 10 m 00 s · whole red")
+    asked = time.monotonic()
+    ask_to_stop(folder, "destroy", by="user", reason="a test")
+    until(lambda: LocalProvider(own, SystemClock()).find(None) == [], 10.0)
+    assert time.monotonic() - asked < 10
+    supervisor.communicate(timeout=60)
+    assert supervisor.returncode == int(ExitCode.INTERRUPTED)
+
+
+def test_what_it_does_not_need_of_its_limit_is_trained_for(own: Home) -> None:
+    lease: Lease = LEASE.model_copy(update={"setup_s": 600, "train_s": 3000})
+    stops = []
+    for home, takes_s in ((own, 10.0), (Home(own.root / "other"), 500.0)):
+        world = World(home, lease)
+        tiny_runs.setting_up(world.folder, "pip install something", 600)
+        world.far.setup_takes_s = takes_s
+        assert world.drive() is ExitCode.DONE
+        (asked,) = world.all_of(Event.CREATE_INTENDED)
+        assert asked["lease"]["setup_s"] == 600
+        (job,) = world.all_of(Event.TRAIN_INTENDED)
+        stops.append(asked["deadline_wall"] - job["hard_stop_wall"])
+    assert stops == pytest.approx([lease.collect_s + lease.destroy_s] * 2)
+
+
+def test_a_line_that_stays_down_is_not_waited_for_past_what_it_is_worth(own: Home) -> None:
+    world = World(own, LEASE.model_copy(update={"setup_s": 120, "train_s": 36_000}))
+    tiny_runs.setting_up(world.folder, "pip install something", 120)
+    world.far.broken = {"set_up": MachineLost("the line is lost")}
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert (world.state.failure or {})["code"] == "machine.lost"
+    assert world.cloud.alive == []
+    assert (world.cloud.boxes[0].died_s or 0) < 1200

@@ -1,0 +1,121 @@
+"""Credentials that never come, and answers that never end: each is given up in time, and told by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpurun.core import aws_session
+from gpurun.core.clock import SystemClock, VirtualClock
+from gpurun.core.errors import SetupError
+from gpurun.providers.aws import AwsProvider, wire
+from gpurun.providers.base import Unknown, endpoint_of
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.s3_client import Bucket
+from tests.emulators.aws import AwsEmulator
+
+SHORT_S = 1.0
+HANGS = "echo $$ >>{pids}; exec sleep 600\n"
+Program = Callable[[str], None]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def cloud(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsEmulator]:
+    with AwsEmulator(clock=clock, tick_s=None) as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    """Has the SDK take its credentials from a program, which goes on with these words of a shell."""
+    path, pids = tmp_path / "credentials.sh", tmp_path / "pids"
+
+    def goes_on(words: str) -> None:
+        path.write_text(words.format(pids=pids) if words == HANGS else words)
+
+    config = tmp_path / "config"
+    config.write_text(f"[profile lab]\ncredential_process = /bin/sh {path}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(aws_session, "LIMIT_S", SHORT_S)
+    yield goes_on
+    for pid in pids.read_text().split() if pids.exists() else ():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def keys(minutes: float) -> str:
+    ends = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
+    told = {"Version": 1, "AccessKeyId": "AKIAEMULATED000EXAMPLE", "SessionToken": "t", "Expiration": ends}
+    return f"echo '{json.dumps(told | {'SecretAccessKey': 'emulated-secret-access-key-0123456789'})}'"
+
+
+def test_a_credential_process_that_hangs_freezes_no_verb_and_is_named(
+    cloud: AwsEmulator, clock: VirtualClock, program: Program
+) -> None:
+    program(HANGS)
+    aws, real = AwsProvider(clock), SystemClock()
+    began_s = real.monotonic()
+    for verb in (aws.verify, lambda: aws.find(None), lambda: aws.destroy("us-east-1/i-0a1b2c3d"), aws.key_ends_wall):
+        with pytest.raises(SetupError, match="profile lab, whose credential_process is /bin/sh") as raised:
+            verb()  # type: ignore[operator]
+        assert raised.value.code == "auth.aws"
+    assert endpoint_of(aws) == ""
+    assert real.monotonic() - began_s < 3 * SHORT_S, "the next call does not wait again"
+
+
+def test_once_the_program_answers_again_so_does_aws(cloud: AwsEmulator, clock: VirtualClock, program: Program) -> None:
+    program(HANGS)
+    aws = AwsProvider(clock)
+    with pytest.raises(SetupError):
+        aws.find(None)
+    program(keys(60.0))
+    clock.sleep(aws_session.AGAIN_S)
+    assert aws.find(None) == []
+
+
+def test_credentials_that_hang_when_they_are_renewed_are_given_up_too(
+    cloud: AwsEmulator, clock: VirtualClock, program: Program
+) -> None:
+    """They end within minutes, so that the SDK runs the program again at the very next request."""
+    program(keys(5.0))
+    aws = AwsProvider(clock)
+    assert aws.find(None) == []
+    program(HANGS)
+    with pytest.raises(SetupError, match="does not answer"):
+        aws.find(None)
+
+
+def test_a_bucket_waits_no_longer_for_its_credentials(clock: VirtualClock, program: Program) -> None:
+    program(HANGS)
+    with pytest.raises(SetupError, match="does not answer"):
+        Bucket(parse_address("s3://bucket/place"), clock).look()
+
+
+def test_a_server_that_drips_holds_nobody_for_longer_than_an_exchange_may_take(
+    cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wire.CONNECT_S + wire.READ_S <= wire.EXCHANGE_S == 30.0
+    monkeypatch.setattr(wire, "EXCHANGE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(Unknown, match="no whole answer"):
+            AwsProvider(clock).destroy("us-east-1/i-0a1b2c3d")

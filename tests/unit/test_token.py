@@ -1,0 +1,131 @@
+"""The token: what it says, that it fits wherever it is a name, and the home that stands in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import SetupError
+from gpurun.core.machine_token import MOST, make_token, parse
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Order
+from gpurun.planning.catalog import offers_for
+from gpurun.providers.aws.tags import by_client_token, client_token, owner, tags_of
+from gpurun.providers.lambdalabs import instances as lambda_instances
+from gpurun.providers.runpod import pods
+
+_OFFER = offers_for(GpuNeed(count=0, name="cpu"))[0]
+HOME, DEADLINE = "3fa9c1", 1_795_246_236.0
+LONG = "a-run-with-the-longest-name-that-there-is"[:40]
+
+
+@pytest.mark.parametrize("run", ["fox-41", "x", LONG, f"{'a' * 27}-b", f"{'a' * 28}-b", "a-" * 20, "9" * 40])
+def test_a_token_says_home_deadline_and_run_and_fits_wherever_it_is_a_name(run: str) -> None:
+    made = make_token(HOME, DEADLINE + 0.9, run)
+    assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,58}[a-z0-9]", made), "a host name, a file name, a key"
+    assert len(made) <= MOST
+    assert len(client_token(made, "us-east-1a")) <= 62
+    told = parse(made)
+    assert told is not None
+    assert (told.text, told.home, told.deadline_wall) == (made, HOME, DEADLINE)
+    assert run.startswith(told.run)
+    assert told.run_or(run) == run, "a tag has the whole name"
+    assert told.run_or("another") == told.run_or("../../etc") == told.run_or(f"{told.run}/../x") == told.run
+
+
+def test_two_tokens_of_one_run_differ() -> None:
+    assert len({make_token(HOME, DEADLINE, "fox-41") for _ in range(50)}) == 50
+
+
+def test_the_older_form_is_read_and_says_neither_home_nor_deadline() -> None:
+    told = parse("gr-fox-41-0a1b2c3d")
+    assert told is not None
+    assert (told.home, told.deadline_wall, told.run) == ("", None, "fox-41")
+    assert told.deadline_or("1795246236") == DEADLINE
+    assert told.deadline_or("soon") is told.deadline_or(None) is told.deadline_or("²") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "my-pod", "gr-", "gr-fox-41-0a1b2c3", "GR-fox-41-0a1b2c3d", "gr-fox/41-0a1b2c3d", "gpurun-dry-run",
+        "gpurun-3fa9c1-179524623-7c0d2e-fox", "gpurun-3fa9c1-1795246236-7c0d2e-",
+        "gpurun-3fa9c1-1795246236-7c0d2e-../x",
+        f"gpurun-3fa9c1-1795246236-7c0d2e-{'x' * 29}", "gpurun-3FA9C1-1795246236-7c0d2e-fox", "gpurun-terminate",
+        "gpurun-3fa9c1-1795246236-7c0d2e-fox\n",
+    ],
+)  # fmt: skip
+def test_what_has_another_form_is_none(text: str) -> None:
+    assert parse(text) is None
+
+
+def _seen_at(cloud: str, token: str, run: str, deadline: str) -> tuple[str, str, float | None]:
+    """Token, run and deadline as each cloud's reader has them, of a machine with these in its tags."""
+    if cloud == "runpod":
+        env = {"GPURUN_TOKEN": token, "GPURUN_RUN": run, "GPURUN_DEADLINE": deadline}
+        pod = pods.instance_of({"id": "p1", "name": token, "env": env, "status": "RUNNING"})
+        return pod.token, pod.run, pod.deadline_wall
+    if cloud == "lambda":
+        told = {"gpurun-run": run, "gpurun-token": token, "gpurun-deadline": deadline}
+        listed = [{"key": key, "value": value} for key, value in told.items()]
+        one = lambda_instances.instance_of({"id": "l1", "name": token, "status": "active", "tags": listed})
+        return one.token, one.run, one.deadline_wall
+    tags = {"gpurun:run": run, "gpurun:token": token, "gpurun:deadline": deadline}
+    return owner({"ClientToken": f"{token}.b", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]})
+
+
+@pytest.mark.parametrize("cloud", ["runpod", "lambda", "aws"])
+@pytest.mark.parametrize("edited", ["9999999999", "soon", "", "0"])
+def test_a_tag_that_somebody_edited_changes_no_deadline(cloud: str, edited: str) -> None:
+    token = make_token(HOME, DEADLINE, LONG)
+    assert _seen_at(cloud, token, LONG, edited) == (token, LONG, DEADLINE)
+
+
+def test_what_an_instance_of_ec2_was_made_with_is_believed_before_a_tag_that_names_another() -> None:
+    token, other = make_token(HOME, DEADLINE, "fox-41"), make_token("ffffff", 9e9, "owl-7")
+    told = {"ClientToken": token, "Tags": [{"Key": "gpurun:token", "Value": other}]}
+    assert owner(told) == (token, "fox-41", DEADLINE)
+
+
+def test_ec2_is_asked_for_both_forms() -> None:
+    assert by_client_token(None)["Values"] == ["gpurun-*", "gr-*"]
+
+
+def test_the_whole_name_of_a_long_run_stands_in_its_tags() -> None:
+    order = Order(run=LONG, token=make_token(HOME, DEADLINE, LONG), attempt=1, offer=_OFFER, deadline_wall=DEADLINE)
+    assert {"Key": "gpurun:run", "Value": LONG} in tags_of(order)
+
+
+def test_a_home_has_one_id_for_good_and_so_has_its_copy(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    assert re.fullmatch(r"[0-9a-f]{6}", home.id)
+    copy = Home(shutil.copytree(home.root, tmp_path / "copy"))
+    assert Home(home.root).id == home.id == copy.id
+    assert (home.root / "id").stat().st_mode & 0o777 == 0o600
+    assert Home(tmp_path / "another").id != home.id
+
+
+def test_commands_that_start_at_once_give_a_home_one_id(tmp_path: Path) -> None:
+    home, start, seen = Home(tmp_path / "home"), threading.Barrier(8), set[str]()
+
+    def one() -> None:
+        start.wait()
+        seen.add(home.id)
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 1
+
+
+def test_a_home_whose_id_cannot_be_kept_is_told_as_that(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    (home.root / "id").mkdir(parents=True)
+    with pytest.raises(SetupError, match="cannot be used"):
+        _ = home.id

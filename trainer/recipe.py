@@ -1,0 +1,398 @@
+"""The recipe: the one schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
+
+It needs the standard library alone and nothing else of trainer: gpurun reads recipes by it before anything is rented,
+and the trainer on the machine. A table is a frozen dataclass and a key is a field; what a key may be stands in its
+annotation, and what keys may not be together stands in `_ONLY` and `_conflicts`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+
+class RecipeError(ValueError):
+    """What is wrong with a recipe, in a sentence without its full stop.
+
+    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up"; `key` is the dotted key, if it is about
+    one; `known` are the dotted keys that stand beside an unknown one.
+    """
+
+    def __init__(self, kind: str, sentence: str, key: str = "", known: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.kind, self.key, self.known = kind, key, known
+
+
+@dataclass(frozen=True)
+class Must:
+    """What a value must be: a test of it, and the words for that."""
+
+    holds: Callable[[Any], Any]
+    be: str
+
+
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"  # Nothing hidden, and no way out of the folder.
+_INSIDE = re.compile(f"({_NAME}(/{_NAME})*)?")
+Whole = Annotated[int, Must(lambda x: 1 <= x <= 2**53, f"at least 1 and at most {2**53}")]
+Count = Annotated[int, Must(lambda x: 0 <= x <= 2**53, f"at least 0 and at most {2**53}")]
+# Ten times what anybody has trained, or more; what is larger is a slip of the finger, and there would be no end to it.
+Layers = Annotated[int, Must(lambda x: 1 <= x <= 10_000, "at least 1 and at most 10000")]
+Width = Annotated[int, Must(lambda x: 1 <= x <= 2**20, f"at least 1 and at most {2**20}")]
+Context = Annotated[int, Must(lambda x: 1 <= x <= 2**24, f"at least 1 and at most {2**24}")]
+BatchTokens = Annotated[int, Must(lambda x: 1 <= x <= 2**32, f"at least 1 and at most {2**32}")]
+Steps = Annotated[int, Must(lambda x: 1 <= x <= 999_999, "at least 1 and at most 999999, as a checkpoint has 6 digits")]
+Seed = Annotated[int, Must(lambda x: 0 <= x < 2**32, f"at least 0 and below {2**32}")]
+Rows = Annotated[int, Must(lambda x: 0 <= x <= 65_536, "at least 0 and at most 65536, as shards are of uint16")]
+Trained = Annotated[int, Must(lambda x: x == 0 or 257 <= x <= 50_257, "0, or lie between 257 and 50257")]
+Part = Annotated[float, Must(lambda x: 0 <= x < 1, "at least 0 and below 1")]
+HeldOut = Annotated[float, Must(lambda x: 0 < x < 1, "above 0 and below 1")]
+Share = Annotated[float, Must(lambda x: 0 <= x <= 1, "at least 0 and at most 1")]
+Positive = Annotated[float, Must(lambda x: x > 0, "above 0")]
+NotNegative = Annotated[float, Must(lambda x: x >= 0, "at least 0")]
+Text = Annotated[str, Must(len, "the name of a text")]
+InsideData = Annotated[str, Must(_INSIDE.fullmatch, "a name inside the data folder")]
+Overlay = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of the network: GPT-2's, one that is cheaper to the same loss, or (`layers` a side) a translator's."""
+
+    preset: Literal["faithful", "modern", "encoder-decoder"] = "faithful"
+    layers: Layers
+    heads: Layers
+    width: Width
+    context: Context  # Tokens that it sees at once; of a translation those of the longest sentence, on either side.
+    vocab_size: Rows = 0  # 0: the tokeniser's, padded up to a multiple of 64.
+    dropout: Part = 0.0
+    bias: bool = True
+    tied: bool = True  # The output head is the token embedding.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the text comes from; the trainer itself reads only the shards."""
+
+    source: Text = "stdlib"
+    tokenizer: Literal["char", "gpt2", "bpe", "char-pairs", "word-pairs"]
+    vocab_size: Trained = 0  # Tokens of a vocabulary that is trained on the text ("bpe"); 0: 8,192.
+    val_fraction: HeldOut = 0.1
+    limit_mb: Count = 0  # 0: all of the text.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    lr: Positive  # AdamW's peak, and Muon's where `muon_lr` is 0: its updates are scaled to the size of AdamW's.
+    muon_lr: NotNegative = 0.0
+    beta1: Part = 0.9
+    beta2: Part = 0.95
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    grad_clip: NotNegative = 1.0  # The gradient's largest norm; 0: off.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves over the steps."""
+
+    kind: Literal["cosine", "constant", "trapezoid", "noam"] = "cosine"
+    warmup_steps: Count = 0
+    min_lr: NotNegative = 0.0
+    cooldown_fraction: Share = 0.0  # The share of the steps, the last ones, in which a trapezoid falls.
+
+    def cooldown_steps(self, steps: int) -> int:
+        """Return how many of a run's steps, the last ones, are the cool-down."""
+        return round(self.cooldown_fraction * steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, in what portions, and how exactly."""
+
+    steps: Steps
+    batch_tokens: BatchTokens  # An optimiser step's, over all processes.
+    micro_batch: Whole  # Sequences a process and micro-step, at most.
+    seed: Seed = 42
+    loop: Literal["own", "huggingface"] = "own"  # The same run by the Hugging Face Trainer, for comparison.
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = (
+        "auto"  # Of a card: bf16, or fp16 where it has none; else fp32.
+    )
+    compile: bool = False
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # Each card holds all weights, or a part: the first if it fits.
+    init_from: InsideData = ""  # Weights to start from, a file or folder; empty: freshly drawn ones.
+    spike: Literal["off", "warn", "skip", "stop"] = "warn"  # When loss or gradient jump; "stop" saves before it ends.
+    spike_z: Positive = 7.0  # How many standard deviations above the last steps' mean a jump is.
+    label_smoothing: Part = 0.0  # The share of a label's probability that goes to all tokens alike.
+    log_every: Whole = 10
+    checkpoint_every: Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How often the validation loss is taken, and over how many tokens."""
+
+    every: Whole
+    tokens: Whole
+    hellaswag_items: Count = 0  # Items of data/hellaswag.jsonl that are answered each time; 0: none.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig:
+    """What the model is asked to continue, or to translate, at every checkpoint."""
+
+    prompts: tuple[str, ...]
+    tokens: Count
+    temperature: NotNegative = 0.8
+    top_k: Count = 0
+    beams: Whole = 1  # Of a translation, which is searched and never drawn; 1: greedy search.
+    length_penalty: NotNegative = 0.6  # The exponent (Wu et al. 2016) by which beams of other lengths are compared.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """What the recipe is written for, and what a machine without CUDA does with it; the trainer uses what it finds."""
+
+    gpu: str = "1xA100"
+    disk_gb: Whole
+    on_cpu: Literal["as_written", "rehearsal", "refuse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalConfig:
+    """What a rehearsal replaces; it has been applied before the trainer sees the recipe."""
+
+    processes: Whole = 1
+    model: Overlay = field(default_factory=dict)
+    data: Overlay = field(default_factory=dict)
+    optim: Overlay = field(default_factory=dict)
+    schedule: Overlay = field(default_factory=dict)
+    train: Overlay = field(default_factory=dict)
+    eval: Overlay = field(default_factory=dict)
+    sample: Overlay = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole recipe; one that `parse_recipe` made has been checked."""
+
+    about: str = ""
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig
+    eval: EvalConfig
+    sample: SampleConfig
+    hardware: HardwareConfig
+    rehearsal: RehearsalConfig = RehearsalConfig()
+
+    def as_record(self) -> dict[str, Any]:
+        """The recipe as recipe.json holds it, and the rehearsal."""
+        record = {name: dict(vars(part)) if is_dataclass(part) else part for name, part in vars(self).items()}
+        record["sample"]["prompts"] = list(self.sample.prompts)
+        return record
+
+
+_WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+_hints = cache(get_type_hints)
+TABLES: dict[str, Any] = {name: kind for name, kind in _hints(Recipe).items() if name not in ("about", "rehearsal")}
+"""The tables that stand in recipe.json, in its order."""
+REHEARSED = tuple(name for name in TABLES if name in _hints(RehearsalConfig))  # What a rehearsal may change.
+PAIR_TOKENIZERS = _PAIRS = ("char-pairs", "word-pairs")
+MOST_SAMPLES = 9_000
+"""Of a whole run: each is a file, and with its checkpoints' files they must fit into a manifest that is believed."""
+
+
+def parse_recipe(record: Any, *, is_whole: bool = True) -> Recipe:
+    """Return the recipe that decoded JSON or TOML holds; raise RecipeError for the first thing that is wrong.
+
+    Of one that is whole, as recipe.json is, only the rehearsal may be absent; else what is absent has its default.
+    """
+    recipe: Recipe = read_table(Recipe, record, "", is_whole=is_whole)
+    for name in REHEARSED:
+        _check_names(getattr(recipe.rehearsal, name), TABLES[name], f"rehearsal.{name}.")
+    for sentence in _conflicts(recipe):
+        raise RecipeError("does_not_add_up", sentence)
+    return recipe
+
+
+def read_table(cls: Any, table: Any, where: str, *, is_whole: bool = True) -> Any:
+    """Return one dataclass from one table, each value within its bounds; raise RecipeError."""
+    if not isinstance(table, dict):
+        raise RecipeError("bad_value", f"{where or 'the recipe'} must be a table", where)
+    dot = f"{where}." if where else ""
+    _check_names(table, cls, dot)
+    kinds, values = _hints(cls, include_extras=True), {}
+    for key in fields(cls):
+        has_default = key.default is not MISSING or key.default_factory is not MISSING
+        if key.name in table:
+            values[key.name] = _read(kinds[key.name], table[key.name], dot + key.name, is_whole)
+        elif not has_default or (is_whole and "rehearsal" not in (where, key.name)):
+            raise RecipeError("missing_key", f"missing key {dot}{key.name}", f"{dot}{key.name}")
+    return cls(**values)
+
+
+def _check_names(table: Mapping[str, Any], cls: Any, dot: str) -> None:
+    known = tuple(f"{dot}{key.name}" for key in fields(cls))
+    for key in (f"{dot}{name}" for name in table):
+        if key not in known:
+            from difflib import get_close_matches  # Only for what is wrong.
+
+            near = get_close_matches(key, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise RecipeError("unknown_key", f"unknown key {key}{meant}", key, known)
+
+
+def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:
+    """Return `value` as `kind`, or refuse; an integer serves as a number, but true is not 1 and NaN is nothing."""
+    kind, bound = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+    if is_dataclass(kind):
+        return read_table(kind, value, where, is_whole=is_whole)
+    must = ""
+    if kind == Overlay:
+        must = "" if isinstance(value, dict) else "a table"
+    elif kind == tuple[str, ...]:
+        is_right = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+        must, value = ("", tuple(value)) if is_right else ("a list of strings", value)
+    elif get_origin(kind) is Literal:
+        must = "" if value in get_args(kind) else " or ".join(f'"{word}"' for word in get_args(kind))
+    elif kind is float and type(value) in (int, float):
+        must, value = ("", float(value)) if abs(value) < 2**1023 else ("a finite number", value)
+    elif type(value) is not kind:
+        must = _WORDS[kind]
+    if must := must or ("" if bound is None or bound.holds(value) else bound.be):
+        raise RecipeError("bad_value", f"{where} is {_shown(value)}; it must be {must}", where)
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value as a recipe has it, cut where it is long."""
+    text = str(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_GPT, _MODERN, _NMT, _HF = ("faithful", "modern"), ("modern",), ("encoder-decoder",), ("huggingface",)
+_PRESET, _NO_PAIRS, _FLAT = "model.preset", ("char", "gpt2", "bpe"), ("cosine", "constant", "noam")
+_ONLY: tuple[tuple[str, tuple[str, ...], str, tuple[Any, ...], str], ...] = (
+    (_PRESET, _NMT, "model.tied", (True,), "the preset {} has no head of its own; set it to true"),
+    (_PRESET, _MODERN, "model.bias", (False,), "the preset {} has no biases; set it to false"),
+    (_PRESET, _MODERN, "model.tied", (False,), "the preset {} has a head of its own; set it to false"),
+    ("data.tokenizer", ("char", "gpt2", *_PAIRS), "data.vocab_size", (0,),
+     'data.tokenizer is {}; only "bpe" trains a vocabulary of that size'),
+    ("optim.kind", ("adamw",), "optim.muon_lr", (0,), 'optim.kind is {}; only "muon" has one'),
+    ("schedule.kind", _FLAT, "schedule.cooldown_fraction", (0,), 'schedule.kind is {}; only "trapezoid" has one'),
+    ("schedule.kind", ("noam", "constant"), "schedule.min_lr", (0,), "schedule.kind {} has no lowest rate"),
+    (_PRESET, _NMT, "data.tokenizer", _PAIRS, 'the preset {} reads sentence pairs: "char-pairs" or "word-pairs"'),
+    (_PRESET, _NMT, "train.compile", (False,), "the preset {} meets other lengths in every batch; set it to false"),
+    (_PRESET, _NMT, "train.init_from", ("",), "the preset {} starts from weights of its own"),
+    (_PRESET, _NMT, "eval.hellaswag_items", (0,), "the preset {} continues no text; set it to 0"),
+    (_PRESET, _NMT, "sample.top_k", (0,), "the preset {} searches for its translations and draws none; set it to 0"),
+    (_PRESET, _GPT, "data.tokenizer", _NO_PAIRS, 'model.preset is {}; only "encoder-decoder" reads sentence pairs'),
+    (_PRESET, _GPT, "train.label_smoothing", (0,), 'model.preset is {}; only "encoder-decoder" has one'),
+    (_PRESET, _GPT, "sample.beams", (1,), 'model.preset is {}; only "encoder-decoder" searches'),
+    (_PRESET, _GPT, "sample.length_penalty", (0.6,), 'model.preset is {}; only "encoder-decoder" searches'),
+    ("train.loop", _HF, "model.preset", ("faithful",), 'train.loop {} has only "faithful"'),
+    ("train.loop", _HF, "model.bias", (True,), "train.loop {} has only true"),
+    ("train.loop", _HF, "model.tied", (True,), "train.loop {} has only true"),
+    ("train.loop", _HF, "optim.kind", ("adamw",), 'train.loop {} has only "adamw"'),
+    ("train.loop", _HF, "train.compile", (False,), "train.loop {} has only false"),
+    ("train.loop", _HF, "train.spike", ("off",), 'train.loop {} has only "off"'),
+    ("train.loop", _HF, "train.precision", ("auto", "bf16", "fp32"), 'train.loop {} has only "fp32" and "bf16"'),
+    ("train.loop", _HF, "train.parallel", ("auto", "ddp"), "train.loop {} trains in one process"),
+)  # fmt: skip
+"""Where the first key has one of these values, the second must have one of those; the last says why."""
+
+
+def _conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence, without its full stop, for everything that does not fit together."""
+    model, schedule, train, sample = recipe.model, recipe.schedule, recipe.train, recipe.sample
+    each, left = divmod(model.width, model.heads)
+    if left:
+        yield f"model.width {model.width} cannot be shared equally by model.heads {model.heads}"
+    if model.preset == "modern" and each % 2:
+        yield f"model.width {model.width} by model.heads {model.heads} is {each}; a rotation needs an even number"
+    for one, values, other, allowed, why in _ONLY:
+        first, second = attrgetter(one)(recipe), attrgetter(other)(recipe)
+        if first in values and second not in allowed:
+            yield f"{other} is {_shown(second)}, but {why.format(_shown(first))}"
+    if schedule.kind == "trapezoid" and not schedule.cooldown_fraction:
+        yield 'schedule.kind "trapezoid" needs a schedule.cooldown_fraction above 0'
+    if schedule.kind == "noam" and not schedule.warmup_steps:
+        yield 'schedule.kind "noam" needs a schedule.warmup_steps of at least 1'
+    if schedule.min_lr > recipe.optim.lr:
+        yield f"schedule.min_lr {schedule.min_lr} is above optim.lr {recipe.optim.lr}"
+    warmup, cooldown = schedule.warmup_steps, schedule.cooldown_steps(train.steps)
+    if warmup + cooldown > train.steps:
+        both = f" and a cool-down of {cooldown} steps are" if warmup <= train.steps else " is"
+        yield f"schedule.warmup_steps {warmup}{both} more than train.steps {train.steps}"
+    prompts, checkpoints = len(sample.prompts), -(-train.steps // train.checkpoint_every)
+    if prompts * checkpoints > MOST_SAMPLES:
+        many = f"{prompts} sample.prompts at each of {checkpoints} checkpoints make {prompts * checkpoints} samples"
+        yield f"{many}; at most {MOST_SAMPLES} come home"
+
+
+def completed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's recipe with the keys that have come since: their defaults are what was trained before."""
+    defaults = {name: {key.name: key.default for key in fields(kind)} for name, kind in TABLES.items()}
+    given = {name: {k: v for k, v in table.items() if v is not MISSING} for name, table in defaults.items()}
+    return {**record, **{name: {**table, **record.get(name, {})} for name, table in given.items()}}
+
+
+_MAY_CHANGE = {
+    *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
+    *("train.spike", "train.spike_z", "eval.every", "eval.hellaswag_items"),
+}
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys in which two recipe records would train differently.
+
+    How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
+    so may what follows at a spike, or a run that stopped at one would stop there whenever it goes on.
+    """
+    tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
+    every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]
+    return [key for key, was, now in every if was != now and key not in _MAY_CHANGE]
+
+
+ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}  # Of a layer, or of one on either side.
+
+
+def padded_vocab(model: ModelConfig, vocab_size: int) -> int:
+    """The rows of the embedding: the model's own number, else the tokeniser's padded up to a multiple of 64."""
+    if not model.vocab_size and vocab_size < 1:
+        raise ValueError("a model without a vocabulary size needs the tokeniser's")
+    return model.vocab_size or -(-vocab_size // 64) * 64
+
+
+def parameters_of(model: ModelConfig, vocab_size: int = 0) -> int:
+    """The number of parameters, embeddings included; `vocab_size` is the tokeniser's, for a model that says 0."""
+    vocab, width = padded_vocab(model, vocab_size), model.width
+    if model.preset == "modern":  # Matrices alone, and no positions.
+        return 2 * vocab * width + 12 * model.layers * width * width
+    norm = 2 * width if model.bias else width
+    if model.preset == "encoder-decoder":  # A layer on either side, the decoder's with a second attention.
+        layer = 5 * norm + 28 * width * width + (22 * width if model.bias else 0)
+        return vocab * width + model.layers * layer + 2 * norm
+    layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)
+    embeddings = (vocab + model.context) * width
+    return embeddings + model.layers * layer + norm + (0 if model.tied else vocab * width)
+
+
+def flops_per_token(model: ModelConfig, vocab_size: int = 0) -> int:
+    """Training FLOPs (forward and backward) for one token: 6 N + 12 L C T (PaLM, appendix B).
+
+    N is what is multiplied with: not the positions, nor the input embedding where the head is another.
+    """
+    looked_up = model.context * model.width if model.preset == "faithful" else 0
+    looked_up += 0 if model.tied else padded_vocab(model, vocab_size) * model.width
+    attended = ATTENTIONS[model.preset] * model.layers * model.width * model.context
+    return 6 * (parameters_of(model, vocab_size) - looked_up) + 12 * attended
