@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[2]
 class Trace:
     """The files of gpurun/ and trainer/ in which a function was called: in all, and below the functions of some file.
 
-    A file that is only imported is not entered. What other threads do meanwhile is counted with the rest.
+    A file that is only imported is not entered. Below a window only its own thread is counted: what another one does
+    meanwhile is another journey.
     """
 
     def __init__(self, *windows: str) -> None:
         self.files: set[str] = set()
         self.below: dict[str, set[str]] = {window: set() for window in windows}
-        self._open: Counter[str] = Counter()
+        self._open: Counter[tuple[int, str]] = Counter()
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
@@ -34,10 +35,10 @@ class Trace:
         if not code.co_flags & inspect.CO_OPTIMIZED:  # The body of a module or of a class.
             return
         if name in self.below and event in ("call", "return"):
-            self._open[name] += 1 if event == "call" else -1
+            self._open[threading.get_ident(), name] += 1 if event == "call" else -1
         if event == "call":
             self.files.add(name)
-            for window in [window for window in self.below if self._open[window] > 0]:
+            for window in [window for window in self.below if self._open[threading.get_ident(), window] > 0]:
                 self.below[window].add(name)
 
 
