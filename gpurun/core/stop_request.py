@@ -35,12 +35,12 @@ def read_stop_request(folder: RunFolder) -> StopRequest | None:
     """The request that stands, if any. A file that cannot be read is the mildest one: somebody wanted a stop."""
     try:
         said = json.loads(folder.control.read_bytes())
-        how, vouched = _HOW[said["how"]], said.get("same_account") is True
+        how, same_account = _HOW[said["how"]], said.get("same_account") is True
         return StopRequest(
             how,
             by=str(said["by"]),
             reason=str(said["reason"]),
-            same_account=vouched,
+            same_account=same_account,
             signal=str(said.get("signal", "")),
         )
     except FileNotFoundError:

@@ -103,13 +103,13 @@ class Patience(Waits):
         self._moved_mono = self._tried_mono = self._now_mono()
         self._unheard_s, self._refusals = 0.0, 0
 
-    def heed(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise StopWanted where the user wants a stop."""
-        self._context.heed(self._state)
+        self._context.raise_if_stopped(self._state)
 
     def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
         """See `Waits.demand_time`."""
-        self.heed()
+        self.raise_if_stopped()
         if self._context.seconds_left(self._state) <= 0:
             what = f"The lease was over before {file.name} ({file.bytes:,} bytes) had come home."
             hint = "What came home before is kept. Give the next run more --hours, or more room here."
@@ -153,7 +153,7 @@ class Patience(Waits):
         """How long an instance is waited for that its provider, who is reached, says to run.
 
         It may be hung for good, or SSH is blocked only where this laptop is now. Waiting may cost as much again as what
-        would be lost: then making it anew is cheaper. What the instance has pushed to a bucket comes from there anyhow.
+        would be lost: then making it again is cheaper. What it has pushed to a bucket comes from there anyhow.
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")

@@ -194,7 +194,7 @@ class Context:
         lease_over = self.seconds_left(state) <= 0
         return is_known_late or state.stop == "destroy" or next_step(state, lease_over=lease_over) is Step.DESTROY
 
-    def heed(self, state: RunState) -> None:
+    def raise_if_stopped(self, state: RunState) -> None:
         """Raise StopWanted if the user wants a stop that the journal does not have yet, or the driver has gone on."""
         if self.left.is_set() or self.wants_stop(state):
             raise StopWanted

@@ -213,7 +213,7 @@ class Driver:
 
         def between() -> None:
             if step is not Step.CREATE:  # What it has asked for must be known, stop or no stop.
-                context.heed(state)
+                context.raise_if_stopped(state)
             if context.begin is Inline:  # Else it is attended to beside the step.
                 self._attend()
 

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 AFTER_S = 24 * 3600.0
 """URLs outlive the lease by this much, where they may: a machine whose end is late still saves what it has."""
 FRESH_S, BRIEF_S = 12 * 3600.0, 900.0
-"""How often they are made anew: those of lasting keys, and those that end with a session."""
+"""How often they are made again: those of lasting keys, and those that end with a session."""
 
 
 def job_of(state: RunState, context: Context) -> dict[str, Any]:
@@ -134,8 +134,8 @@ class Pushing:
         """
         if self._bucket is None:
             return ""
-        heed = partial(self._context.heed, self._state)
-        patiently(self._context.clock, PATIENCE_S, self._bucket.look, heed=heed)
+        raise_if_stopped = partial(self._context.raise_if_stopped, self._state)
+        patiently(self._context.clock, PATIENCE_S, self._bucket.look, raise_if_stopped=raise_if_stopped)
         self._hand_over(self._bucket)
         return self.folder
 

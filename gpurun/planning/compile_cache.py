@@ -18,7 +18,7 @@ from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.ledger.chain import read_chain
 from gpurun.planning.candidates import need_of
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.verified_run import Vouched, vouched
+from gpurun.planning.verified_run import VerifiedRun, verified_run
 from gpurun.remote.archive import PackedFile
 from gpurun.view.number_format import format_bytes, format_files
 
@@ -62,7 +62,7 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
     """Name and content of every cache that may fit, of the newest run first; each is what its receipt says."""
     chain, wanted = read_chain(home.ledger), resolved.record
     for name in reversed(home.run_names()):
-        run = vouched(home, chain, name)
+        run = verified_run(home, chain, name)
         files = run.files("compile_cache") if run else []
         if run is None or not files or not _may_go(run, request):
             continue
@@ -74,7 +74,7 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
             yield from _verified(run, files)
 
 
-def _may_go(run: Vouched, request: Request) -> bool:
+def _may_go(run: VerifiedRun, request: Request) -> bool:
     """Whether what that run's machine made may run on the machine that is asked for now."""
     origin = str(run.told["asked"]["provider"])
     if request.dry_run or request.providers == ("local",):
@@ -100,7 +100,7 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _verified(run: Vouched, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+def _verified(run: VerifiedRun, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
     """The caches of a run that are still what came home then."""
     for file in files:
         name = str(file["name"])

@@ -28,7 +28,7 @@ from gpurun.ledger.chain import read_chain
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import find_run, look, planned_runs
 from gpurun.planning.recipe import ResolvedRecipe, differing_keys
-from gpurun.planning.verified_run import Vouched, vouched
+from gpurun.planning.verified_run import VerifiedRun, verified_run
 
 FOLDER = "continue"
 """Where the trainer finds the checkpoint, beside the shards."""
@@ -163,13 +163,13 @@ def _set_back(before: Mapping[str, Any], changed: list[str]) -> str:
     return f"As they were: {' '.join(flags)}. Or begin" if flags else "Begin"
 
 
-def _run(wanted: str, home: Home) -> Vouched:
+def _run(wanted: str, home: Home) -> VerifiedRun:
     """The run that is meant, with its receipt."""
     name = find_run(home, wanted)
     if look(home, name).unfinished:
         hint = f"gpurun stop {name} saves and ends it; where nobody drives it any more, gpurun resume {name} does."
         raise UsageError("continue.unfinished", f"{name} is not over yet.", hint=hint)
-    run = vouched(home, read_chain(home.ledger), name)
+    run = verified_run(home, read_chain(home.ledger), name)
     if run is None:
         raise UsageError(
             "continue.no_receipt",
@@ -180,7 +180,7 @@ def _run(wanted: str, home: Home) -> Vouched:
     return run
 
 
-def _newest(run: Vouched) -> list[dict[str, Any]]:
+def _newest(run: VerifiedRun) -> list[dict[str, Any]]:
     """The three files of the newest checkpoint that came home whole."""
     files = run.files(*_KINDS)
     whole = [
@@ -189,15 +189,15 @@ def _newest(run: Vouched) -> list[dict[str, Any]]:
     if not whole:
         name, before = run.folder.name, run.told["asked"].get("continues")
         asked = run.request()
-        anew = f". Or begin again: gpurun train {asked.recipe_word}" if asked else ""
-        hint = f"Is it in the bucket? gpurun collect {name}{anew}"
+        again = f". Or begin again: gpurun train {asked.recipe_word}" if asked else ""
+        hint = f"Is it in the bucket? gpurun collect {name}{again}"
         if before:
             hint = f"It went on from {before['run']} itself: gpurun train --from {before['run']}"
         raise UsageError("continue.no_checkpoint", f"{name} brought no whole checkpoint home.", hint=hint)
     return [one for one in files if one["step"] == max(whole)]
 
 
-def _earlier(run: Vouched, step: int, files: list[dict[str, Any]]) -> Earlier:
+def _earlier(run: VerifiedRun, step: int, files: list[dict[str, Any]]) -> Earlier:
     """What the plan says of the checkpoint; the cost is that of the whole chain of runs that led to it."""
     spent, plan = run.told["cost"]["upper_bound_micros"], run.plan()
     before = plan.continues.spent_micros if plan and plan.continues else Micros(0)
@@ -210,7 +210,7 @@ def _earlier(run: Vouched, step: int, files: list[dict[str, Any]]) -> Earlier:
     )
 
 
-def _recipe_of(run: Vouched, asked: Request) -> str:
+def _recipe_of(run: VerifiedRun, asked: Request) -> str:
     """The recipe that a run was asked for; a UsageError where it was a file that is not there, as seen from here."""
     name = Path(asked.recipe)
     if name.stem != asked.recipe and not name.expanduser().is_file():
@@ -222,7 +222,7 @@ def _recipe_of(run: Vouched, asked: Request) -> str:
     return asked.recipe
 
 
-def _shards_of(run: Vouched, plan: Plan, asked: Request) -> str | None:
+def _shards_of(run: VerifiedRun, plan: Plan, asked: Request) -> str | None:
     """The shards that a run trained on, where they are still there; else what it was given, if that was not they."""
     there = run.folder.now_at(plan.data.folder)
     if os.path.isfile(os.path.join(there, "data.json")):  # Of another user's folder it says no, and raises nothing.

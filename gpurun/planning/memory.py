@@ -130,7 +130,7 @@ def _of_a_share(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
     """The same under FSDP2 (trainer/parallel.py), which fetches what is in no block for all of a forward and backward.
 
     A block is fetched when it is needed, in backward while the one behind it is at work; its gradient, once whole, is
-    laid out anew to be summed, and stays until the next one is. In portions the gradient stays whole, and adds up.
+    laid out again to be summed, and stays until the next one is. In portions the gradient stays whole, and adds up.
     """
     head = 4 * sizes.head
     state = _state_bytes(model, sizes, way) / way.shards + 4 * sizes.root

@@ -126,8 +126,8 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
         return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
     full = _going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
-    anew = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
-    return quoted.candidates, (*quoted.notes, *anew)
+    begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
+    return quoted.candidates, (*quoted.notes, *begins)
 
 
 def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:

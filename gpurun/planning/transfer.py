@@ -234,7 +234,7 @@ _NEAR = 0.25
 def unused_notes(request: Request, recipe: Recipe, told: Mapping[str, Any]) -> tuple[str, ...]:
     """A note on the `data` keys, as resolved, that a person named and that brought shards were not made by.
 
-    What a recipe's rehearsal says to be quick is no wish, and a run that goes on has its own shards.
+    What a recipe's rehearsal says to be quick was not asked for, and a run that goes on has its own shards.
     """
     if request.data is None or request.continues or not (Path(request.data).expanduser() / "data.json").exists():
         return ()

@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Vouched:
+class VerifiedRun:
     """An earlier run: `told` is what its receipt states, whose digest is `receipt_sha256`."""
 
     folder: RunFolder
@@ -69,7 +69,7 @@ class Vouched:
             return None
 
 
-def vouched(home: Home, chain: Chain, name: str) -> Vouched | None:
+def verified_run(home: Home, chain: Chain, name: str) -> VerifiedRun | None:
     """A run of this home, if its receipt is in the chain and signed by this home's key."""
     folder, link = home.run(name), chain.of(name)
     try:
@@ -78,7 +78,7 @@ def vouched(home: Home, chain: Chain, name: str) -> Vouched | None:
         return None
     if link is None or receipt is None or receipt.signature is not Signature.OK:
         return None
-    return Vouched(folder, {**receipt.predicate}, receipt.sha256) if receipt.sha256 == link.receipt_sha256 else None
+    return VerifiedRun(folder, {**receipt.predicate}, receipt.sha256) if receipt.sha256 == link.receipt_sha256 else None
 
 
 def _content(path: Path, sha256: str) -> bytes | None:

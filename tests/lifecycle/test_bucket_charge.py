@@ -37,7 +37,7 @@ def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any
     plan = changed_plan(plan, {"offer": offer, "stage": stage})
     given: list[bytes] = []
     context = SimpleNamespace(
-        plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0, heed=lambda _: None
+        plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0, raise_if_stopped=lambda _: None
     )
     far = SimpleNamespace(let_push=given.append)
     for _ in range(2):  # Fresh URLs are for the same bytes.

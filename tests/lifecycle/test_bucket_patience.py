@@ -45,7 +45,7 @@ def test_a_file_that_takes_hours_to_stage_survives_a_line_that_breaks_each_hour(
 
     monkeypatch.setattr(stage_shards, "stage_file", hours)
     monkeypatch.setattr(stage_shards, "find", lambda *_: None)
-    context = SimpleNamespace(clock=clock, home=own, heed=lambda _: None)
+    context = SimpleNamespace(clock=clock, home=own, raise_if_stopped=lambda _: None)
     staging = stage_shards._Staging(cast(RunState, None), cast(Context, context), cast(Bucket, None), lambda _: None)
     told = staging.stage(PackedFile("data/a.bin", 1, b""), Digests("0" * 64, 1, ("0" * 64,)))
     assert (told.sha256, staging.sent_bytes) == ("0" * 64, 5)

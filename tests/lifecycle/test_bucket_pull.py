@@ -73,7 +73,7 @@ def pulled(
     monkeypatch.setattr(Bucket, "look", lambda _: look())
     lease = SimpleNamespace(ship_s=110, train_s=10_000)  # For 10 GB at a gigabit, as they are counted.
     plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease)
-    context = cast(Context, SimpleNamespace(plan=plan, clock=clock, heed=lambda _: None))
+    context = cast(Context, SimpleNamespace(plan=plan, clock=clock, raise_if_stopped=lambda _: None))
     came = Pulled()
     notes = list(pull(RunState(run="fox-41", phase=Phase.READY), context, cast(FarSide, None), cast(Pack, None), came))
     return came, notes
@@ -174,7 +174,9 @@ def test_what_was_only_touched_since_it_was_staged_is_pulled_and_what_was_change
     os.utime(data / "touched.bin", (1, 1))
     (data / "changed.bin").write_bytes(b"CHANGED.bin" * 100_000)
     plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"))
-    context = cast(Context, SimpleNamespace(plan=plan, folder=SimpleNamespace(staged=staged), heed=lambda _: None))
+    context = cast(
+        Context, SimpleNamespace(plan=plan, folder=SimpleNamespace(staged=staged), raise_if_stopped=lambda _: None)
+    )
     pack = Pack(survey({"data": data}))
     found = room._staged_of(RunState(run="fox-41", phase=Phase.READY), context, pack)
     assert {file.name for file in found} == {"data/same.bin", "data/touched.bin"}

@@ -246,3 +246,16 @@ def test_a_duplicate_that_is_listed_long_after_its_death_holds_nothing_up(world:
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
     assert kept(world)
+
+
+def test_a_machine_that_is_found_dead_by_its_token_has_cost_and_no_second_is_made(world: World) -> None:
+    """Some clouds list their dead for an hour: not an absence, after which another would be rented."""
+    world.cloud.profile = replace(world.cloud.profile, tomb_s=3600.0)
+    world.cloud.killing = "after create"
+    assert world.drive() == "killed"
+    world.clock.sleep(60.0)
+    world.cloud.boxes[0].died_s = world.cloud.now
+    assert world.drive() is ExitCode.NO_OFFER
+    assert world.cloud.created == 1
+    assert world.all_of(Event.RUN_CLOSED)
+    assert kept(world)

@@ -58,10 +58,11 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("elapsed - steady_since >= traits.settle_s and looked_late:", "False:"),
         ("if elapsed - steady_since >= traits.settle_s:", "if True:"),
         ('unclear, steady_since = str(error), float("inf")', "unclear = str(error)"),
-        ("[] if found or is_seeing else vouched(state, context)", "[]"),
+        ("[] if found or is_seeing else check_account(state, context)", "[]"),
         ("[] if found or is_seeing else", "[] if is_seeing else"),
         ("check_price(context.plan, context.provider, context.clock)", "pass"),
         ("if context.clock.wall() > asked_wall + LATE_S:", "if False:"),
+        (" or [one for one in listed if one.token == token]", ""),
     ),
     "gpurun/lifecycle/steps/await_ready.py": (
         ("context.reach(by_our_clock(instance, state))", "context.reach(instance)"),
@@ -164,7 +165,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("for part in (_late, _beside):", "for part in (_beside,):"),
         ("late = list(asked.late)", "late: list[str] = []"),
         ("if billed:", "if False:"),
-        ("in _vouch(asked, provider, state, context)():", "in ():"),
+        ("in _check_account_of(asked, provider, state, context)():", "in ():"),
         ('update={"billed": is_billed}', "update={}"),
     ),
     "gpurun/lifecycle/reaper.py": (

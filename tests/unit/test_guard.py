@@ -388,11 +388,11 @@ def test_a_deadline_can_be_brought_forward_and_stays_so_across_a_restart(pod: Po
     pod.api.wait_for(1)
 
 
-@pytest.mark.parametrize("wish", [str(FAR), "never", "", "99999999999999999999", "-5", "0x1"])
-def test_a_deadline_cannot_be_put_off(pod: Pod, wish: str) -> None:
+@pytest.mark.parametrize("deadline", [str(FAR), "never", "", "99999999999999999999", "-5", "0x1"])
+def test_a_deadline_cannot_be_put_off(pod: Pod, deadline: str) -> None:
     pod.shell.set_clock(NOW)
     pod.shell.disk.mkdir()
-    (pod.shell.disk / "deadline").write_text(wish)
+    (pod.shell.disk / "deadline").write_text(deadline)
     pod.boot(DEADLINE)
     pod.shell.is_left_waiting()
     assert pod.api.requests == []

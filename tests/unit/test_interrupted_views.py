@@ -64,8 +64,8 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_told_to_detach(
     home = Home(own_home)
     folder = make_run(home)
     assert decide(Session(home), seen_in(home, phase), signal.SIGINT, on_interrupt) is leaves
-    wish = read_stop_request(folder)
-    assert (wish.how if wish else None) == (None if leaves else "now")
+    request = read_stop_request(folder)
+    assert (request.how if request else None) == (None if leaves else "now")
 
 
 @pytest.mark.parametrize("phase", [Phase.SHIPPED, Phase.TRAINING])
@@ -78,6 +78,6 @@ def test_off_a_terminal_a_run_that_trains_or_may_is_stopped_with_a_checkpoint(
     folder = make_run(home)
     sight = seen_in(home, phase, start_asked=True)
     assert decide(Session(home), sight, signal.SIGTERM, on_interrupt) is False
-    wish = read_stop_request(folder)
-    assert wish is not None
-    assert (wish.how, wish.signal) == ("save", "SIGTERM")
+    request = read_stop_request(folder)
+    assert request is not None
+    assert (request.how, request.signal) == ("save", "SIGTERM")

@@ -93,8 +93,8 @@ def test_prepare_holds_out_what_the_recipes_file_names_and_says_that_it_takes_al
     recipe = own_recipe(tmp_path, "val_fraction = 0.4\nlimit_mb = 3")
     source = str(texts(tmp_path / "in"))
     shares = {}
-    for name, wish in {"named": [], "chosen": ["--val-fraction", "0.1"]}.items():
-        arguments = ["data", "prepare", str(recipe), "--source", source, "--out", str(tmp_path / name), *wish]
+    for name, flags in {"named": [], "chosen": ["--val-fraction", "0.1"]}.items():
+        arguments = ["data", "prepare", str(recipe), "--source", source, "--out", str(tmp_path / name), *flags]
         done = gpurun(*arguments, home=tmp_path / "home")
         assert done.returncode == 0, done.stderr
         assert "data.limit_mb 3 of own is for text that a run tokenises" in done.stderr

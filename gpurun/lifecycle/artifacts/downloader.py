@@ -56,12 +56,12 @@ class Waits:
     for_room = False
     """Whether a file for which this disk has no room is waited for, once the others are here."""
 
-    def heed(self) -> None:
-        """Raise what ends everything, as a wish to stop does."""
+    def raise_if_stopped(self) -> None:
+        """Raise what ends everything, as a request to stop does."""
 
     def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """See `heed`; CollectFailed where no time is left for this file, which was held up by `why`."""
-        self.heed()
+        """See `raise_if_stopped`; CollectFailed where no time is left for this file, which was held up by `why`."""
+        self.raise_if_stopped()
 
     def moved(self) -> None:
         """Take note that something has come."""
@@ -77,7 +77,7 @@ class Waits:
     def until_done(self, attempt: Callable[[], T]) -> T:
         """Return what the attempt answers in the end; it is made again as `wait` says."""
         while True:
-            self.heed()
+            self.raise_if_stopped()
             try:
                 answer = attempt()
             except (MachineLost, FarRefusal) as error:
@@ -294,7 +294,7 @@ class Background:
         for why in downloads.missing.values():
             if not isinstance(why, FarRefusal):  # That one has been replaced by a newer one since.
                 raise why
-        came.heed()  # What the collect step finds it has on record: from then on nothing is removed.
+        came.raise_if_stopped()  # What the collect step finds it has on record: from then on nothing is removed.
         self._let_go(manifest, {*downloads.here})
 
     def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
@@ -337,7 +337,7 @@ class _Came(Waits):
         self._clock, self._over, self._bytes, self._seconds = clock, over, 0, 0.0
         self._last: tuple[str, int, float] = "", 0, 0.0
 
-    def heed(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise what ends the thread once the watch is over."""
         if self._over.is_set():
             raise _Stopped

@@ -27,16 +27,16 @@ LIST_FIRST_S = 3.0
 REFUSED_S = 60.0
 
 NAMED = "account:"
-"""How the mark begins where the provider itself names its customer: nobody needs to vouch, and nobody can."""
+"""How the mark begins where the provider itself names its customer: no user needs to confirm it, and none can."""
 
 # Nothing, or what is to be noted, if the key could see the machine; raises where that is not so or not known.
-Vouch = Callable[[], list[Note]]
+CheckAccount = Callable[[], list[Note]]
 _Answer = tuple[str, list[Instance], Exception | None, bool]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the provider: the instance's own state, and whether anything listed bears the token."""
+    """One look at the provider: the instance's own state, and whether anything listed carries the token."""
 
     at_s: float
     state: InstanceState
@@ -59,19 +59,19 @@ def end(
     *,
     run: str,
     hidden_s: float = 0.0,
-    vouch: Vouch = list,
+    check_account: CheckAccount = list,
     begin: Begin = Inline,
     refused: Callable[[Exception], list[Note]] = lambda _: [],
 ) -> Iterator[Note]:
-    """Ask and read until death is proven; only what bears the token is ever asked to end.
+    """Ask and read until death is proven; only what carries the token is ever asked to end.
 
     What was just asked for may be hidden for `hidden_s` longer: until then, or until it was seen, its absence proves
     nothing, and a request for its end may have gone to nobody. Nor does it prove anything to a key that could not see
-    it: unless something that bears the token is seen, `vouch` has to answer first (`account.vouched`).
+    it: unless something that carries the token is seen, `check_account` has to answer first (`account.vouched`).
     Where the request is not taken, `refused` is done beside it. After five minutes without proof, or one in which the
     key was refused, it raises MayBeBilling; the caller keeps the run red and tries again later.
     """
-    asking = _Asking(provider, identifier, token, vouch, begin)
+    asking = _Asking(provider, identifier, token, check_account, begin)
     readings: list[Reading] = []
     started, due_s, poll_s = clock.monotonic(), 0.0, min(provider.traits.poll_s, LOOK_EVERY_S)
     for elapsed in ticks(clock, min(poll_s, TICK_S), PATIENCE_S + hidden_s):
@@ -114,7 +114,7 @@ class _Asking:
     provider: Provider
     identifier: str
     token: str
-    vouch: Vouch
+    check_account: CheckAccount
     begin: Begin
     attempt: int = 0
     asked_s: float = float("-inf")
@@ -142,7 +142,7 @@ class _Asking:
         return {"alive_s_ago": ago_s, "found_gone": self.found_gone}
 
     def ask(self, elapsed: float, now_mono: float) -> Iterator[Note]:
-        """Ask for the end of all that bears the token."""
+        """Ask for the end of all that carries the token."""
         self.attempt, self.asked_s = self.attempt + 1, elapsed
         self.answer, found, self.trouble, is_clear = _ask(self.provider, self.identifier, self.token, self.begin)
         self.found_gone = (self.found_gone or self.attempt == 1) and is_clear and not found
@@ -165,16 +165,16 @@ class _Asking:
         )
 
     def look_whose_key(self) -> Iterator[Note]:
-        """Ask once who the key belongs to; what `vouch` raises of another account ends it all."""
+        """Ask once who the key belongs to; what `check_account` raises of another account ends it all."""
         try:
-            yield from self.vouch()
+            yield from self.check_account()
             self.is_seeing = True
         except (Unknown, SetupError) as error:  # A key that was revoked may be given back.
             self.answer = f"it does not say whose account the key belongs to: {error}"
 
 
 def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answer:
-    """Request the end of the instance and of all that bears the token.
+    """Request the end of the instance and of all that carries the token.
 
     The answer in words, what was found, why the request for the known one was not taken, if it was not, and whether
     the list is a whole one, and older than any request.
@@ -192,7 +192,7 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
             refused[name] = error
             unclear.append(f"{name}: {error}")
 
-    listing = begin(partial(_bearing, provider, token))
+    listing = begin(partial(_carrying, provider, token))
     is_first = listing.wait(LIST_FIRST_S)
     if identifier:
         ask(identifier)
@@ -200,7 +200,7 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
     unclear += trouble
     for name in sorted({one.id for one in found} - {identifier}):
         ask(name)
-    words = f"asked {', '.join(asked) or 'nobody: none bears the token'}"
+    words = f"asked {', '.join(asked) or 'nobody: none carries the token'}"
     return (
         (f"no clear answer: {'; '.join(unclear)}" if unclear else words),
         found,
@@ -209,8 +209,8 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
     )
 
 
-def _bearing(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
-    """What is shown to bear the token, and why that may not be all."""
+def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
+    """What is shown to carry the token, and why that may not be all."""
     try:
         return living(provider.find(token), token), []
     except Unknown as error:  # What a part of the list shows is enough to end it.
@@ -262,7 +262,7 @@ def _proof(provider: Provider, identifier: str, readings: list[Reading]) -> dict
 
 
 def living(found: Sequence[Instance], token: str) -> list[Instance]:
-    """Those that bear this token, whatever a provider's own search took for the same, and are not gone."""
+    """Those that carry this token, whatever a provider's own search took for the same, and are not gone."""
     return [one for one in found if one.token == token and one.state is not InstanceState.GONE]
 
 
@@ -282,7 +282,7 @@ def once(note: Note, context: Context) -> Iterator[Note]:
 def is_other_account(provider: Provider, account: str, token: str) -> bool:
     """Whether the key used now is another account's than the one that asked; `Unknown` where neither can be told.
 
-    Whatever bears the token here, alive or dead, shows that it is the same one, whatever became of its key.
+    Whatever carries the token here, alive or dead, shows that it is the same one, whatever became of its key.
     """
     if not account or not isinstance(provider, HasAccounts) or provider.account_mark() == account:
         return False
@@ -290,17 +290,17 @@ def is_other_account(provider: Provider, account: str, token: str) -> bool:
 
 
 def demand_account(provider: Provider, state: RunState, *, same_account: bool = False) -> None:
-    """MayBeBilling where the key used now is another account's than the run's, unless the user can and does vouch."""
-    is_vouched = same_account and not state.account.startswith(NAMED)
-    if not is_vouched and is_other_account(provider, state.account, state.token):
+    """MayBeBilling where the key used now is of another account than the run, unless the user confirms it."""
+    is_confirmed = same_account and not state.account.startswith(NAMED)
+    if not is_confirmed and is_other_account(provider, state.account, state.token):
         raise other_account(provider, state)
 
 
-def vouched(state: RunState, context: Context) -> list[Note]:
-    """Nothing, if an absence at the provider says something; what the user vouched for, if only that makes it so.
+def check_account(state: RunState, context: Context) -> list[Note]:
+    """Nothing, if an absence at the provider says something; what the user confirmed, if only that makes it so.
 
     `Unknown` or SetupError when the provider does not say so now; MayBeBilling when the key is another account's and
-    nobody vouches for it. Asked beside a request for a machine's end, never before it: silence here costs no money.
+    the user does not confirm it. Asked beside a request for an end, never before it: silence here costs no money.
     """
     provider = context.provider
     if not is_other_account(provider, state.account, state.token):

@@ -86,11 +86,13 @@ def _answered(
     None where it is told to be another than was agreed to: that is on record then.
     """
     born = instance_of(state)
+    if born.state is InstanceState.GONE:
+        raise _given_up(born, 0.0, "its provider shows it as gone")
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     for waited_s in ticks(context.clock, context.provider.traits.poll_s, _patience_s(state, context, to_set_up_s)):
         if not _is_worth_waiting(instance, waited_s, context):
             break
-        context.heed(state)
+        context.raise_if_stopped(state)
         try:
             instance = context.provider.read(born.id)
             if is_told_otherwise(instance, born, context.plan):
@@ -195,8 +197,8 @@ def _planned_s(context: Context) -> float:
 def set_up(far: FarSide, state: RunState, context: Context) -> float:
     """See the script of --setup through; how long that took here. SetupError where it did not end well.
 
-    The script is not waited for in one call: each is short, so that the wish for an end is heard between two of them,
-    and one that is lost is made again, which begins nothing anew. TrainingFailed where the machine stays lost.
+    The script is not waited for in one call: each is short, so that a request to stop is read between two of them,
+    and one that is lost is made again, which begins nothing again. TrainingFailed where the machine stays lost.
     """
     limit_s = max(1.0, min(_planned_s(context), context.seconds_left(state)))
     script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)

@@ -21,13 +21,13 @@ from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.instance.terminate import (
     NAMED,
-    Vouch,
+    CheckAccount,
+    check_account,
     end,
     is_other_account,
     living,
     once,
     other_account,
-    vouched,
 )
 from gpurun.planning.history_file import add_prior
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
@@ -96,7 +96,7 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
 def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
     """The provider that was asked; MayBeBilling where its key is known to be another customer's."""
     provider = context.provider_named(asked.provider)
-    # A machine that is known to live is asked to end whatever the key; its death takes the right one (`_vouch`).
+    # A machine that is known to live is asked to end whatever the key; its death takes the right one (`check_account`).
     # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
     is_named = asked.account.startswith(NAMED)
     if is_named and not asked.late and is_other_account(provider, asked.account, asked.token):
@@ -144,18 +144,18 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
             what = f"{one.id} was made after its absence had been believed; it was billed besides"
             yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id, "token": asked.token}
             late.append(one.id)
-    vouch = _vouch(asked, provider, state, context)
+    check = _check_account_of(asked, provider, state, context)
     for name in late:
-        for event, data in end(provider, context.clock, name, asked.token, run=context.plan.run, vouch=vouch):
+        for event, data in end(provider, context.clock, name, asked.token, run=context.plan.run, check_account=check):
             if event is Event.INCIDENT and data["code"] == "account.vouched":
                 yield from once((event, data), context)
         gone = f"{name} is proven gone"
         yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}
 
 
-def _vouch(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Vouch:
+def _check_account_of(asked: _Asking, provider: Provider, state: RunState, context: Context) -> CheckAccount:
     """Asks whether an absence at the provider says something of this asking (`account.vouched`)."""
-    return partial(vouched, _of(asked, state), replace(context, provider=provider))
+    return partial(check_account, _of(asked, state), replace(context, provider=provider))
 
 
 def _of(asked: _Asking, state: RunState) -> RunState:
@@ -180,7 +180,7 @@ def _beside(asked: _Asking, provider: Provider, state: RunState, context: Contex
     """
     if asked.is_billed:
         try:
-            for note in _vouch(asked, provider, state, context)():
+            for note in _check_account_of(asked, provider, state, context)():
                 yield from once(note, context)
         except (SetupError, Unknown) as error:
             raise _cannot_end(asked, error) from error

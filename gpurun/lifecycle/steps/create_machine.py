@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
@@ -14,7 +14,7 @@ from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.context import Context, Note, pays_for_another
-from gpurun.lifecycle.instance.terminate import living, once, vouched
+from gpurun.lifecycle.instance.terminate import check_account, living, once
 from gpurun.lifecycle.instance.verify_machine import check_price
 from gpurun.planning.budget import beside_rate, disk_gb_on
 from gpurun.planning.catalog import terms_of
@@ -59,7 +59,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     check_price(context.plan, context.provider, context.clock)
     account = _account_asked(context.provider)
     _refuse_beside_another(state, context)
-    context.heed(state)
+    context.raise_if_stopped(state)
     order, asked_wall = _order(state, context), context.clock.wall()
     deadline = {"deadline_wall": asked_wall + order.lease_s}
     yield Event.CREATE_INTENDED, {**_intent(order, context), **deadline, "account": account}
@@ -243,12 +243,12 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         if context.seconds_left(state) <= 0:
             return  # What it made may have lived and ended since: that is a death to prove, not an absence.
         try:
-            found = living(context.provider.find(state.token), state.token)
-            notes = [] if found or is_seeing else vouched(state, context)
+            found = _carrying(context.provider.find(state.token), state.token)
+            notes = [] if found or is_seeing else check_account(state, context)
         except (Unknown, SetupError) as error:
             unclear, steady_since = str(error), float("inf")
             # A list that could be read only in part may show it all the same: it is adopted, never believed absent.
-            found, notes = living(error.found, state.token) if isinstance(error, Unknown) else [], []
+            found, notes = _carrying(error.found, state.token) if isinstance(error, Unknown) else [], []
             if not found:
                 continue
         is_seeing = True
@@ -290,9 +290,9 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
     while context.seconds_left(state) > 0 and is_steady:
         context.clock.sleep(min(LOOK_ON_S, max(0.0, context.seconds_left(state))))
         try:
-            found = living(context.provider.find(state.token), state.token)
+            found = _carrying(context.provider.find(state.token), state.token)
         except (Unknown, SetupError) as error:
-            found = living(error.found, state.token) if isinstance(error, Unknown) else []
+            found = _carrying(error.found, state.token) if isinstance(error, Unknown) else []
             is_steady = bool(found)
         if found:
             yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
@@ -302,6 +302,11 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
     if is_steady:
         yield _absent(state)
         raise NoOffer(UNSEEN, f"{context.provider.name} made nothing.", hint="Train again: gpurun train.")
+
+
+def _carrying(listed: Sequence[Instance], token: str) -> list[Instance]:
+    """What a create with this token made: those that live, or else those that have lived and ended, and cost money."""
+    return living(listed, token) or [one for one in listed if one.token == token]
 
 
 def _absent(state: RunState) -> Note:

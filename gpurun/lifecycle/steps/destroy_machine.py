@@ -11,7 +11,7 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import format_usd
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
-from gpurun.lifecycle.instance.terminate import end, once, vouched
+from gpurun.lifecycle.instance.terminate import check_account, end, once
 from gpurun.planning.budget import rental_cost
 from gpurun.providers.base import Guarded
 from gpurun.remote.client import FarSide
@@ -24,7 +24,7 @@ ANSWER_S = 10.0
 
 
 def destroy(state: RunState, context: Context) -> Iterator[Note]:
-    """The step: destroy what the journal knows of and whatever else bears the run's token."""
+    """The step: destroy what the journal knows of and whatever else carries the run's token."""
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure else state.stop or state.outcome or "lease"
     is_timed = bool(state.armed and state.instance and context.guard_folder(state.instance))
@@ -32,7 +32,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     yield Event.DESTROY_INTENDED, intent
     if context.plan.box is not None:
         yield from _leave(state, context)
-    hidden_s, vouch = context.hidden_s(state), partial(vouched, state, context)
+    hidden_s, check = context.hidden_s(state), partial(check_account, state, context)
     cloud, clock, begin = context.provider, context.clock, context.begin
     refused = partial(_end_itself, state, context)
     ending = end(
@@ -42,7 +42,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
         state.token,
         run=state.run,
         hidden_s=hidden_s,
-        vouch=vouch,
+        check_account=check,
         begin=begin,
         refused=refused,
     )

@@ -77,7 +77,9 @@ def _patiently(
     state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
 ) -> T:
     """Nothing is paid for yet: a bucket is waited for as long as a person would, and a request to stop ends that."""
-    return patiently(context.clock, PATIENCE_S, attempt, heed=partial(context.heed, state), moved=moved)
+    return patiently(
+        context.clock, PATIENCE_S, attempt, raise_if_stopped=partial(context.raise_if_stopped, state), moved=moved
+    )
 
 
 class _Staging:
@@ -92,7 +94,9 @@ class _Staging:
     def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, Digests]]:
         """The digests of every file, in order, some being read at the same time."""
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-            yield from zip(files, pool.map(partial(digests_of, heed=self._heed), files), strict=True)
+            yield from zip(
+                files, pool.map(partial(digests_of, raise_if_stopped=self._raise_if_stopped), files), strict=True
+            )
 
     def stage(self, file: PackedFile, digests: Digests) -> StagedFile:
         """Send one file, if it is not there."""
@@ -111,9 +115,9 @@ class _Staging:
         return staged_file(file, digests, index)
 
     def _count(self, sent_bytes: int) -> None:
-        self._heed()
+        self._raise_if_stopped()
         with self._counting:
             self.sent_bytes += sent_bytes
 
-    def _heed(self) -> None:
-        self._context.heed(self._state)
+    def _raise_if_stopped(self) -> None:
+        self._context.raise_if_stopped(self._state)

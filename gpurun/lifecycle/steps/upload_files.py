@@ -55,7 +55,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
                 there_most = there_bytes
                 patience.moved()
             tell(there_bytes)
-            context.heed(state)
+            context.raise_if_stopped(state)
 
         arrived = patience.until_done(lambda: far.unpack(pack, on_progress=on_progress, timeout_s=patience.left_s))
     seconds = round(context.clock.monotonic() - started, 3)
@@ -80,7 +80,7 @@ def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
 def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
     """Have all staged files of the pack pulled; `came` is told which are there. What goes wrong is noted, not raised.
 
-    Raised is only what SSH would not mend: a full disk over there (FarRefusal), a machine that is lost, a wish to stop.
+    Raised is only what SSH would not mend: a full disk there (FarRefusal), a machine that is lost, a request to stop.
     """
     files = _staged_of(state, context, pack)
     if not files:
@@ -91,12 +91,12 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
         return
     bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
-        patiently(context.clock, PATIENCE_S, bucket.look, heed=partial(context.heed, state))
+        patiently(context.clock, PATIENCE_S, bucket.look, raise_if_stopped=partial(context.raise_if_stopped, state))
         patience, pace = Patience(state, context, limit_s=lease.ship_s + lease.train_s), _Pace(came, context.clock)
 
         def on_progress() -> None:
             patience.moved()
-            context.heed(state)
+            context.raise_if_stopped(state)
             pace.demand_worth()
 
         order = partial(have_pulled, far, bucket, files, came, on_progress=on_progress)
@@ -152,16 +152,21 @@ def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:
 def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile]:
     """What was staged of the pack and is here as it was then; its digests need not be found again."""
     staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
-    by_name, heed = {file.name: file for file in pack.survey.files}, partial(context.heed, state)
+    by_name, raise_if_stopped = (
+        {file.name: file for file in pack.survey.files},
+        partial(context.raise_if_stopped, state),
+    )
     here = [one for one in (staged.files if staged else ()) if one.name in by_name]
-    found = [one for one in here if _is_same(one, by_name[one.name], heed)]
+    found = [one for one in here if _is_same(one, by_name[one.name], raise_if_stopped)]
     pack.known.update({one.name: one.sha256 for one in found})
     return found
 
 
-def _is_same(staged: StagedFile, file: PackedFile, heed: Callable[[], None]) -> bool:
+def _is_same(staged: StagedFile, file: PackedFile, raise_if_stopped: Callable[[], None]) -> bool:
     """Whether a file is as it was staged. One that was touched since is read again: that is quicker than SSH."""
-    return staged.is_of(file) or (staged.bytes == file.bytes and digests_of(file, heed).sha256 == staged.sha256)
+    return staged.is_of(file) or (
+        staged.bytes == file.bytes and digests_of(file, raise_if_stopped).sha256 == staged.sha256
+    )
 
 
 def _missing(files: Sequence[StagedFile], came: Pulled) -> list[StagedFile]:

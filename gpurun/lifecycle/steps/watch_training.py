@@ -99,7 +99,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
     lines = EventLines()
     ended_mono = float("inf")
     while context.seconds_left(state) > _reserve_s(context):
-        context.heed(state)
+        context.raise_if_stopped(state)
         if told != state.stop:
             told = _tell(far, state.stop)
         hearing.ask()

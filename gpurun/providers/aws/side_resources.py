@@ -126,14 +126,14 @@ def remove_leftover(wire: Wire, leftover: Leftover) -> None:
 
 def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | None) -> Iterator[Leftover]:
     """One thing, if it is gpurun's and is the one that was asked for."""
-    bears, run, deadline = owner(told)
-    if bears and token in (None, bears):
+    carried, run, deadline = owner(told)
+    if carried and token in (None, carried):
         yield Leftover(
             provider="aws",
             kind=kind,
             id=identifier,
             run=run,
-            token=bears,
+            token=carried,
             region=region,
             billed=kind == VOLUME,
             deadline_wall=deadline,

@@ -20,13 +20,13 @@ def patiently(
     patience_s: float,
     attempt: Callable[[], T],
     *,
-    heed: Callable[[], None] = lambda: None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
     moved: Callable[[], object] = lambda: None,
 ) -> T:
     """Do what may be repeated until the bucket answers; the last BucketLost or MachineLost when patience ends.
 
-    `heed` is called before each try; what it raises ends the waiting. A try after which `moved` is another value has
-    come further: patience begins again.
+    `raise_if_stopped` is called before each try; what it raises ends the waiting. A try after which `moved` is another
+    value has come further: patience begins again.
     """
     retry, seen = Retry(clock, AGAIN_S, limit_s=patience_s), moved()
 
@@ -36,4 +36,4 @@ def patiently(
             seen = moved()
             retry.moved()
 
-    return retry.until_done(attempt, (BucketLost, MachineLost), before=heed, failed=failed)
+    return retry.until_done(attempt, (BucketLost, MachineLost), before=raise_if_stopped, failed=failed)

@@ -36,13 +36,13 @@ class Digests:
     parts: tuple[str, ...]
 
 
-def digests_of(file: PackedFile, heed: Callable[[], None]) -> Digests:
+def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> Digests:
     """Read a file once; UsageError `pack.changed` when it is not the file of the survey."""
     known: dict[str, str] = {}
     parts = Parts([file], known)
     for index in range(parts.count):
         parts.read(index)
-        heed()
+        raise_if_stopped()
     return Digests(known[file.name], parts.part_bytes, tuple(parts.digests))
 
 

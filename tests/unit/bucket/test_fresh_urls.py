@@ -67,7 +67,9 @@ def pushing(s3: S3Emulator, clock: Waiting, machine: Machine, tmp_path: Path) ->
         choices=choices, run="fox-41", parameters=1_000, stage=None, offer=offer, resolved={"train": {"steps": 30}}
     )
     folder = SimpleNamespace(push_key=tmp_path / "push.key", path=tmp_path)
-    context = SimpleNamespace(clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0, heed=lambda _: None)
+    context = SimpleNamespace(
+        clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0, raise_if_stopped=lambda _: None
+    )
     given = Pushing(SimpleNamespace(token="gr-1", pushed=PLACE), context, machine)
     assert given.give() == PLACE
     return given

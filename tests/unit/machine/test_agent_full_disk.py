@@ -121,10 +121,10 @@ def test_what_only_the_keeper_was_told_is_known_to_the_next_one(box: FullBox) ->
     keeper = box.run(STUBBORN, save_s=1)
     box.far.stop(reason="user")
     box.free()
-    wish = box.folder / "agent" / "stop.json"
-    box.until(wish.exists)
+    request = box.folder / "agent" / "stop.json"
+    box.until(request.exists)
     kill(keeper)
-    assert box.until_exited().stop_reason == json.loads(wish.read_bytes())["reason"]
+    assert box.until_exited().stop_reason == json.loads(request.read_bytes())["reason"]
 
 
 class Notice(BaseHTTPRequestHandler):
