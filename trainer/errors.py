@@ -24,9 +24,16 @@ class TrainerError(Exception):
 
 
 class Refused(TrainerError):
-    """What was handed in cannot be trained on; nothing was changed."""
+    """What was handed in cannot be trained on; nothing was changed.
+
+    `code` and `hint` are for who shows it at home: what kind it is, and what to do.
+    """
 
     exit_code = 2
+
+    def __init__(self, sentence: str, *, code: str = "data.refused", hint: str = "") -> None:
+        super().__init__(sentence)
+        self.code, self.hint = code, hint
 
 
 class NonFinite(TrainerError):

@@ -24,10 +24,10 @@ from torch import Tensor
 from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
 from trainer.model_card import model_card
-from trainer.prepare.tokenizers import sha256_of_tokens, shipped_gpt2_tokens
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY, check_digest, find_weights
 from trainer.recipe import ModelConfig, completed, read_table
 from trainer.tensors import TensorFileError, read_tensors, write_tensors
+from trainer.tokenizer import sha256_of_tokens, shipped_gpt2_tokens
 
 __all__ = ["export_hf", "main"]
 

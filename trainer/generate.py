@@ -19,12 +19,13 @@ import torch
 
 from trainer.errors import Refused
 from trainer.model import GPT, with_vocabulary
-from trainer.prepare.pairs.tokenizers import UNKNOWN, PairTokenizer, WordTokenizer
+from trainer.pair_tokenizer import UNKNOWN, PairTokenizer, WordTokenizer
 from trainer.pretrained import check_digest, find_weights
 from trainer.recipe import PAIR_TOKENIZERS, ModelConfig, RecipeError, SampleConfig, read_table
 from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer
 from trainer.tensors import TensorFileError, read_tensors
+from trainer.tokenizer import TextTokenizer, tokenizer_of
 from trainer.translation.batch import SpecialTokens
 from trainer.translation.interpret import Interpreter
 from trainer.translation.model import Translator
@@ -93,9 +94,6 @@ def _tokenizer(data: Path, name: str) -> Tokenizer:
 
 def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Return the prompt's ids; an empty one is the end-of-text token. Refused names the first bad one."""
-    from trainer.prepare.errors import Refusal
-    from trainer.prepare.tokenizers import tokenizer_of
-
     if not prompt:
         if tokenizer.eot_id is None:
             raise Refused(f"the tokeniser {tokenizer.name} cannot begin with nothing; give it a character")
@@ -108,14 +106,11 @@ def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
         if "\ud800" <= character <= "\udfff" or (known is not None and character not in known):
             shown = json.dumps(character, ensure_ascii=not character.isprintable())
             raise Refused(f"the character {shown} (U+{ord(character):04X}) is not in the vocabulary")
-    try:
-        if tokenizer.name in PAIR_TOKENIZERS:
-            made = PairTokenizer.from_tokens(tokenizer.name, tokenizer.tokens)
-        else:
-            made = tokenizer_of(tokenizer.name, tokenizer.tokens)
-        return [int(i) for i in made.encode([prompt])[0]]
-    except Refusal as refusal:
-        raise Refused(str(refusal)) from refusal
+    if tokenizer.name in PAIR_TOKENIZERS:
+        made: TextTokenizer = PairTokenizer.from_tokens(tokenizer.name, tokenizer.tokens)
+    else:
+        made = tokenizer_of(tokenizer.name, tokenizer.tokens)
+    return [int(i) for i in made.encode([prompt])[0]]
 
 
 def _do(given: argparse.Namespace) -> dict[str, Any]:

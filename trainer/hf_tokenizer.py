@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.prepare.tokenizers import GPT2_EOT, GPT2_MERGES, REPLACEMENT, printable_bytes
+from trainer.tokenizer import GPT2_EOT, GPT2_MERGES, REPLACEMENT, printable_bytes
 
 __all__ = ["tokenizer_files"]
 

@@ -1,6 +1,7 @@
-"""Reads the token files of `data/` and refuses, in a sentence, whatever would train on nonsense.
+"""Writes and reads the token files of `data/`, and refuses, in a sentence, whatever would train on nonsense.
 
 Three kinds of shard, all uint16: llm.c's `.bin` (a header of 1,024 bytes), nanoGPT's headerless `.bin`, NumPy's `.npy`.
+Written are llm.c's. It needs numpy, and nothing else of trainer but its errors: gpurun prepares data by it.
 """
 
 from __future__ import annotations
@@ -11,19 +12,36 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from trainer.errors import Refused
 
-__all__ = ["Prompt", "Shard", "TokenData", "Tokenizer", "load_tokenizer", "open_data", "windows_in"]
+__all__ = [
+    "Prompt",
+    "Shard",
+    "ShardWriter",
+    "TokenData",
+    "Tokenizer",
+    "load_tokenizer",
+    "manifest_of",
+    "open_data",
+    "sha256_of_file",
+    "sync_folder",
+    "windows_in",
+    "write_json",
+]
 
 _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _SCAN_TOKENS = 1 << 22
+SHARD_TOKENS = 100_000_000
+"""What a file has at the most, as llm.c's have."""
 _CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where control groups of version 2 and of version 1, which older hosts have, say it."""
 
@@ -243,6 +261,104 @@ def windows_in(tokens: int, context: int, name: str) -> int:
     if windows < 1:
         raise Refused(f"the {name} shards hold {tokens} tokens; one window of model.context {context} needs one more")
     return windows
+
+
+class ShardWriter:
+    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` lists the finished ones, as data.json.
+
+    llm.c numbers held-out files from 0 and training files from 1; `number` is another first number. A file's header
+    holds its length, so the header is written last.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, shard_tokens: int = SHARD_TOKENS, *, number: int | None = None
+    ) -> None:
+        self._folder, self._split, self._most = folder, split, shard_tokens
+        self._number = number if number is not None else 0 if split == "val" else 1
+        self._file: Any = None
+        self._in_file = 0
+        self.tokens = 0
+        self.entries: list[dict[str, Any]] = []
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._finish()
+        elif self._file is not None:
+            self._file.close()
+
+    def write(self, ids: np.ndarray) -> None:
+        """Append tokens (uint16), across the ends of files."""
+        while len(ids):
+            if self._file is None:
+                self._file = open(self._path(), "wb")  # noqa: SIM115  closed by _finish or __exit__
+                self._file.write(bytes(_HEADER_BYTES))
+            now, ids = ids[: self._most - self._in_file], ids[self._most - self._in_file :]
+            self._file.write(now.astype("<u2", copy=False).tobytes())
+            self._in_file += len(now)
+            self.tokens += len(now)
+            if self._in_file == self._most:
+                self._finish()
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._split}_{self._number:06d}.bin"
+
+    def _finish(self) -> None:
+        """Write the header, make the file last, and list it."""
+        if self._file is None:
+            return
+        header = np.zeros(_HEADER_BYTES // 4, dtype="<i4")
+        header[:3] = _MAGIC, _VERSION, self._in_file
+        with self._file as file:
+            file.seek(0)
+            file.write(header.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        path = self._path()
+        size, digest = path.stat().st_size, sha256_of_file(path)
+        self.entries.append({"name": path.name, "tokens": self._in_file, "bytes": size, "sha256": digest})
+        self._file, self._in_file, self._number = None, 0, self._number + 1
+
+
+def manifest_of(
+    name: str, tokens: Sequence[bytes], eot_id: int | None, source: dict[str, Any], shards: dict[str, list[Any]]
+) -> dict[str, Any]:
+    """The content of data.json: the tokeniser (its sha256 as in docs/FORMATS.md), the source, every file by split."""
+    digest = hashlib.sha256()
+    for token in tokens:
+        digest.update(len(token).to_bytes(4, "little") + token)
+    tokenizer = {"name": name, "sha256": digest.hexdigest(), "vocab_size": len(tokens), "eot_id": eot_id}
+    eot = "none" if eot_id is None else "before"
+    return {"v": 1, "dtype": "uint16", "eot": eot, "tokenizer": tokenizer, "source": source, **shards}
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Write JSON and make it last: there whole or not at all."""
+    half = path.with_name(f".{path.name}-{os.getpid()}")
+    with open(half, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(half, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of_file(path: Path) -> str:
+    """The sha256 (hex) of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def spare_memory_bytes() -> int:

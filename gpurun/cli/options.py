@@ -48,6 +48,7 @@ Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN", help="Names, unique beginnings, or @last.", autocompletion=_complete_run),
 ]
+ACCEPT_SKIPPED = "Go on where more of a folder is passed over than read."
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=_complete_recipe)
 ]
@@ -103,6 +104,7 @@ def request_from(session: Session, **typed: Any) -> Request:
             setup_limit_s=_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
             warm=typed["warm"],
+            accept_skipped=typed["accept_skipped"],
         ),
     )
     if continues is None:
@@ -164,6 +166,7 @@ REQUEST = Shared(
         "overrides": (Set, []),
         "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
         "spot": (_flag("--spot", "Rent what may be taken away, at its lower price."), False),
+        "accept_skipped": (_flag("--accept-skipped", ACCEPT_SKIPPED), False),
         "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this laptop ends the machine."), False),
         "lambda_guard": (_flag("--lambda-guard", "A key on the Lambda machine that ends it."), False),
         "accept_cpu": (_flag("--accept-cpu", "Go on where the machine has no CUDA device."), False),

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import partial
+from typing import Any
 
 __all__ = [
     "BudgetStop",
@@ -81,6 +83,10 @@ class GpurunError(Exception):
         self.code = code
         self.what = what
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An error in a worker process reaches the one that it works for."""
+        return partial(type(self), hint=self.hint), (self.code, self.what)
 
     def as_record(self) -> dict[str, str]:
         """The error as it stands in the JSON envelope and in the journal."""

@@ -17,10 +17,15 @@ import gpurun
 from gpurun.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from trainer import errors as errors
+    from trainer import items as items
+    from trainer import pair_tokenizer as pair_tokenizer
     from trainer import recipe as recipe
+    from trainer import shards as shards
+    from trainer import tokenizer as tokenizer
 
-SHARED = ("recipe",)
-"""The trainer's modules that gpurun uses: they need the standard library, numpy at most, nothing else of trainer."""
+SHARED = ("errors", "items", "pair_tokenizer", "recipe", "shards", "tokenizer")
+"""The trainer's modules that gpurun uses: they need numpy and tiktoken at most, and one another."""
 
 
 def bundle_root() -> Path:

@@ -31,7 +31,8 @@ class Choices(Frozen):
     nothing on the machine ends it. `accept_cpu`: train where there is no CUDA device. `setup`: the text of a script to
     run first, which may take `setup_limit_s` (0: as long as usual). `stage`: the bucket (s3://…) by which the shards go
     to the machine and the checkpoints come from it.
-    `warm`: send what earlier runs have compiled along.
+    `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
+    than read.
     """
 
     region: str | None = None
@@ -44,6 +45,7 @@ class Choices(Frozen):
     setup_limit_s: int = 0
     stage: str = ""
     warm: bool = False
+    accept_skipped: bool = False
 
 
 class Box(Frozen):

@@ -1,7 +1,6 @@
-"""The data of a run: shards that a person brings are checked to the last token, text is tokenised here and now.
+"""The data of a run or of a folder for many: shards that the user has are checked, text goes through prepare.py.
 
-Tokenising and checking happen on the laptop, before anything is rented. The formats stand in docs/FORMATS.md; the work
-is done by `python -m trainer.prepare`, a program of its own, because gpurun shares files with the trainer, not code.
+All of it happens on the laptop, before anything is rented.
 """
 
 from __future__ import annotations
@@ -9,56 +8,259 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
-from gpurun.core.installed_files import page
-from gpurun.core.records import digest_of
+from gpurun.core.filelock import exclusive
+from gpurun.core.installed_files import errors as trainer_errors
+from gpurun.core.installed_files import items as question_items
+from gpurun.core.installed_files import pair_tokenizer as pair_tokenizers
+from gpurun.core.installed_files import recipe as schema
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
-from gpurun.data.preparer import run_preparer
+from gpurun.data.pairs.build import PairOrder, prepare_pairs
+from gpurun.data.prepare import Order, Prepared, prepare
+from gpurun.data.refusals import preparing, tally
+from gpurun.data.shard_folder import demand_whole, inspect
+from gpurun.data.source_names import BUILT_IN, BUILT_IN_PAIRS, HUB, ON_THE_HUB, STDLIB, missing_shards
+from gpurun.data.sources import Say, open_source
 
-HEADER_BYTES = 1024
-MAGIC = 20240520
-BUILT_IN = ("stdlib", "copy", "english-german")
-"""Sources that need no --data: text and parallel texts that the trainer's tokeniser finds or makes."""
-_BLOCK_BYTES = 16 << 20
+
+def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: Any) -> Order:
+    """What a resolved recipe asks of a text, for a run and for a folder alike; `source` "" is the recipe's own.
+
+    `choices` are fields of Order. UsageError for a source that is to be had under no name.
+    """
+    wanted = resolved["data"]
+    named = source or _own_source(wanted["source"])
+    place = named if named == STDLIB or named.startswith(HUB) else str(Path(named).expanduser().absolute())
+    asked = {
+        "val_fraction": wanted["val_fraction"],
+        "vocab_size": wanted["vocab_size"],
+        "limit_bytes": wanted["limit_mb"] << 20,
+        # A step of the optimiser must have its tokens, an evaluation a window, whose last token is only a target.
+        "least_train_tokens": resolved["train"]["batch_tokens"] + 1,
+        "least_val_tokens": resolved["model"]["context"] + 1,
+    }
+    return Order(source=place, tokenizer=wanted["tokenizer"], out=out, **{**asked, **choices})
+
+
+def _own_source(name: str) -> str:
+    """What a recipe's source means here: text that is always there, or a data set of the hub."""
+    if name in BUILT_IN or name in ON_THE_HUB:
+        return ON_THE_HUB.get(name, name)
+    raise UsageError(
+        "data.no_source",
+        f"The recipe trains on {name}, which is to be had under no name that is known here.",
+        hint="Say where its text is: --source FILE, FOLDER or hf:OWNER/NAME.",
+    )
 
 
 def prepared(
-    resolved: Mapping[str, Any], data: str | None, *, into: Path, cache: Path, root: Path, say: Callable[[str], None]
+    resolved: Mapping[str, Any], data: str | None, *, into: Path, cache: Path, say: Say, accept_skipped: bool = False
 ) -> DataSummary:
     """Shards for a resolved recipe: those in the folder `data`, else text from `data` or the recipe's source.
 
     Text is tokenised into the new folder `into`; what was tokenised before comes from the cache.
     """
-    wanted = resolved["data"]
-    if data is not None and (Path(data).expanduser() / "data.json").exists():
-        place = Path(data).expanduser().absolute()
-        model = resolved["model"]
-        found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
-        beside = ["--shards", str(place), "--context", str(model["context"])]
-        beside += ["--hellaswag-items", str(resolved["eval"]["hellaswag_items"])]
-        _prepare(beside, resolved, into=into, root=root, say=say)
-        _demand_questions(resolved, into, data)
-        _demand_a_batch(found, resolved, data)
-        return found.model_copy(update={"beside": str(into)})
-    if data is None and wanted["source"] not in BUILT_IN:
-        raise missing_shards(wanted["source"])
-    if data is not None:
-        demand_whole(Path(data).expanduser())
-    source = wanted["source"] if data is None else _absolute(data, wanted["tokenizer"])
-    text = ["--source", source, "--tokenizer", wanted["tokenizer"], "--cache", str(cache)]
-    text += ["--val-fraction", str(wanted["val_fraction"]), "--limit-bytes", str(wanted["limit_mb"] << 20)]
-    text += ["--vocab-limit", str(wanted["vocab_size"])]
-    text += ["--context", str(resolved["model"]["context"])]
-    made = _prepare(text, resolved, into=into, root=root, say=say)
-    _demand_questions(resolved, into, "DIR")
+    wanted, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
+    try:
+        with preparing("Nothing was left behind."):
+            if data is not None and (Path(data).expanduser() / "data.json").exists():
+                return _checked(resolved, Path(data).expanduser().absolute(), data, into, say)
+            if data is None and wanted["source"] not in BUILT_IN:
+                raise missing_shards(wanted["source"])
+            if data is not None:
+                demand_whole(Path(data).expanduser())
+            if wanted["tokenizer"] in schema.PAIR_TOKENIZERS:
+                passed_over, source = _pairs(resolved, data, into, prompts, say)
+            else:
+                if wanted["source"] in BUILT_IN_PAIRS and data is None:
+                    raise _no_pairs(wanted["source"], wanted["tokenizer"])
+                order = order_for(resolved, data or wanted["source"], into, accept_skipped=accept_skipped)
+                passed_over, source = _from_cache(order, cache, prompts, say).passed_over, order.source
+            _demand_questions(resolved, into, "DIR")
+    except BaseException:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
     found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
     _demand_a_batch(found, resolved, source)
-    named = {} if source in BUILT_IN else made["skipped"]
-    return found.model_copy(update={"passed_over": ", ".join(f"{count} {why}" for why, count in named.items())})
+    return found.model_copy(update={"passed_over": "" if source in BUILT_IN else tally(passed_over)})
+
+
+def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> Prepared:
+    """Prepare a text into the cache, or take what is there, and copy it into `order.out`."""
+    source = open_source(
+        order.source,
+        order.column,
+        lambda _: None,
+        val_fraction=order.val_fraction,
+        limit_bytes=order.limit_bytes,
+        accept_skipped=order.accept_skipped,
+    )
+    key = hashlib.sha256(json.dumps(order.asked(source), sort_keys=True).encode()).hexdigest()[:32]
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with exclusive(cache / ".lock"):
+        entry = replace(order, out=cache / key)
+        made = prepare(entry, say)
+        if not made.made and not _is_sound(entry.out):
+            say(f"the cache entry {key} is damaged; it is made again")
+            shutil.rmtree(entry.out)
+            made = prepare(entry, say)
+        order.out.mkdir(parents=True)
+        for file in sorted(entry.out.iterdir()):
+            shutil.copyfile(file, order.out / file.name)
+    tokenizer = tokenizers.tokenizer_of(order.tokenizer, tokenizers.read_vocabulary(order.out))
+    write_prompts(order.out, tokenizer, prompts, say)
+    return made
+
+
+def _is_sound(entry: Path) -> bool:
+    """Whether every file of a cache entry is what its manifest says."""
+    manifest = json.loads((entry / "data.json").read_bytes())
+    files = [*manifest["train"], *manifest["val"]]
+    try:
+        same = all(shard_files.sha256_of_file(entry / file["name"]) == file["sha256"] for file in files)
+        tokens = tokenizers.read_vocabulary(entry)
+    except (OSError, ValueError):
+        return False
+    return same and tokenizers.sha256_of_tokens(tokens) == manifest["tokenizer"]["sha256"]
+
+
+def _pairs(
+    resolved: Mapping[str, Any], data: str | None, into: Path, prompts: tuple[str, ...], say: Say
+) -> tuple[dict[str, int], str]:
+    """Prepare sentence pairs; what of them is passed over, and where they came from."""
+    wanted = resolved["data"]
+    source = wanted["source"]
+    if data is not None:  # A parallel text may be two files with a comma between them.
+        source = ",".join(str(Path(file).expanduser().absolute()) for file in data.split(","))
+    context = resolved["model"]["context"]
+    order = PairOrder(
+        source,
+        wanted["tokenizer"],
+        wanted["val_fraction"],
+        into,
+        context=context,
+        limit_bytes=wanted["limit_mb"] << 20,
+        vocab_limit=wanted["vocab_size"],
+    )
+    tokenizer, skipped = prepare_pairs(order, say)
+    write_prompts(into, tokenizer, prompts, say, most=context - pair_tokenizers.ENDS)
+    return ({"without text on one side": skipped} if skipped else {}), source
+
+
+def _no_pairs(source: str, tokenizer: str) -> UsageError:
+    what = f"{source} is sentence pairs, and the tokeniser {tokenizer} makes none."
+    return UsageError("data.parallel", what, hint=f"Take one of: {', '.join(schema.PAIR_TOKENIZERS)}.")
+
+
+def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, say: Say) -> DataSummary:
+    """Shards that exist already, with what they need beside them in `into`. Refused is what the trainer would."""
+    wanted, model = resolved["data"], resolved["model"]
+    found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
+    _accompany(place, into, resolved, say)
+    _demand_questions(resolved, into, data)
+    _demand_a_batch(found, resolved, data)
+    return found.model_copy(update={"beside": str(into)})
+
+
+def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:
+    """Make a folder with what shards need beside them: data.json, vocab.json, prompts.json, HellaSwag's questions."""
+    manifest = json.loads((place / "data.json").read_bytes())
+    made_by, context = manifest["tokenizer"], resolved["model"]["context"]
+    into.mkdir(parents=True)
+    shutil.copyfile(place / "data.json", into / "data.json")
+    tokens: Sequence[bytes]
+    if (place / "vocab.json").exists():
+        tokens = tokenizers.read_vocabulary(place)
+        shutil.copyfile(place / "vocab.json", into / "vocab.json")
+    elif made_by["name"] == "gpt2":
+        tokens = tokenizers.load_gpt2(say).tokens
+        shard_files.write_json(into / "vocab.json", tokenizers.vocabulary_json("gpt2", tokens))
+    else:
+        raise UsageError(
+            "data.no_vocabulary",
+            f"{place} has no vocab.json, and only GPT-2's vocabulary is known without one.",
+            hint="Copy the vocab.json from where the shards were made.",
+        )
+    if tokenizers.sha256_of_tokens(tokens) != made_by["sha256"]:
+        raise UsageError(
+            "data.other_tokenizer",
+            f"The vocabulary in {place} is not the one that its data.json names.",
+            hint="Prepare the text again, or copy vocab.json from where the shards were made.",
+        )
+    if (place / question_items.FILE).exists():
+        shutil.copyfile(place / question_items.FILE, into / question_items.FILE)
+    prompts = tuple(resolved["sample"]["prompts"])
+    most = context - pair_tokenizers.ENDS if "pairs" in manifest else None
+    write_prompts(into, _tokenizer_of(made_by["name"], tokens), prompts, say, most=most)
+    _demand_trainable(into, place, manifest, resolved)
+
+
+def _tokenizer_of(name: str, tokens: Sequence[bytes]) -> tokenizers.TextTokenizer:
+    """The tokeniser with a vocabulary, of text or of sentence pairs."""
+    if name in schema.PAIR_TOKENIZERS:
+        return pair_tokenizers.PairTokenizer.from_tokens(name, tokens)
+    return tokenizers.tokenizer_of(name, tokens)
+
+
+def _demand_trainable(into: Path, place: Path, manifest: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:
+    """Open the data as the trainer will, here, where a refusal costs nothing."""
+    try:
+        name, context = manifest["tokenizer"]["name"], resolved["model"]["context"]
+        data = shard_files.open_data(into, name, tuple(resolved["sample"]["prompts"]), shards_in=place)
+        if "pairs" not in manifest:
+            for part, split in ((data.train, "train"), (data.val, "val")):
+                shard_files.windows_in(sum(shard.tokens for shard in part), context, split)
+        if (into / question_items.FILE).exists():
+            asked = resolved["eval"]["hellaswag_items"]
+            question_items.read_items(into, asked, manifest["tokenizer"]["vocab_size"])
+    except trainer_errors.Refused as refused:
+        hint = "Prepare it again for this recipe (gpurun data prepare, data hellaswag); docs/FORMATS.md has the form."
+        raise UsageError("data.untrainable", f"The trainer would not take {place}: {refused}.", hint=hint) from None
+
+
+def write_prompts(
+    folder: Path,
+    tokenizer: tokenizers.TextTokenizer,
+    prompts: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    most: int | None = None,
+) -> None:
+    """Write prompts.json; a UsageError for a prompt that the trainer would refuse, which it does on paid time.
+
+    `most` is how many tokens one may have: a sentence must fit into the context, where a text loses its beginning.
+    Characters of one that the vocabulary lacks are no mistake of a recipe's: that they are read as U+FFFD is said.
+    """
+    rows = [ids.tolist() for ids in tokenizer.encode(prompts)]
+    for text, ids in zip(prompts, rows, strict=True):
+        if not ids and tokenizer.eot_id is None:
+            what = f"The prompt {json.dumps(text)} has no token, and the tokeniser {tokenizer.name} no end of text."
+            hint = "Give it something to begin with: the recipe's sample.prompts, or --set 'sample.prompts=[\"The \"]'."
+            raise UsageError("prompt.empty", what, hint=hint)
+        if most is not None and len(ids) > most:
+            what = f"The prompt {json.dumps(text[:40])} has {len(ids)} tokens; model.context leaves room for {most}."
+            raise UsageError("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
+        if lacking := _lacking(tokenizer, text):
+            shown = [json.dumps(one, ensure_ascii=False) for one in (text[:40], lacking[:40])]
+            say(f"the prompt {shown[0]} has characters that the vocabulary has not, read as U+FFFD: {shown[1]}")
+    told = [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)]
+    shard_files.write_json(folder / "prompts.json", told)
+
+
+def _lacking(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
+    """Return the characters for which the tokeniser has U+FFFD alone."""
+    characters = sorted({*text} - {tokenizers.REPLACEMENT})
+    unknown = [tokenizers.REPLACEMENT.encode()]
+    found = zip(characters, tokenizer.encode(characters), strict=True)
+    return "".join(one for one, ids in found if [tokenizer.tokens[i] for i in ids] == unknown)
 
 
 def _demand_a_batch(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
@@ -83,182 +285,3 @@ def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> N
             hint=f"gpurun data hellaswag hellaswag_val.jsonl {shlex.quote(data)} makes it; "
             "or --set eval.hellaswag_items=0.",
         )
-
-
-def _absolute(data: str, tokenizer: str) -> str:
-    """The text that --data names; a parallel text may be two files with a comma between them."""
-    files = data.split(",") if tokenizer.endswith("-pairs") else [data]
-    return ",".join(str(Path(file).expanduser().absolute()) for file in files)
-
-
-def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
-    """The recipe wants shards that are nowhere; a path is told where paths go."""
-    hint = (
-        f"Make the shards once, on this machine: gpurun data prepare {recipe} --out DIR; then add --data DIR. "
-        f"To try the recipe now, add --dry-run. More of that: {page('DATA.md')}"
-    )
-    if any(Path(part).expanduser().exists() for part in source.split(",")):
-        hint = f"data.source is a name; a text or shards of your own are named by --data {shlex.quote(source)}."
-    return UsageError("data.missing", f"The recipe trains on {source}, and no --data was given.", hint=hint)
-
-
-def _prepare(
-    what: list[str], resolved: Mapping[str, Any], *, into: Path, root: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Run the trainer's own tokeniser on a text of at most some hundred megabytes; what it answers."""
-    prompts = json.dumps(resolved["sample"]["prompts"])
-    return run_preparer("trainer.prepare", [*what, "--prompts", prompts, "--out", str(into)], root=root, say=say)
-
-
-def demand_whole(folder: Path) -> None:
-    """Refuse a folder of shards without its data.json, and one above such folders: its vocabulary would pass for text.
-
-    Raises UsageError; a folder with a data.json, a file, and what is not there are for others to judge.
-    """
-    if not folder.is_dir() or (folder / "data.json").exists():
-        return
-    if (folder / "prepare.json").is_file():
-        raise UsageError(
-            "data.unfinished",
-            f"{folder} holds a prepare that was begun and not ended.",
-            hint="Run the same `gpurun data prepare` again: it goes on where it stood.",
-        )
-    if (folder / "vocab.json").is_file() and any(folder.glob("*.bin")):
-        raise UsageError(
-            "data.no_manifest",
-            f"{folder} holds shards and a vocabulary, and no data.json that says what they are.",
-            hint="Copy data.json from where the shards were made, or prepare the data again.",
-        )
-    for below in sorted(folder.iterdir()):
-        if (below / "vocab.json").is_file() and any((below / name).is_file() for name in ("data.json", "prepare.json")):
-            what = f"{below} is a folder of shards, and {folder} would be read as text."
-            raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
-
-
-def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
-    """Check a folder of shards against its manifest: sizes, magic, digests, every token id.
-
-    `vocab_size` and `context` are the model's, 0 where it takes what comes: a sentence pair must fit into the latter.
-    """
-    manifest = read_manifest(folder)
-    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=vocab_size, context=context)
-    made_by = manifest["tokenizer"]
-    sizes = [
-        _check_shard(folder, shard, made_by["vocab_size"]) for part in ("train", "val") for shard in manifest[part]
-    ]
-    return DataSummary(
-        folder=str(folder.absolute()),
-        tokenizer=made_by["name"],
-        tokenizer_sha256=made_by["sha256"],
-        vocab_size=made_by["vocab_size"],
-        train_tokens=sum(shard["tokens"] for shard in manifest["train"]),
-        val_tokens=sum(shard["tokens"] for shard in manifest["val"]),
-        bytes=sum(sizes),
-        sha256=digest_of(manifest),
-        source=str(manifest["source"].get("kind", "shards")),
-    )
-
-
-def demand_made_for(
-    folder: Path, manifest: Mapping[str, Any], *, tokenizer: str, vocab_size: int, context: int = 0
-) -> None:
-    """Refuse shards that say of themselves that they were made for another tokeniser or model; see `inspect`."""
-    made_by = manifest["tokenizer"]
-    if made_by["name"] != tokenizer:
-        raise UsageError(
-            "data.other_tokenizer",
-            f"{folder} was tokenised with {made_by['name']!r}; the recipe uses {tokenizer!r}.",
-            hint="Prepare the text again with the recipe's tokeniser, or choose the recipe that fits the shards.",
-        )
-    longest = manifest.get("pairs", {}).get("longest", 0)
-    if 0 < context < longest:
-        raise UsageError(
-            "data.pair_too_long",
-            f"{folder} has a sentence of {longest} positions; model.context is {context}.",
-            hint=f"Prepare the text again for this context, or add --set context={longest}.",
-        )
-    tokens = made_by["vocab_size"]
-    if 0 < vocab_size < tokens:
-        raise UsageError(
-            "data.vocabulary_larger",
-            f"model.vocab_size is {vocab_size}, and the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
-            hint=f"Take its own number with --set model.vocab_size=0, or at least {tokens}.",
-        )
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / "data.json").read_bytes())
-        of_shards = {"name": str, "tokens": int, "sha256": str}
-        for table in (*manifest["train"], *manifest["val"]):
-            _demand_types(table, of_shards)
-        _demand_types(manifest["tokenizer"], {"name": str, "sha256": str, "vocab_size": int})
-        _demand_types(manifest, {"source": dict})
-        if not manifest["train"]:
-            raise KeyError("train")
-    except OSError as error:
-        raise UsageError("data.unreadable", f"{folder}/data.json cannot be read: {error.strerror}.",
-                         hint="Check the path and its permissions.") from None  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError("data.bad_manifest", f"{folder}/data.json is not a manifest of shards: {error!r}.",
-                         hint=f"Prepare the data again; {page('FORMATS.md')} has the form.") from None  # fmt: skip
-    return manifest
-
-
-def _demand_types(table: Mapping[str, Any], types: Mapping[str, type]) -> None:
-    """Raise KeyError or TypeError, naming the key, where a table of the manifest has not these keys and types."""
-    for key, kind in types.items():
-        if type(table[key]) is not kind:
-            raise TypeError(f"{key} is {json.dumps(table[key])[:80]}")
-
-
-def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int:
-    """One shard's size in bytes, once its header, length, digest and token ids hold."""
-    import numpy as np
-
-    path = folder / Path(str(shard["name"])).name
-    if not path.is_file():
-        raise _bad_shard(path, "missing", "is named in data.json and is not there")
-    size = path.stat().st_size
-    # nanoGPT's have no header: then the size alone says that it is one of those.
-    header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
-    if shard["tokens"] < 1 or size in (0, header_bytes):
-        raise _bad_shard(path, "empty", "holds no tokens")
-    digest = hashlib.sha256()
-    highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
-    with path.open("rb") as content:
-        head = content.read(header_bytes)
-        digest.update(head)
-        if header_bytes and head[:4] != MAGIC.to_bytes(4, "little"):
-            raise _bad_shard(path, "magic", "does not begin like a shard of llm.c")
-        if path.suffix == ".bin" and size != header_bytes + 2 * shard["tokens"]:
-            raise _bad_shard(path, "truncated", f"has {size} bytes where {shard['tokens']} tokens need another number")
-        while block := content.read(_BLOCK_BYTES):
-            digest.update(block)
-            if path.suffix == ".bin":
-                highest = max(highest, int(np.frombuffer(block, "<u2").max()))
-    if highest >= vocab_size:
-        raise _bad_shard(path, "token_too_high", f"has the token {highest}; the vocabulary ends at {vocab_size - 1}")
-    if digest.hexdigest() != shard["sha256"]:
-        raise _bad_shard(path, "digest", "is not what data.json says it is: its sha256 differs")
-    return size
-
-
-def _highest_of_npy(path: Path, tokens: int) -> int:
-    """The highest token id of a .npy shard, which must be one row of so many uint16."""
-    import numpy as np
-
-    try:
-        row = np.load(path, mmap_mode="r")
-    except (ValueError, OSError, EOFError) as error:
-        raise _bad_shard(path, "npy", f"is not a sound .npy file: {error}") from None
-    if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
-        raise _bad_shard(path, "npy", f"holds {row.dtype} of the shape {row.shape}, not one row of {tokens} uint16")
-    return int(row.max())
-
-
-def _bad_shard(path: Path, code: str, what: str) -> UsageError:
-    return UsageError(
-        f"data.{code}", f"{path} {what}.", hint="Prepare the data again, or copy it again from its source."
-    )

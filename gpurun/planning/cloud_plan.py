@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from gpurun.core.clock import Clock
 from gpurun.core.credentials import require_credential
 from gpurun.core.errors import NoOffer, SetupError, UsageError
-from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, Plan, Request
-from gpurun.data.run_shards import BUILT_IN, missing_shards, prepared
+from gpurun.data.source_names import BUILT_IN, missing_shards
 from gpurun.planning.budget import disk_gb_on
 from gpurun.planning.candidates import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.planning.catalog import asked_as, terms_of
@@ -121,14 +120,17 @@ def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
     """The shards of a run, prepared or checked here, with weights to start or go on from and what --warm finds."""
+    from gpurun.data.run_shards import prepared
     from gpurun.planning.compile_cache import warmed
     from gpurun.planning.continue_from import carried
     from gpurun.planning.initial_weights import started
 
-    places = {"into": home.staged_data(run), "cache": home.shards, "root": bundle_root()}
-    data = started(prepared(resolved.record, request.data, **places, say=say), resolved)
-    data = carried(data, resolved, home, places["into"])
-    return warmed(data, request, resolved, home, places["into"])
+    into, accept_skipped = home.staged_data(run), request.choices.accept_skipped
+    found = prepared(
+        resolved.record, request.data, into=into, cache=home.shards, say=say, accept_skipped=accept_skipped
+    )
+    data = carried(started(found, resolved), resolved, home, into)
+    return warmed(data, request, resolved, home, into)
 
 
 def _named(request: Request) -> list[str]:

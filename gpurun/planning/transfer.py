@@ -15,7 +15,8 @@ from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary, Mode, Plan, Request
-from gpurun.data.run_shards import BUILT_IN, demand_made_for, read_manifest
+from gpurun.data.shard_folder import demand_made_for, read_manifest
+from gpurun.data.source_names import BUILT_IN
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
 from gpurun.view.number_format import format_bytes, format_duration

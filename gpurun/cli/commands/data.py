@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import RecipeArgument
+from gpurun.cli.options import ACCEPT_SKIPPED, RecipeArgument
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, UsageError
 
+if TYPE_CHECKING:
+    from gpurun.core.run_plan import DataSummary
+    from gpurun.view.shard_lines import DataFigures
+
 app = typer.Typer(help="Make shards from text, and check them.", no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards, with a data.json.")]
 
 
 @verb(
@@ -38,10 +44,10 @@ def prepare(
         str, typer.Option("--executor", metavar="WHO", help="processes, or datatrove, or ray.")
     ] = "processes",
     val_fraction: Annotated[
-        float | None, typer.Option("--val-fraction", metavar="F", help="Held out; else the recipe's, or 0.005.")
+        float | None, typer.Option("--val-fraction", metavar="F", help="Held out; else the recipe's.")
     ] = None,
     text_column: Annotated[
-        str, typer.Option("--text-column", metavar="NAME", help="Where Parquet and JSON Lines have the text.")
+        str, typer.Option("--text-column", metavar="NAME", help="Where rows have the text.")
     ] = "text",
     dedupe: Annotated[
         str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: url,exact,near, or some of them.")
@@ -52,101 +58,110 @@ def prepare(
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", metavar="N", help="A shard's at most, about.")
     ] = 100_000_000,
+    accept_skipped: Annotated[bool, typer.Option("--accept-skipped", help=ACCEPT_SKIPPED)] = False,
 ) -> Result:
     """Make shards of a corpus of any size, on all cores; ended at any moment, the same command goes on."""
-    options: dict[str, int | float | str] = {"workers": workers, "shard-tokens": shard_tokens}
-    options |= {"text-column": text_column, "executor": executor, "dedupe": dedupe}
-    if val_fraction is not None:
-        options["val-fraction"] = val_fraction
-    if similarity is not None:
-        _demand_near(dedupe)
-        options["similarity"] = similarity
-    return _prepared(session, recipe, source=source, out=out, options=options)
+    from gpurun.data.dedupe.signatures import dedupe_of
+    from gpurun.data.workers import demand_executor
+
+    demand_executor(executor)
+    if similarity is not None and "near" not in dedupe.split(","):
+        raise _no_near(dedupe)
+    if val_fraction is not None and not 0.0 < val_fraction < 1.0:
+        what = f"A --val-fraction of {val_fraction} is not between 0 and 1."
+        raise UsageError("usage.val_fraction", what, hint="Try 0.005.")
+    # A shard's header counts its tokens in 32 bits; a row group more may come into it.
+    for name, value, least, most in (("workers", workers, 0, 10_000), ("shard-tokens", shard_tokens, 1000, 10**9)):
+        if not least <= value <= most:
+            what = f"--{name} {value} is too {'few' if value < least else 'many'}."
+            raise UsageError(f"usage.{name.replace('-', '_')}", what, hint=f"Take {least:,} to {most:,}.")
+    choices: dict[str, Any] = {"column": text_column, "dedupe": dedupe_of(dedupe, similarity)}
+    choices |= {"shard_tokens": shard_tokens, "accept_skipped": accept_skipped}
+    choices |= {} if val_fraction is None else {"val_fraction": val_fraction}
+    how = {"workers": workers or os.cpu_count() or 1, "executor": executor}
+    return _prepared(session, recipe, source=source, out=out, choices=choices, how=how)
 
 
 def _prepared(
-    session: Session, recipe: str, *, source: str, out: str, options: Mapping[str, int | float | str]
+    session: Session, recipe: str, *, source: str, out: str, choices: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Result:
     """Make the folder of shards, or go on with it, and say what it holds."""
     from gpurun.cli.progress_bar import ProgressBar
-    from gpurun.core.installed_files import bundle_root
-    from gpurun.data.corpora import prepare_data
+    from gpurun.data.prepare import prepare as prepare_text
+    from gpurun.data.run_shards import order_for
+    from gpurun.data.shard_folder import inspect_data
     from gpurun.planning.recipe import load_recipe, resolve
-    from gpurun.view.shard_lines import DataFigures, data_lines
+    from gpurun.view.shard_lines import data_lines
 
     name = recipe or session.settings["recipe"].value
-    loaded = load_recipe(name)
-    resolved, wanted = resolve(loaded, "full"), loaded.tables.data
+    resolved = resolve(load_recipe(name), "full")
     place = Path(out or f"{resolved.name}-data").expanduser().absolute()
-    if "val_fraction" in loaded.written["data"]:
-        options = {"val-fraction": wanted.val_fraction, **options}
-    flags = [f"--{key}={value}" for key, value in options.items()]
-    bar = ProgressBar(session)
-    if wanted.limit_mb:
-        bar.say(f"data.limit_mb {wanted.limit_mb} of {resolved.name} is for text that a run tokenises: all is prepared")
-    try:
-        answer = prepare_data(
-            resolved.record,
-            source=source,
-            out=place,
-            options=flags,
-            root=bundle_root(),
-            say=bar.say,
-            progress=bar.show,
+    if resolved.tables.data.tokenizer.endswith("-pairs"):
+        raise UsageError(
+            "data.parallel",
+            f"The recipe reads sentence pairs ({resolved.tables.data.tokenizer}), which are prepared as a run begins.",
+            hint="Hand the pairs to the run itself: gpurun train RECIPE --data FILE.tsv",
         )
+    bar = ProgressBar(session)
+    try:
+        order = order_for(resolved.record, source, place, **choices)
+        if order.limit_bytes:
+            bar.say(f"data.limit_mb of {resolved.name}: about {order.limit_bytes >> 20} MB of the text are taken")
+        made = prepare_text(order, bar.say, bar.show, **how)
+        found, manifest = inspect_data(made.folder)
     except KeyboardInterrupt:
         bar.end()
         kept = "Interrupted. What is finished stays: the same command goes on with it."
         return Result(exit_code=ExitCode.INTERRUPTED, after=kept)
     finally:
         bar.end()
-    found = answer["data"]
-    figures = DataFigures(
-        **{key: found[key] for key in ("tokenizer", "tokenizer_sha256", "vocab_size", "train_tokens", "val_tokens")},
-        shard_bytes=found["bytes"],
-        source=answer["source"],
-        skipped=answer["skipped"],
-    )
+    figures = _figures(found, manifest, skipped=made.passed_over)
     text = session.draw(data_lines(place.name, figures, session.style))
     after = f"Train on it: gpurun train {shlex.quote(name)} --data {shlex.quote(out or place.name)}"
-    data = {**found, "made": answer["made"], "documents": answer["source"]["documents"]}
+    data = {**found.model_dump(exclude={"beside"}), "made": made.made, "documents": manifest["source"]["documents"]}
     return Result(data=data, text=text, after=after)
 
 
-def _demand_near(dedupe: str) -> None:
-    """Refuse a similarity where no near duplicates are looked for: one would take it for a request to drop them."""
-    if "near" not in dedupe.split(","):
-        kinds = "near" if dedupe == "none" else f"{dedupe},near"
-        raise UsageError("usage.similarity", f"--similarity is of near duplicates, and --dedupe is {dedupe}.",
-                         hint=f"Add --dedupe {kinds}, or leave --similarity out.")  # fmt: skip
+def _no_near(dedupe: str) -> UsageError:
+    """A similarity where no near duplicates are looked for: one would take it for a request to drop them."""
+    kinds = "near" if dedupe == "none" else f"{dedupe},near"
+    what = f"--similarity is of near duplicates, and --dedupe is {dedupe}."
+    return UsageError("usage.similarity", what, hint=f"Add --dedupe {kinds}, or leave --similarity out.")
 
 
 @verb(app, "data hellaswag", examples=["gpurun data hellaswag hellaswag_val.jsonl ./fineweb-edu"])
 def hellaswag(
     session: Session,
     questions: Annotated[Path, typer.Argument(metavar="FILE", help="hellaswag_val.jsonl, as it is published.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")],
+    folder: Folder,
 ) -> Result:
     """Tokenise HellaSwag's questions beside the shards, so that evaluations can ask them."""
-    from gpurun.core.installed_files import bundle_root
-    from gpurun.data.corpora import add_hellaswag
+    from gpurun.data.hellaswag import write_items
 
-    made = add_hellaswag(questions, folder, root=bundle_root(), say=session.say)
+    path, count = write_items(questions.expanduser(), folder.expanduser(), session.say)
     after = f"Ask some at every evaluation: --data {folder} --set eval.hellaswag_items=1000"
-    return Result(data=made, text=f"{made['items']:,} questions in {made['file']}", after=after)
+    return Result(data={"items": count, "file": str(path)}, text=f"{count:,} questions in {path}", after=after)
 
 
 @verb(app, "data inspect", examples=["gpurun data inspect ./fineweb-edu"])
-def inspect(
-    session: Session, folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with a data.json.")]
-) -> Result:
+def inspect(session: Session, folder: Folder) -> Result:
     """Check every shard of a folder to the last token, and say what it holds."""
-    from gpurun.data.corpora import inspect_data
-    from gpurun.view.shard_lines import DataFigures, data_lines
+    from gpurun.data.shard_folder import inspect_data
+    from gpurun.view.shard_lines import data_lines
 
     found, manifest = inspect_data(folder.expanduser())
     shards = {split: len(manifest[split]) for split in ("train", "val")}
-    figures = DataFigures(
+    figures = _figures(found, manifest, shards=shards, eot=str(manifest.get("eot", "unknown")))
+    told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
+    text = session.draw(data_lines(folder.name, figures, session.style))
+    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text)
+
+
+def _figures(found: DataSummary, manifest: Mapping[str, Any], **more: Any) -> DataFigures:
+    """What is told of a folder of shards."""
+    from gpurun.view.shard_lines import DataFigures
+
+    return DataFigures(
         tokenizer=found.tokenizer,
         tokenizer_sha256=found.tokenizer_sha256,
         vocab_size=found.vocab_size,
@@ -154,9 +169,5 @@ def inspect(
         val_tokens=found.val_tokens,
         shard_bytes=found.bytes,
         source=manifest["source"],
-        shards=shards,
-        eot=str(manifest.get("eot", "unknown")),
+        **more,
     )
-    told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
-    text = session.draw(data_lines(folder.name, figures, session.style))
-    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text)

@@ -1,0 +1,123 @@
+"""Our ends of a datatrove pipeline, for a corpus that is larger than a machine: a reader of tasks, and what is done.
+
+    order = Order("/shared/texts", "gpt2", Path("/shared/out"))
+    begun = begin(order, print)                                        # looks at the source, once
+    steps = [TaskReader(begun.left, order.column), Doing(begun.writer, begun.left)]
+    SlurmPipelineExecutor(steps, tasks=len(begun.left), time="04:00:00", partition="cpu", logging_dir="/logs").run()
+    finish(order, begin(order, print), print)                          # when all of them have ended
+
+Filters of datatrove's own go between the two. A task's documents become the same shards on every executor; one that was
+done is not done again. The folder must be the same one for all machines (docs/DATA.md shows it whole).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpurun.core.errors import SetupError
+from gpurun.data.documents import Document, documents_of, mended
+from gpurun.data.tasks import Task
+
+if TYPE_CHECKING:
+    from gpurun.data.workers import Work
+
+try:
+    from datatrove.data import Document as Passed
+    from datatrove.data import DocumentsPipeline
+    from datatrove.executor.local import LocalPipelineExecutor
+    from datatrove.pipeline.base import PipelineStep
+except ImportError as missing:
+    raise SetupError(
+        "prepare.not_installed",
+        f"--executor datatrove needs {missing.name}.",
+        hint="Install it, from the clone: pip install '.[data]'; or leave --executor away.",
+    ) from None
+
+_RAY_GB = 1.0
+
+
+class TaskReader(PipelineStep):
+    """Reads one task a rank."""
+
+    type, name = "📖 - READER", "gpurun's sources"
+
+    def __init__(self, tasks: Sequence[tuple[int, Task]], column: str) -> None:
+        super().__init__()
+        self.tasks, self.column = list(tasks), column
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        """Yield the rank's documents."""
+        for document in documents_of(self.tasks[rank][1], self.column):
+            passed = Passed(document.text, document.name, metadata={"url": document.url, "begins": document.begins})
+            self.update_doc_stats(passed)
+            yield passed
+
+
+class Doing(PipelineStep):
+    """Does a work with each rank's documents; nothing comes after it."""
+
+    type, name = "💽 - WRITER", "gpurun's shards"
+
+    def __init__(self, work: Work, tasks: Sequence[tuple[int, Task]]) -> None:
+        super().__init__()
+        self.work, self.indexes = work, [index for index, _ in tasks]
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> None:
+        """Take the rank's documents."""
+        with self.track_time(unit="task"):
+            self.work.do(self.indexes[rank], map(_document, data), lambda count: None)
+
+
+def _document(passed: Passed) -> Document:
+    about = passed.metadata
+    url = mended(str(about.get("url") or ""))
+    return Document(passed.id, mended(passed.text), url, begins=bool(about.get("begins", True)))
+
+
+def run_datatrove(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, executor: str) -> None:
+    """Do the work with tasks on datatrove's executor for this machine, or on Ray (RAY_ADDRESS names the cluster)."""
+    if not tasks:
+        return
+    steps = [TaskReader(tasks, work.column), Doing(work, tasks)]
+    with tempfile.TemporaryDirectory(prefix="gpurun-datatrove-") as logs, _errors_into(Path(logs) / "executor.log"):
+        settings: dict[str, Any] = {"tasks": len(tasks), "workers": min(workers, len(tasks))}
+        settings |= {"logging_dir": logs, "skip_completed": False}
+        if executor == "ray":
+            _ray_executor(steps, settings).run()
+        else:
+            LocalPipelineExecutor(steps, **settings).run()
+
+
+def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
+    try:
+        import ray
+        from datatrove.executor.ray import RayPipelineExecutor
+    except ImportError as error:
+        hint = "Install it, from the clone: pip install '.[ray]'; or leave --executor away."
+        raise SetupError("prepare.not_installed", f"--executor ray needs {error.name}.", hint=hint) from None
+    if not ray.is_initialized():
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        ray.init(runtime_env={"env_vars": {"PYTHONPATH": path}}, include_dashboard=False, log_to_driver=False)
+    return RayPipelineExecutor(steps, mem_per_cpu_gb=_RAY_GB, **settings)
+
+
+@contextlib.contextmanager
+def _errors_into(log: Path) -> Iterator[None]:
+    """Let standard error, of the processes that are started meanwhile too, go into a file beside the logs."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

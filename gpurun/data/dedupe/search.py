@@ -1,0 +1,176 @@
+"""Which documents repeat an earlier one: by address, then by text, then by resemblance, each among those still left.
+
+Of every band one column of keys is sorted at a time, a part of the key space after the other, so that memory depends
+on the number of documents only by NUMBER_BYTES each. Equal keys are candidates; whether they resemble each other is
+told by their whole signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpurun.core.errors import UsageError
+from gpurun.data.dedupe.fingerprint import NO_KEY, similarity
+from gpurun.data.dedupe.signatures import KINDS, Dedupe, SignatureFile
+
+__all__ = ["Found", "search"]
+
+NUMBER_BYTES = 4
+_NONE = np.uint32(0xFFFFFFFF)
+_KEYS_AT_ONCE = 2_000_000
+"""About 80 MB with their numbers, order and sorted copies."""
+_PAIRS_AT_ONCE = 16_384
+"""17 MB of signatures."""
+_MOST_LEADERS = 64
+"""A group of equal keys is compared with so many of its documents, first to last; each band groups again."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """For each task the ordinals of its documents that go (ascending uint32), and how many went for which kind."""
+
+    ordinals: tuple[np.ndarray, ...]
+    documents: int
+    counts: dict[str, int]
+
+
+def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: None) -> Found:
+    """Find every document that repeats one before it, in the order of tasks and of the documents in them.
+
+    The first one stays. A near duplicate resembles one that stays, by at least the threshold.
+    """
+    corpus = _Corpus(files, dedupe)
+    counts = dict.fromkeys((kind for kind in KINDS if kind in dedupe.kinds), 0)
+    for number, kind in enumerate(dedupe.columns):
+        went = corpus.gone()
+        for documents, groups in corpus.equal_keys(number):
+            if kind == "near":
+                corpus.compare(documents, groups)
+            else:
+                corpus.note(documents, _firsts(documents, groups))
+        counts[kind] += corpus.gone() - went
+        say(f"duplicates: {kind}, column {number + 1} of {len(dedupe.columns)}, {corpus.gone():,} documents go")
+    if "near" in counts:
+        counts["near"] -= corpus.settle()
+    return Found(corpus.ordinals(), corpus.documents, counts)
+
+
+class _Corpus:
+    """All documents by one running number, and for which earlier one each goes."""
+
+    def __init__(self, files: Sequence[SignatureFile], dedupe: Dedupe) -> None:
+        self._files, self._threshold = files, dedupe.threshold
+        self._starts = np.cumsum([0, *(file.documents for file in files)])
+        self.documents = int(self._starts[-1])
+        if self.documents >= int(_NONE):
+            raise UsageError(
+                "dedupe.too_many",
+                f"{self.documents:,} documents are more than the {int(_NONE) - 1:,} that are compared at once.",
+                hint="Divide the corpus, or deduplicate it on a cluster (docs/DATA.md).",
+            )
+        self._instead = np.full(self.documents, _NONE, dtype=np.uint32)
+        self._compared: list[np.ndarray] = []
+
+    def gone(self) -> int:
+        """How many documents go so far."""
+        return int(np.count_nonzero(self._instead != _NONE))
+
+    def note(self, documents: np.ndarray, instead: np.ndarray) -> None:
+        """Documents go, and an earlier one stays instead; nothing goes for itself."""
+        repeats = documents != instead
+        self._instead[documents[repeats]] = instead[repeats]
+
+    def equal_keys(self, column: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Documents that are left and share a key with another one, in groups: (their numbers, group of each).
+
+        Numbers ascend within a group, and groups are numbered from 0 without a gap.
+        """
+        parts = np.uint64(-(-self.documents // _KEYS_AT_ONCE))
+        for part in range(int(parts)):
+            keys, numbers = self._part(column, np.uint64(part), parts)
+            order = np.argsort(keys, kind="stable")
+            keys, numbers = keys[order], numbers[order]
+            begins = np.ones(len(keys), dtype=bool)
+            begins[1:] = keys[1:] != keys[:-1]
+            alone = begins.copy()
+            alone[:-1] &= begins[1:]
+            if not alone.all():
+                yield numbers[~alone], np.cumsum(begins[~alone]) - 1
+
+    def _part(self, column: int, part: np.uint64, parts: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+        """The keys of one part of the key space, and whose they are, of documents that are left."""
+        keys, numbers = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
+        for file, start in zip(self._files, self._starts, strict=False):
+            for block in file.column(column):
+                places = np.arange(start, start + len(block), dtype=np.uint32)
+                wanted = (block != NO_KEY) & (block % parts == part) & (self._instead[places] == _NONE)
+                keys.append(block[wanted])
+                numbers.append(places[wanted])
+                start += len(block)
+        return np.concatenate(keys), np.concatenate(numbers)
+
+    def compare(self, documents: np.ndarray, groups: np.ndarray) -> None:
+        """In every group, documents go that resemble its first; the others are compared with the first of those."""
+        for _ in range(_MOST_LEADERS):
+            leaders = _firsts(documents, groups)
+            others = np.flatnonzero(documents != leaders)
+            if not len(others):
+                return
+            alike = self._alike(documents[others], leaders[others])
+            self.note(documents[others[alike]], leaders[others[alike]])
+            self._compared.append(documents[others[alike]])
+            left = others[~alike]
+            documents, groups = documents[left], np.unique(groups[left], return_inverse=True)[1]
+
+    def _alike(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        found = [np.empty(0, dtype=bool)]
+        for start in range(0, len(left), _PAIRS_AT_ONCE):
+            pair = [self._signatures(side[start : start + _PAIRS_AT_ONCE]) for side in (left, right)]
+            found.append(similarity(*pair) >= self._threshold)
+        return np.concatenate(found)
+
+    def _signatures(self, numbers: np.ndarray) -> np.ndarray:
+        """The signatures of some documents; each file is opened once, and no document is read twice."""
+        wanted, places = np.unique(numbers, return_inverse=True)
+        bounds = np.searchsorted(wanted, self._starts)
+        rows = [
+            file.signatures(wanted[low:high] - start)
+            for file, start, low, high in zip(self._files, self._starts, bounds, bounds[1:], strict=False)
+            if low < high
+        ]
+        return np.concatenate(rows)[places]
+
+    def settle(self) -> int:
+        """Return how many documents come back: those whose likeness went itself for one that they do not resemble."""
+        back = 0
+        compared = np.concatenate([np.empty(0, dtype=np.uint32), *self._compared])
+        chained = compared[self._instead[self._instead[compared]] != _NONE]
+        # Ascending: what is settled about the earlier document holds when the later one is looked at.
+        for number in np.sort(chained):
+            stays = self._instead[self._instead[number]]
+            if stays == _NONE:
+                continue
+            if self._alike(np.array([number]), np.array([stays]))[0]:
+                self._instead[number] = stays
+            else:
+                self._instead[number] = _NONE
+                back += 1
+        return back
+
+    def ordinals(self) -> tuple[np.ndarray, ...]:
+        """For each task, which of its documents go."""
+        going = self._instead != _NONE
+        spans = zip(self._starts, self._starts[1:], strict=False)
+        return tuple(np.flatnonzero(going[start:stop]).astype(np.uint32) for start, stop in spans)
+
+
+def _firsts(documents: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The first document of each one's group."""
+    begins = np.ones(len(groups), dtype=bool)
+    begins[1:] = groups[1:] != groups[:-1]
+    return np.asarray(documents[np.flatnonzero(begins)][groups])

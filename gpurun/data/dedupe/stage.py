@@ -1,0 +1,135 @@
+"""Signing the documents of each task, searching all of them once, and the filter that a task's documents go through.
+
+In the folder lie `signatures-INDEX.bin` while tasks are signed; then `dropped-INDEX.bin` (ascending uint32: the numbers
+of the task's documents that go) and, written last, `duplicates.json`; with it the signatures are removed. A task may be
+signed by any process; the same texts give the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.data.dedupe.search import search
+from gpurun.data.dedupe.signatures import Dedupe, SignatureFile, SignatureWriter, signature_path
+from gpurun.data.documents import Document
+from gpurun.data.tasks import Drop, Tell
+
+_DOCUMENT_BYTES = 2000
+"""What a document is taken to have when the disk is looked at; those of the web have more."""
+
+
+@dataclass(frozen=True)
+class Signer:
+    """The work that writes the fingerprints of a task's documents into a folder."""
+
+    folder: Path
+    dedupe: Dedupe
+    identity: str
+    column: str
+
+    def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
+        """Sign a task's documents."""
+        with SignatureWriter(self.folder, index, self.dedupe, self.identity) as writer:
+            for document in documents:
+                writer.add(document)
+                tell(len(document.text))
+
+    def is_done(self, index: int) -> bool:
+        """Whether a task was signed with this identity, and its file is what was written."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return SignatureFile(signature_path(self.folder, index), self.dedupe).is_sound(self.identity)
+        return False
+
+
+def find_duplicates(
+    folder: Path, tasks: int, dedupe: Dedupe, *, identity: str, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Search the fingerprints of all tasks, write what goes, and return the record of it.
+
+    The record: {"v": 1, "identity", "kinds", "threshold", "documents", "dropped": {kind: documents}, "tasks": [{"name",
+    "documents", "sha256"}]}. Signatures that are missing or damaged raise OSError or ValueError.
+    """
+    files = [SignatureFile(signature_path(folder, index), dedupe) for index in range(tasks)]
+    found = search(files, dedupe, say)
+    entries = []
+    for index, ordinals in enumerate(found.ordinals):
+        path = _dropped_path(folder, index)
+        with open(path, "wb") as file:
+            file.write(ordinals.astype("<u4", copy=False).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        entries.append({"name": path.name, "documents": len(ordinals), "sha256": shard_files.sha256_of_file(path)})
+    record = {
+        "v": 1,
+        "identity": identity,
+        "kinds": list(dedupe.kinds),
+        "threshold": dedupe.threshold,
+        "documents": found.documents,
+        "dropped": found.counts,
+        "tasks": entries,
+    }
+    shard_files.write_json(folder / "duplicates.json", record)
+    for index in range(tasks):
+        signature_path(folder, index).unlink()
+    return record
+
+
+def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
+    """The record of a search that was finished with this identity, once its files hold to its digests; else None."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record: dict[str, Any] = json.loads((folder / "duplicates.json").read_bytes())
+        mine = record["v"] == 1 and record["identity"] == identity
+        names = record["tasks"]
+        if mine and all(shard_files.sha256_of_file(folder / entry["name"]) == entry["sha256"] for entry in names):
+            return record
+    return None
+
+
+def drop_filter(folder: Path, index: int) -> Drop:
+    """A filter for one pass over a task's documents: it is asked of each in order, and says whether that one goes."""
+    going = iter(np.fromfile(_dropped_path(folder, index), dtype="<u4").tolist())
+    number, next_one = -1, next(going, -1)
+
+    def goes() -> bool:
+        nonlocal number, next_one
+        number += 1
+        if number != next_one:
+            return False
+        next_one = next(going, -1)
+        return True
+
+    return goes
+
+
+def _dropped_path(folder: Path, index: int) -> Path:
+    return folder / f"dropped-{index:06d}.bin"
+
+
+def check_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str], None]) -> None:
+    """Say what the fingerprints of so much text will take; UsageError if there is no room."""
+    need, free = text_bytes * dedupe.bytes_per_document // _DOCUMENT_BYTES, shutil.disk_usage(folder).free
+    say(f"fingerprints of {text_bytes / 1e6:,.1f} MB of text first; they need about {need / 1e9:,.2f} GB for a while")
+    if need > free:
+        raise UsageError(
+            "disk.too_small",
+            f"The documents' fingerprints need about {need / 1e9:,.2f} GB; {folder} has {free / 1e9:,.2f} GB free.",
+            hint="Name a folder on another disk with --out, or compare less: --dedupe url,exact.",
+        )
+
+
+def told(record: dict[str, Any]) -> str:
+    """How many documents go, in words."""
+    dropped: dict[str, int] = record["dropped"]
+    each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())
+    return f"{sum(dropped.values()):,} of {record['documents']:,} documents are duplicates and go ({each})"

@@ -1,0 +1,91 @@
+"""HellaSwag's questions, tokenised with the shards' own tokeniser, beside the shards: `hellaswag.jsonl` (FORMATS.md).
+
+The questions are as its authors publish them, one JSON object a line: `ctx`, four `endings`, `label`. An ending is
+tokenised with a space before it, as it would follow the context; so the figures compare with those of GPT-2.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import items as question_items
+from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.data.refusals import preparing
+from gpurun.data.sources import Say
+
+ENDINGS = 4
+_MOST_LINE_CHARS = 1 << 20
+
+
+def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
+    """Write the questions of a file as items beside finished shards; the file, there whole or not at all, and how many.
+
+    Raises UsageError for a file that cannot be read, and names the line that is no question with its answer.
+    """
+    count = 0
+    half = shards / f".{question_items.FILE}.{os.getpid()}"
+    try:
+        with preparing("Nothing was left behind."), half.open("w", encoding="utf-8") as out:
+            tokenizer = _tokenizer_of(shards, say)
+            for context, endings, label in _questions(questions):
+                first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {one}" for one in endings)]))
+                out.write(json.dumps({"context": first, "endings": rest, "label": label}) + "\n")
+                count += 1
+            out.flush()
+            os.fsync(out.fileno())
+        if not count:
+            raise UsageError("data.empty", f"{questions} holds no question.", hint="Take hellaswag_val.jsonl.")
+        os.replace(half, shards / question_items.FILE)
+    finally:
+        half.unlink(missing_ok=True)
+    return shards / question_items.FILE, count
+
+
+def _tokenizer_of(shards: Path, say: Say) -> tokenizers.TextTokenizer:
+    """The tokeniser that the shards were made with."""
+    try:
+        name = json.loads((shards / "data.json").read_bytes())["tokenizer"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        what = f"{shards} is no folder of finished shards."
+        raise UsageError("data.bad_manifest", what, hint="Make one first: gpurun data prepare.") from None
+    if name == "gpt2":
+        return tokenizers.load_gpt2(say)
+    if not (shards / "vocab.json").is_file():
+        what = f"{shards} has no vocab.json, and only GPT-2's vocabulary is known without one."
+        raise UsageError("data.no_vocabulary", what, hint="Copy it from where the shards were made.")
+    return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(shards))
+
+
+def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
+    """Context, endings and label of each line."""
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            while line := lines.readline(_MOST_LINE_CHARS):
+                number += 1
+                if line.strip():
+                    yield _question(json.loads(line))
+    except OSError as error:
+        raise UsageError(
+            "data.unreadable", f"{path} cannot be read: {error.strerror}.", hint="Check the path."
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"Line {max(1, number)} of {path} is no question of HellaSwag with its answer: {error!r}."
+        hint = "Take hellaswag_val.jsonl as its authors publish it; the test set has no answers."
+        raise UsageError("data.no_question", what, hint=hint) from None
+
+
+def _question(record: Any) -> tuple[str, list[str], int]:
+    context, endings, label = record["ctx"], record["endings"], record["label"]
+    texts = [context, *endings]
+    if len(endings) != ENDINGS or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError("a context and four endings are wanted")
+    label = int(label) if isinstance(label, str) and label.isdecimal() else label  # The hub's copy has strings.
+    if type(label) is not int or not 0 <= label < ENDINGS:
+        raise ValueError("a label of 0 to 3 is wanted")
+    return context, list(endings), label

@@ -1,0 +1,129 @@
+"""Data sets of the Hugging Face hub, by their Parquet or JSON Lines files, downloaded once into the hub's own cache.
+
+`OWNER/NAME`, with `/FOLDER` for some of its files and `@REVISION` for another than the newest. huggingface_hub resumes
+a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data sets that need it.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpurun.core.errors import UsageError
+
+__all__ = ["files_of"]
+
+_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+
+
+def files_of(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
+    """(root, names below it) of a data set's files, downloaded if they must be; UsageError where they cannot."""
+    place, _, revision = name.partition("@")
+    owner, _, rest = place.partition("/")
+    dataset, _, folder = rest.partition("/")
+    if not owner or not dataset:
+        raise _no_name(name)
+    root = _download(_huggingface_hub(), f"{owner}/{dataset}", folder.rstrip("/"), revision or None, say)
+    paths = sorted(path for path in (root / folder).rglob("*") if path.name.endswith(_SUFFIXES))
+    if not paths:
+        raise UsageError(
+            "data.empty",
+            f"hf:{name} has no Parquet or JSON Lines files{f' in {folder}' if folder else ''}.",
+            hint="Look at the data set's files on the hub, and name one of its folders.",
+        )
+    return root, [path.relative_to(root).as_posix() for path in paths]
+
+
+def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:
+    """The folder of the data set in the hub's cache: as the hub has it, or as it was downloaded before."""
+    patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
+    patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
+    wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
+    say(f"asking the hub for {dataset}")
+    # The last are httpx's own, whatever its name is in this version: a line that breaks is one of them.
+    broken = (hub.errors.LocalEntryNotFoundError, OSError, *hub.errors.HfHubHTTPError.__bases__)
+    try:
+        missing = [file for file in hub.snapshot_download(dataset, **wanted, dry_run=True) if file.will_download]
+    except hub.errors.HFValidationError as error:
+        raise _no_name(dataset) from error
+    except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
+        raise UsageError(
+            "data.hub_missing",
+            f"The hub has no data set {dataset}" + (f" at {revision}." if revision else ", or it is not open to you."),
+            hint="Check its name on huggingface.co; a gated one needs HF_TOKEN.",
+        ) from error
+    except broken as error:
+        return _as_downloaded(hub, dataset, wanted, error, say)
+    cache = Path(hub.constants.HF_HUB_CACHE)
+    _check_room(sum(file.file_size or 0 for file in missing), len(missing), cache, say)
+    try:
+        return Path(hub.snapshot_download(dataset, **wanted))
+    except broken as error:
+        # What the cache has now is a part of it, which nobody asked for.
+        raise _broken_off(dataset, cache, error) from None
+
+
+def _as_downloaded(
+    hub: ModuleType, dataset: str, wanted: dict[str, Any], error: Exception, say: Callable[[str], None]
+) -> Path:
+    """What the cache has of a data set, where the hub does not answer."""
+    try:
+        root = Path(hub.snapshot_download(dataset, **wanted, local_files_only=True))
+    except (hub.errors.LocalEntryNotFoundError, OSError):
+        what = " ".join(str(error).split())[:120]
+        raise UsageError(
+            "data.hub_unreachable",
+            f"{dataset} is not in the hub's cache, and the hub cannot be reached: {what} …",
+            hint="Prepare it where there is a network, or copy its Parquet files here and name their folder.",
+        ) from None
+    say(f"the hub cannot be reached; taking what of {dataset} was downloaded before, which may not be all of it")
+    return root
+
+
+def _no_name(name: str) -> UsageError:
+    return UsageError(
+        "usage.hub_name",
+        f"hf:{name} does not name a data set of the hub.",
+        hint="Write hf:OWNER/NAME, for instance hf:HuggingFaceFW/fineweb-edu/sample/10BT.",
+    )
+
+
+def _broken_off(dataset: str, cache: Path, error: Exception) -> UsageError:
+    what = " ".join(str(error).split())[:120]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Make room, or name a cache on another disk: HF_HOME=DIR."
+        return UsageError("disk.full", f"The disk of {cache} is full; a part of {dataset} was downloaded.", hint=hint)
+    hint = "What was downloaded stays: the same command goes on with the rest."
+    return UsageError("data.hub_unreachable", f"The download of {dataset} broke off: {what} …", hint=hint)
+
+
+def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) -> None:
+    """Say what will be downloaded; raise UsageError where the cache's disk has no room for it."""
+    if not count:
+        return
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    say(f"downloading {count} files, {need / 1e9:,.2f} GB, into {cache}")
+    if need > free:
+        raise UsageError(
+            "disk.too_small",
+            f"{need / 1e9:,.2f} GB are to be downloaded into {cache}, whose disk has {free / 1e9:,.2f} GB free.",
+            hint="Make room, or name a cache on another disk: HF_HOME=DIR.",
+        )
+
+
+def _huggingface_hub() -> ModuleType:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError:
+        raise UsageError(
+            "data.no_hub",
+            "Data sets of the hub are downloaded with huggingface_hub, which is not installed here.",
+            hint="Install it, from the clone: pip install '.[data]'",
+        ) from None
+    return huggingface_hub

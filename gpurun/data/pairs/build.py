@@ -1,0 +1,190 @@
+"""Parallel text in, shards out: sentence pairs as one row of tokens (docs/TRANSLATION.md). No torch.
+
+A pair is written as start, source, end, target, end; its start is what `eot` is to other text. Both languages share one
+vocabulary, made of the training pairs: characters, or words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import pair_tokenizer as pair_tokenizers
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.data.pairs.grammar import english_german
+from gpurun.data.source_names import BUILT_IN_PAIRS
+from gpurun.data.sources import Say
+from gpurun.data.split import bound_for, key_of
+
+_PAIRS_MADE = 20_000
+
+
+@dataclass(frozen=True)
+class PairOrder:
+    """What to prepare: one of BUILT_IN_PAIRS, a file of `source TAB target` lines, or two files (`A,B`)."""
+
+    source: str
+    tokenizer: str
+    val_fraction: float
+    out: Path
+    context: int = 64
+    """Pairs of which a side takes more positions than this are left out, and counted."""
+    limit_bytes: int = 0
+    vocab_limit: int = 0
+
+
+@dataclass
+class _ParallelText:
+    """Pairs with where they came from; those without text on one side are only counted."""
+
+    kind: str
+    pairs: list[pair_tokenizers.Pair] = field(default_factory=list)
+    skipped: int = 0
+
+    def add(self, source: str, target: str) -> None:
+        """Take a pair, in single spaces."""
+        pair = " ".join(source.split()), " ".join(target.split())
+        if all(pair):
+            self.pairs.append(pair)
+        else:
+            self.skipped += 1
+
+    def digest(self) -> str:
+        """The sha256 of all pairs, each side after its length."""
+        return tokenizers.sha256_of_tokens(text.encode("utf-8") for pair in self.pairs for text in pair)
+
+    def limited(self, limit_bytes: int) -> None:
+        """Keep the first pairs, up to so many bytes of text."""
+        total = 0
+        for number, pair in enumerate(self.pairs):
+            total += sum(len(text.encode("utf-8")) for text in pair)
+            if total > limit_bytes:
+                del self.pairs[number:]
+                return
+
+
+def _copies(count: int, seed: int = 0) -> list[pair_tokenizers.Pair]:
+    """Return `count` different rows of 4 to 10 letters, each its own translation."""
+    state, drawn = np.random.RandomState(seed), dict[str, None]()
+    while len(drawn) < count:
+        letters = state.randint(10, size=state.randint(4, 11))
+        drawn["".join(chr(ord("a") + letter) for letter in letters)] = None
+    return [(text, text) for text in drawn]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        hint = "Name a file of `source TAB target` lines, two files with a comma between them, or: "
+        hint += ", ".join(BUILT_IN_PAIRS) + "."
+        raise UsageError("data.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
+    except UnicodeDecodeError as error:
+        what = f"{path} is not UTF-8 at byte {error.start}."
+        raise UsageError("data.not_utf8", what, hint="Convert it to UTF-8 first.") from None
+    # Not splitlines: it also cuts at signs that may stand inside a sentence, and the two files would part company.
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _read(source: str) -> _ParallelText:
+    """Read or make the parallel text that a request names."""
+    if source in BUILT_IN_PAIRS:
+        made = _copies(_PAIRS_MADE) if source == "copy" else english_german(_PAIRS_MADE)
+        return _ParallelText(source, made)
+    text = _ParallelText("file")
+    files = [Path(name).expanduser() for name in source.split(",")]
+    if len(files) == 2:
+        sides = [_lines(file) for file in files]
+        if len(sides[0]) != len(sides[1]):
+            counts = f"{files[0]} has {len(sides[0])} lines, {files[1]} has {len(sides[1])}"
+            hint = "Line n of one must be the translation of line n of the other."
+            raise UsageError("data.not_parallel", f"{counts}.", hint=hint)
+        for pair in zip(*sides, strict=True):
+            text.add(*pair)
+        return text
+    path = Path(source).expanduser()
+    for number, line in enumerate(_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2 and line.strip():
+            hint = "A line is a sentence, a tab, and its translation; or give two files with a comma between them."
+            raise UsageError(
+                "data.not_parallel", f"Line {number} of {path} has {len(columns)} columns, not 2.", hint=hint
+            )
+        text.add(columns[0], columns[-1] if len(columns) == 2 else "")
+    return text
+
+
+def prepare_pairs(order: PairOrder, say: Say) -> tuple[pair_tokenizers.PairTokenizer, int]:
+    """Make `order.out` a data folder with a parallel text; its tokeniser, and how many lines had one side only.
+
+    data.json is written last. Raises UsageError; OSErrors come from writing.
+    """
+    text = _read(order.source)
+    if order.limit_bytes:
+        text.limited(order.limit_bytes)
+    splits: dict[str, list[pair_tokenizers.Pair]] = {"train": [], "val": []}
+    bound = bound_for(order.val_fraction)
+    for pair in text.pairs:  # By its source sentence, so that all its translations are on the same side.
+        splits["val" if key_of(pair[0]) < bound else "train"].append(pair)
+    tokenizer = pair_tokenizers.PairTokenizer.for_pairs(order.tokenizer, splits["train"], order.vocab_limit)
+    order.out.mkdir(parents=True)
+    _write(order, text, splits, tokenizer, say)
+    return tokenizer, text.skipped
+
+
+def _write(
+    order: PairOrder,
+    text: _ParallelText,
+    splits: dict[str, list[pair_tokenizers.Pair]],
+    tokenizer: pair_tokenizers.PairTokenizer,
+    say: Say,
+) -> None:
+    """Write shards, vocabulary and data.json."""
+    entries: dict[str, list[dict[str, Any]]] = {}
+    counts = {"train": 0, "val": 0, "too_long": 0, "longest": 0}
+    for split, pairs in splits.items():
+        with shard_files.ShardWriter(order.out, split) as writer:
+            for row in _rows(tokenizer, pairs):
+                # A source takes its start and end too, a target one of them at a time.
+                longest = max(row.middle + 1, len(row.ids) - row.middle - 1)
+                counts["too_long" if longest > order.context else split] += 1
+                if longest <= order.context:
+                    writer.write(row.ids)
+                    counts["longest"] = max(counts["longest"], longest)
+        entries[split] = writer.entries
+        if not counts[split]:
+            what = f"{order.source} gives no pair to {split}: {len(text.pairs)} pairs were read"
+            what += f", {counts['too_long']} are longer than {order.context} tokens"
+            hint = "Take more text, another val_fraction or a longer context."
+            raise UsageError("data.too_small", f"{what}.", hint=hint)
+        say(f"{split}: {counts[split]:,} pairs, {writer.tokens:,} tokens")
+    if counts["too_long"]:
+        say(f"{counts['too_long']:,} pairs are longer than {order.context} tokens and were left out")
+    shard_files.write_json(order.out / "vocab.json", tokenizers.vocabulary_json(tokenizer.name, tokenizer.tokens))
+    size = sum(len(side.encode("utf-8")) for pair in text.pairs for side in pair)
+    source = {"kind": text.kind, "digest": text.digest(), "documents": len(text.pairs), "bytes": size}
+    ids = {"pad_id": pair_tokenizers.PAD_ID, "start_id": pair_tokenizers.START_ID, "end_id": pair_tokenizers.END_ID}
+    manifest = shard_files.manifest_of(tokenizer.name, tokenizer.tokens, tokenizer.eot_id, source, entries)
+    shard_files.write_json(order.out / "data.json", {**manifest, "pairs": {**ids, **counts}})
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A pair's tokens, and where its source ends."""
+
+    ids: np.ndarray
+    middle: int
+
+
+def _rows(tokenizer: pair_tokenizers.PairTokenizer, pairs: Sequence[pair_tokenizers.Pair]) -> Iterator[_Row]:
+    start, end = (np.array([token], dtype=np.uint16) for token in (pair_tokenizers.START_ID, pair_tokenizers.END_ID))
+    for pair in pairs:
+        source, target = tokenizer.encode(pair)
+        yield _Row(np.concatenate([start, source, end, target, end]), len(source) + 1)

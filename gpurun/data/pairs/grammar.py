@@ -1,0 +1,239 @@
+"""English sentences and their German translations, made by rule: a parallel text that needs no download.
+
+Small, but no word-for-word cipher: articles and adjectives agree in gender, case and number, the verb stands second in
+a main clause and last after `dass`, infinitives and participles go to the end, and "not a" becomes one word.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["english_german"]
+
+
+@dataclass(frozen=True)
+class _Noun:
+    english: str
+    english_plural: str
+    gender: str
+    german: str
+    german_plural: str
+
+
+def _nouns(table: str) -> list[_Noun]:
+    return [_Noun(*entry.split()) for entry in table.split(",")]
+
+
+_PEOPLE = _nouns(
+    "man men m Mann Männer, woman women f Frau Frauen, child children n Kind Kinder, girl girls n Mädchen Mädchen,"
+    "teacher teachers m Lehrer Lehrer, friend friends m Freund Freunde, doctor doctors m Arzt Ärzte,"
+    "mother mothers f Mutter Mütter, father fathers m Vater Väter, daughter daughters f Tochter Töchter,"
+    "son sons m Sohn Söhne, king kings m König Könige, queen queens f Königin Königinnen,"
+    "baker bakers m Bäcker Bäcker, sister sisters f Schwester Schwestern, guest guests m Gast Gäste"
+)
+_THINGS = _nouns(
+    "dog dogs m Hund Hunde, cat cats f Katze Katzen, horse horses n Pferd Pferde, bird birds m Vogel Vögel,"
+    "cow cows f Kuh Kühe, mouse mice f Maus Mäuse, book books n Buch Bücher, apple apples m Apfel Äpfel,"
+    "letter letters m Brief Briefe, table tables m Tisch Tische, flower flowers f Blume Blumen,"
+    "lamp lamps f Lampe Lampen, picture pictures n Bild Bilder, chair chairs m Stuhl Stühle, cup cups f Tasse Tassen,"
+    "key keys m Schlüssel Schlüssel, bicycle bicycles n Fahrrad Fahrräder, clock clocks f Uhr Uhren,"
+    "hat hats m Hut Hüte, ball balls m Ball Bälle"
+)
+_PLACES = _nouns(
+    "garden gardens m Garten Gärten, house houses n Haus Häuser, school schools f Schule Schulen,"
+    "forest forests m Wald Wälder, city cities f Stadt Städte, kitchen kitchens f Küche Küchen,"
+    "village villages n Dorf Dörfer, park parks m Park Parks, room rooms n Zimmer Zimmer"
+)
+
+
+def _pairs(table: str) -> list[tuple[str, ...]]:
+    return [tuple(entry.split()) for entry in table.split(",")]
+
+
+_OF_PEOPLE = _pairs("old alt, young jung, small klein, clever klug, happy glücklich, friendly freundlich, rich reich")
+_OF_THINGS = _pairs("old alt, new neu, big groß, red rot, white weiß, black schwarz, beautiful schön, heavy schwer")
+# English: infinitive, he …s, participle; German: infinitive (which is the plural too), er …, participle.
+_TRANSITIVE = _pairs(
+    "see sees seen sehen sieht gesehen, find finds found finden findet gefunden,"
+    "buy buys bought kaufen kauft gekauft, draw draws drawn zeichnen zeichnet gezeichnet,"
+    "love loves loved lieben liebt geliebt, hear hears heard hören hört gehört,"
+    "carry carries carried tragen trägt getragen, need needs needed brauchen braucht gebraucht,"
+    "wash washes washed waschen wäscht gewaschen, take takes taken nehmen nimmt genommen"
+)
+_DITRANSITIVE = _pairs(
+    "give gives given geben gibt gegeben, show shows shown zeigen zeigt gezeigt,"
+    "send sends sent schicken schickt geschickt"
+)
+_INTRANSITIVE = _pairs(
+    "sleep sleeps slept schlafen schläft geschlafen, work works worked arbeiten arbeitet gearbeitet,"
+    "laugh laughs laughed lachen lacht gelacht, sing sings sung singen singt gesungen,"
+    "wait waits waited warten wartet gewartet, dance dances danced tanzen tanzt getanzt"
+)
+_MODALS = _pairs("can können kann, must müssen muss, will werden wird, should sollen soll, may dürfen darf")
+_AUXILIARIES = {"has", "have", "do", "does", *(modal[0] for modal in _MODALS)}
+_SAYING = _pairs("say says sagen sagt, believe believes glauben glaubt, hope hopes hoffen hofft")
+_ADVERBS = _pairs("today heute, now jetzt, often oft, sometimes manchmal, here hier")
+
+_Endings = dict[str, dict[str, str]]
+
+
+def _endings(**cases: str) -> _Endings:
+    """Return the endings by case, then by gender; "p" is the gender of every plural."""
+    return {case: dict(entry.split(":") for entry in row.split(" ")) for case, row in cases.items()}
+
+
+_DER = _endings(nom="m:der f:die n:das p:die", acc="m:den f:die n:das p:die", dat="m:dem f:der n:dem p:den")
+_STRONG = _endings(nom="m:er f:e n:es p:e", acc="m:en f:e n:es p:e", dat="m:em f:er n:em p:en")
+_MIXED = _endings(nom="m: f:e n: p:e", acc="m:en f:e n: p:e", dat="m:em f:er n:em p:en")
+_WEAK_ADJECTIVE = _endings(nom="m:e f:e n:e p:en", acc="m:en f:e n:e p:en", dat="m:en f:en n:en p:en")
+_MIXED_ADJECTIVE = _endings(nom="m:er f:e n:es p:en", acc="m:en f:e n:es p:en", dat="m:en f:en n:en p:en")
+
+
+@dataclass(frozen=True)
+class _Phrase:
+    """A noun with its article and perhaps an adjective, not yet declined."""
+
+    article: str
+    adjective: tuple[str, ...]
+    noun: _Noun
+    plural: bool
+
+    def english(self) -> str:
+        """`an old man`, `these men`."""
+        noun = self.noun.english_plural if self.plural else self.noun.english
+        rest = [*self.adjective[:1], noun]
+        article = {"this": "these", "a": ""}.get(self.article, self.article) if self.plural else self.article
+        if article == "a" and rest[0][0] in "aeiou":
+            article = "an"
+        return " ".join(filter(None, [article, *rest]))
+
+    def german(self, case: str, negated: bool = False) -> str:
+        """`einen alten Mann`; `negated` makes `keinen` of the indefinite article."""
+        gender = "p" if self.plural else self.noun.gender
+        bare = self.article == "a" and self.plural and not negated
+        if bare:
+            article, endings = "", _STRONG
+        elif self.article == "the":
+            article, endings = _DER[case][gender], _WEAK_ADJECTIVE
+        elif self.article == "this":
+            article, endings = "dies" + _STRONG[case][gender], _WEAK_ADJECTIVE
+        else:
+            stem = "mein" if self.article == "my" else "kein" if negated else "ein"
+            article, endings = stem + _MIXED[case][gender], _MIXED_ADJECTIVE
+        adjective = [stem + endings[case][gender] for stem in self.adjective[1:]]
+        noun = self.noun.german_plural if self.plural else self.noun.german
+        if case == "dat" and self.plural and noun[-1] not in "ns":
+            noun += "n"
+        return " ".join(filter(None, [article, *adjective, noun]))
+
+
+@dataclass(frozen=True)
+class _Clause:
+    """A clause in both languages; the German one in the parts that change places."""
+
+    subject: str
+    predicate: str
+    german_subject: str
+    middle: str
+    finite: str
+    end: str
+    """The infinitive or participle that stands behind the middle; empty where the verb is one word."""
+
+
+class _Speaker:
+    """Draws sentences; by random() alone, whose stream Python promises never to change."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def _one(self, of: Sequence[Any]) -> Any:
+        return of[int(self._random() * len(of))]
+
+    def _chance(self, percent: int) -> bool:
+        return self._random() < percent / 100
+
+    def _phrase(self, nouns: list[_Noun], adjectives: list[tuple[str, ...]]) -> _Phrase:
+        article = self._one(["the", "the", "a", "this", "my"])
+        adjective = self._one(adjectives) if self._chance(40) else ()
+        return _Phrase(article, adjective, self._one(nouns), self._chance(30))
+
+    def _objects(self, negated: bool) -> tuple[list[tuple[str, ...]], list[str], list[str], bool]:
+        """Draw verbs and their objects in both languages; the last tells whether `kein` already says the negation."""
+        kind = int(self._random() * 10)
+        if kind < 2:
+            return _INTRANSITIVE, [], [], False
+        thing = self._phrase(_THINGS, _OF_THINGS)
+        said = negated and thing.article == "a"
+        german = [thing.german("acc", negated=said)]
+        if kind < 7:
+            return _TRANSITIVE, [thing.english()], german, said
+        receiver = self._phrase(_PEOPLE, _OF_PEOPLE)
+        # In "does not give a man the book" it would be the man whom `kein` denies.
+        if negated and receiver.article == "a":
+            receiver = _Phrase("the", receiver.adjective, receiver.noun, receiver.plural)
+        return _DITRANSITIVE, [receiver.english(), thing.english()], [receiver.german("dat"), *german], said
+
+    def _clause(self) -> _Clause:
+        """Draw somebody who does something, perhaps with an auxiliary, perhaps denied, perhaps somewhere."""
+        subject = self._phrase(_PEOPLE, _OF_PEOPLE)
+        plural, negated = subject.plural, self._chance(20)
+        verbs, objects, german_objects, said = self._objects(negated)
+        base, third, participle, infinitive, er, perfect = self._one(verbs)
+        denial = ["not"] if negated else []
+        form = int(self._random() * 10)
+        if form < 3:
+            modal, german_plural, german_singular = self._one(_MODALS)
+            english = [modal, *denial, base]
+            finite, end = german_plural if plural else german_singular, infinitive
+        elif form < 5:
+            english = ["have" if plural else "has", *denial, participle]
+            finite, end = "haben" if plural else "hat", perfect
+        elif negated:
+            english = ["do" if plural else "does", "not", base]
+            finite, end = infinitive if plural else er, ""
+        else:
+            english = [base if plural else third]
+            finite, end = infinitive if plural else er, ""
+        middle = [*german_objects, *(["nicht"] if negated and not said else [])]
+        if self._chance(25):
+            place = self._one(_PLACES)
+            objects = [*objects, f"in the {place.english}"]
+            middle.append(("in der " if place.gender == "f" else "im ") + place.german)
+        predicate = " ".join([*english, *objects])
+        return _Clause(subject.english(), predicate, subject.german("nom"), " ".join(middle), finite, end)
+
+    def sentence(self) -> tuple[str, str]:
+        """Draw a sentence and its translation."""
+        clause = self._clause()
+        subject, predicate, wer = clause.subject, clause.predicate, clause.german_subject
+        middle, finite, end = clause.middle, clause.finite, clause.end
+        shape = int(self._random() * 10)
+        if shape < 3:
+            adverb, german_adverb = self._one(_ADVERBS)
+            return f"{adverb} {subject} {predicate}.", _joined(german_adverb, finite, wer, middle, end) + "."
+        if shape < 5:
+            speaker = self._phrase(_PEOPLE, _OF_PEOPLE)
+            say, says, sagen, sagt = self._one(_SAYING)
+            main = f"{speaker.english()} {say if speaker.plural else says}"
+            german_main = f"{speaker.german('nom')} {sagen if speaker.plural else sagt}"
+            return f"{main} that {subject} {predicate}.", f"{german_main}, {_joined('dass', wer, middle, end, finite)}."
+        auxiliary, _, rest = predicate.partition(" ")
+        if shape < 6 and auxiliary in _AUXILIARIES:
+            return f"{auxiliary} {subject} {rest}?", _joined(finite, wer, middle, end) + "?"
+        return f"{subject} {predicate}.", _joined(wer, finite, middle, end) + "."
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(filter(None, parts))
+
+
+def english_german(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Return `count` different sentences with their translations, the same ones for the same seed."""
+    speaker, drawn = _Speaker(seed), dict[str, str]()
+    while len(drawn) < count:
+        english, german = speaker.sentence()
+        drawn[english] = german
+    return list(drawn.items())

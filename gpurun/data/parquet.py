@@ -1,0 +1,96 @@
+"""Parquet, row group by row group, by pyarrow: only the columns that are needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.data.refusals import no_column, unreadable
+
+_ROWS = 1024
+"""What is taken of a row group at once; pyarrow holds the pages that they lie on."""
+
+
+def group_bytes(path: Path, column: str) -> tuple[int, ...]:
+    """The bytes of text in each row group. UsageError for a damaged file and for one without such a column."""
+    with _opened(path) as file:
+        _demand_text(path, file.schema_arrow, column)
+        leaves = [file.schema.column(place).path for place in range(len(file.schema))]
+        place = leaves.index(column)
+        groups = (file.metadata.row_group(index).column(place) for index in range(file.metadata.num_row_groups))
+        return tuple(max(1, group.total_uncompressed_size) for group in groups)
+
+
+def rows(path: Path, groups: Iterable[int], column: str) -> Iterator[tuple[str, str, str]]:
+    """(row group and number, text, url or "") of each row of some groups; a row whose text is null has none."""
+    with _opened(path) as file:
+        columns = [column, *(["url"] if "url" in file.schema_arrow.names and column != "url" else [])]
+        for group in groups:
+            number = 0
+            for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns, use_threads=False):
+                for cells in zip(*map(_strings, batch.columns), strict=True):
+                    if cells[0]:
+                        yield f"{group}.{number}", cells[0], cells[1] if len(cells) > 1 else ""
+                    number += 1
+
+
+def _strings(column: Any) -> Iterator[str]:
+    """A column's texts, "" for null and for what is none; its writer may leave what is not UTF-8 in a string."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not _is_text(column.type):
+        return ("" for _ in range(len(column)))
+    raw = column.cast(pyarrow.large_binary()) if not pyarrow.types.is_string_view(column.type) else column
+    return (str(cell.as_buffer(), "utf-8", "replace") if cell.is_valid else "" for cell in raw)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow
+
+    return bool(
+        pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind)
+    )
+
+
+def _demand_text(path: Path, schema: Any, column: str) -> None:
+    import pyarrow
+
+    kinds = {field.name: field.type for field in schema}
+    if column not in kinds:
+        raise no_column(path, column, [f"{name} ({kind})" for name, kind in kinds.items()])
+    kind = kinds[column]
+    if not _is_text(kind.value_type if pyarrow.types.is_dictionary(kind) else kind):
+        raise UsageError(
+            "data.no_text_column",
+            f"{path} has {kind} in its column {column!r}, which is no text.",
+            hint="Name the one that holds the documents: gpurun data prepare RECIPE --text-column NAME.",
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(
+            "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
+            hint="Install it, from the clone: pip install '.[data]'",
+        ) from None  # fmt: skip
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, EOFError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise unreadable(path, error) from None
+        what = " ".join(str(error).split())[:200].rstrip(".")
+        raise UsageError(
+            "data.cut_short",
+            f"{path} is no Parquet file, damaged or cut short: {what} ({path.stat().st_size:,} bytes are there).",
+            hint="Download or copy that file again, and compare its size with the original's.",
+        ) from None

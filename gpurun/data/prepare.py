@@ -1,0 +1,352 @@
+"""From a source of any size to a finished data folder: divided, deduplicated, split, tokenised by all cores.
+
+`gpurun train --data TEXT` and `gpurun data prepare` come here. The folder itself is the state: `prepare.json` says what
+was asked for, `task-*.json` which tasks are done. A killed prepare goes on when it is asked for again; asking for
+something else is refused. `data.json` is written last and ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.data.dedupe.signatures import Dedupe
+from gpurun.data.dedupe.stage import Signer, check_room, drop_filter, find_duplicates, read_duplicates, told
+from gpurun.data.documents import Document, documents_of
+from gpurun.data.prepare_state import (
+    DUPLICATES,
+    held,
+    known_files,
+    lasting_digest,
+    remove,
+    remove_state,
+    remove_work,
+    write_down,
+)
+from gpurun.data.refusals import preparing
+from gpurun.data.sources import Say, Source, open_source
+from gpurun.data.split import bound_for, bound_for_few, key_of
+from gpurun.data.tasks import UNFINISHED, Task, Tell, divide, read_record, write_task
+from gpurun.data.vocabulary import make_vocabulary
+from gpurun.data.workers import work_through
+
+FORMAT = 6
+"""Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
+SHARD_TOKENS = 100_000_000
+BYTES_PER_TOKEN = 4
+"""Of English text with GPT-2's tokens, rounded down: so that a shard has about as many tokens as were asked for."""
+_FEW_BYTES = 64 << 20
+"""Of so much text all documents are looked at before it is decided which are held out."""
+_SAMPLE_BYTES = 256 << 10
+_ALLOWANCE = 1.1
+"""What a sample of a corpus may be wrong by."""
+
+Progress = Callable[[dict[str, int]], None]
+"""Hears {"done_bytes", "total_bytes", "tokens", "tasks", "total_tasks"}."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to prepare: the bytes depend on all of it but the last line (docs/DATA.md).
+
+    `vocab_size` is that of a tokeniser that is made of the corpus, `limit_bytes` how much text is taken; 0: its own
+    choice, and all.
+    """
+
+    source: str
+    tokenizer: str
+    out: Path
+    val_fraction: float = 0.1
+    shard_tokens: int = SHARD_TOKENS
+    column: str = "text"
+    vocab_size: int = 0
+    limit_bytes: int = 0
+    dedupe: Dedupe | None = None
+    least_train_tokens: int = 1
+    least_val_tokens: int = 1
+    accept_skipped: bool = False
+
+    def asked(self, source: Source) -> dict[str, Any]:
+        """Everything that the bytes depend on, by the names under which a difference is told."""
+        return {
+            "format": FORMAT,
+            "source": source.digest,
+            "tokenizer": self.tokenizer,
+            "val-fraction": self.val_fraction,
+            "shard-tokens": self.shard_tokens,
+            "text-column": self.column,
+            "vocab-size": self.vocab_size,
+            "limit-bytes": self.limit_bytes,
+            "dedupe": str(self.dedupe or "none"),
+        }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A finished folder: its data.json, what of the source is not in it by reason, and whether it was made just now."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    passed_over: dict[str, int]
+    made: bool
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The work that makes shards of a task, with the tokeniser whose vocabulary lies in the folder."""
+
+    folder: Path
+    tokenizer: str
+    bound: int
+    identity: str
+    column: str
+    duplicates: Path | None = None
+    """Where it is written which documents go."""
+
+    def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
+        """Make the shards of a task, unless they are there."""
+        if self.record(index) is None:
+            drop = drop_filter(self.duplicates, index) if self.duplicates else None
+            tokenizer, identity = _tokenizer(self), self.identity
+            write_task(
+                documents, tokenizer, self.folder, index, bound=self.bound, identity=identity, drop=drop, tell=tell
+            )
+
+    def record(self, index: int, *, verified: bool = True) -> dict[str, Any] | None:
+        """The record of a task that is done, once its shards hold to its digests."""
+        return read_record(self.folder, index, self.identity, verified=verified)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(writer: Writer) -> tokenizers.TextTokenizer:
+    """The tokeniser, loaded once a process; its identity names the vocabulary."""
+    return tokenizers.tokenizer_of(writer.tokenizer, tokenizers.read_vocabulary(writer.folder), threads=1)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What was found out before work: the source, what is asked for, all tasks, and how each is done."""
+
+    source: Source
+    asked: dict[str, Any]
+    tasks: tuple[Task, ...]
+    writer: Writer
+
+    @cached_property
+    def done(self) -> dict[int, dict[str, Any]]:
+        """The records of the tasks that are done, each verified once."""
+        return {index: record for index in range(len(self.tasks)) if (record := self.writer.record(index))}
+
+    @property
+    def left(self) -> list[tuple[int, Task]]:
+        """The tasks that are not done yet, (index, task) each."""
+        return [(index, task) for index, task in enumerate(self.tasks) if index not in self.done]
+
+
+def prepare(
+    order: Order,
+    say: Say,
+    progress: Progress = lambda _: None,
+    *,
+    workers: int = 1,
+    executor: str = "processes",
+) -> Prepared:
+    """Make `order.out` a data folder (docs/FORMATS.md), or go on where an earlier call was ended.
+
+    UsageError for what cannot be prepared, SetupError for what cannot be written; what is finished stays either way,
+    for the same order again.
+    """
+    with preparing("What is finished stays; the same command goes on with it."), held(order.out):
+        begun = begin(order, say)
+        if isinstance(begun, Prepared):
+            return begun
+        meter = _Meter(begun, progress, order.dedupe is not None)
+        if order.dedupe is not None:
+            _mark_duplicates(order, begun, workers, executor, meter, say)
+        try:
+            for index in work_through(begun.writer, begun.left, workers, executor, meter.read):
+                if record := begun.writer.record(index, verified=False):
+                    begun.done[index] = record
+                    meter.finished(record)
+        finally:
+            remove(order.out.glob(f"{UNFINISHED}*"))
+        return finish(order, begun, say)
+
+
+def begin(order: Order, say: Say) -> Begun | Prepared:
+    """Look at the source, write down what is asked for, and make the vocabulary; or what is finished already."""
+    if Path(os.path.realpath(order.out)).is_relative_to(os.path.realpath(order.source)):
+        raise UsageError(
+            "data.out_in_source",
+            f"{order.out} lies within {order.source}: the shards would be part of the text that they are made of.",
+            hint="Name a folder elsewhere with --out.",
+        )
+    order.out.mkdir(parents=True, exist_ok=True)
+    source = open_source(
+        order.source,
+        order.column,
+        say,
+        val_fraction=order.val_fraction,
+        limit_bytes=order.limit_bytes,
+        accept_skipped=order.accept_skipped,
+        known=known_files(order.out, order.column),
+    )
+    asked = order.asked(source)
+    if (order.out / "data.json").exists():
+        return _already(order, source, asked, say)
+    bytes_per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
+    tasks = tuple(divide(source.files, order.shard_tokens, bytes_per_token))
+    write_down(order.out, asked, source)
+    remove(order.out.glob(f"{UNFINISHED}*"))
+    say(f"{len(source.files):,} files, {source.text_bytes / 1e6:,.1f} MB of text, {len(tasks):,} parts")
+    bound = _bound(order, source, tasks)
+    tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.column, say)
+    named = {**asked, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
+    identity = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+    duplicates = order.out / DUPLICATES if order.dedupe else None
+    begun = Begun(source, asked, tasks, Writer(order.out, order.tokenizer, bound, identity, order.column, duplicates))
+    if begun.done:
+        say(f"going on: {len(begun.done)} of {len(tasks)} parts are done and sound")
+    _check_room(order.out, [task for _, task in begun.left], tokenizer, order.column, say)
+    return begun
+
+
+def finish(order: Order, begun: Begun, say: Say) -> Prepared:
+    """Write data.json over the shards of all tasks, and remove what was only needed to go on."""
+    if begun.left:
+        what = f"Part {begun.left[0][0]} of {len(begun.tasks)} has no sound shards in {order.out}."
+        raise UsageError("prepare.task_failed", what, hint="The same command goes on with what is finished.")
+    done = [begun.done[index] for index in range(len(begun.tasks))]
+    entries = {split: [entry for record in done for entry in record[split]] for split in ("train", "val")}
+    for split, least in (("train", order.least_train_tokens), ("val", order.least_val_tokens)):
+        found = sum(entry["tokens"] for entry in entries[split])
+        say(f"{split}: {found:,} tokens")
+        if found < least:
+            remove_work(order.out)
+            raise UsageError(
+                "data.too_small",
+                f"{order.source} gives {found:,} tokens to {split}; the recipe needs at least {least:,}.",
+                hint="Take more text, another share to hold out, or a recipe with a smaller batch or context.",
+            )
+    sums = {name: sum(record[name] for record in done) for name in ("documents", "dropped", "bytes")}
+    digest = hashlib.sha256("".join(record["digest"] for record in done).encode()).hexdigest()
+    about = {"kind": begun.source.kind, "asked": lasting_digest(begun.asked, begun.source), "digest": digest, **sums}
+    tokens = tokenizers.read_vocabulary(order.out)
+    tokenizer = tokenizers.tokenizer_of(order.tokenizer, tokens)
+    manifest = shard_files.manifest_of(order.tokenizer, tokens, tokenizer.eot_id, about, entries)
+    shard_files.write_json(order.out / "data.json", manifest)
+    remove_state(order.out)
+    return Prepared(order.out, manifest, dict(begun.source.passed_over), made=True)
+
+
+def _bound(order: Order, source: Source, tasks: Sequence[Task]) -> int:
+    """Below which key a document is held out: of few documents so that some are, and not all."""
+    if source.text_bytes > _FEW_BYTES:
+        return bound_for(order.val_fraction)
+    found = ((key_of(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.column))
+    return bound_for_few(found, order.val_fraction, order.source)
+
+
+def _mark_duplicates(order: Order, begun: Begun, workers: int, executor: str, meter: _Meter, say: Say) -> None:
+    """Write down which documents go, before anything is written of the others; or take what an earlier call found."""
+    assert order.dedupe is not None
+    folder = order.out / DUPLICATES
+    folder.mkdir(exist_ok=True)
+    signer = Signer(folder, order.dedupe, begun.writer.identity, order.column)
+    record = read_duplicates(folder, signer.identity)
+    if record is None:
+        left = [(index, task) for index, task in enumerate(begun.tasks) if not signer.is_done(index)]
+        check_room(folder, sum(span.text_bytes for _, task in left for span in task), order.dedupe, say)
+        for _ in work_through(signer, left, workers, executor, meter.read):
+            pass
+        say("looking for duplicates among the fingerprints of all documents")
+        record = find_duplicates(folder, len(begun.tasks), order.dedupe, identity=signer.identity)
+    say(told(record))
+
+
+class _Meter:
+    """Tells how far a prepare is; a byte that is signed counts as one that is tokenised."""
+
+    def __init__(self, begun: Begun, progress: Progress, signs: bool) -> None:
+        self._figures = {
+            "done_bytes": sum(record["bytes"] for record in begun.done.values()),
+            "total_bytes": begun.source.text_bytes * (1 + signs),
+            "tokens": sum(map(_tokens, begun.done.values())),
+            "tasks": len(begun.done),
+            "total_tasks": len(begun.tasks),
+        }
+        self._progress = progress
+        progress(self._figures)
+
+    def read(self, count: int) -> None:
+        """So many more bytes were read."""
+        figures = self._figures
+        figures["done_bytes"] = min(figures["done_bytes"] + count, figures["total_bytes"])
+        self._progress(figures)
+
+    def finished(self, record: dict[str, Any]) -> None:
+        """A task's shards are there."""
+        self._figures["tasks"] += 1
+        self._figures["tokens"] += _tokens(record)
+        self._progress(self._figures)
+
+
+def _tokens(record: dict[str, Any]) -> int:
+    return sum(entry["tokens"] for split in ("train", "val") for entry in record[split])
+
+
+def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> Prepared:
+    """What a finished folder holds, if it was made of this; else a UsageError."""
+    path = order.out / "data.json"
+    manifest: dict[str, Any] = {}
+    found = None
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # It may be another program's.
+        manifest = json.loads(path.read_bytes())
+        found = manifest["source"]["asked"]
+    newer = any(file.modified_ns > path.stat().st_mtime_ns for file in source.files)
+    if newer or found != lasting_digest(asked, source):
+        raise UsageError(
+            "data.out_in_use",
+            f"{order.out} holds data that was prepared from something else, with other options, or by another gpurun.",
+            hint="Name another folder with --out, or delete that one.",
+        )
+    remove_state(order.out)
+    say(f"{order.out} was prepared from this already")
+    return Prepared(order.out, manifest, dict(source.passed_over), made=False)
+
+
+def _check_room(
+    folder: Path, tasks: Sequence[Task], tokenizer: tokenizers.TextTokenizer, column: str, say: Say
+) -> None:
+    """Say what the shards of these tasks will take, by a sample of their texts; UsageError if there is no room."""
+    text_bytes = sum(span.text_bytes for task in tasks for span in task)
+    size = tokens = 0
+    for task in {place: tasks[place] for place in (0, len(tasks) // 2, len(tasks) - 1)}.values() if tasks else ():
+        taken_bytes = 0
+        for document in documents_of(task, column):
+            sample = document.text[:_SAMPLE_BYTES]
+            taken_bytes += len(sample.encode())
+            tokens += 1 + sum(map(len, tokenizer.encode([sample])))
+            if taken_bytes >= _SAMPLE_BYTES:
+                break
+        size += taken_bytes
+    need, free = int(2 * text_bytes * (tokens / max(1, size)) * _ALLOWANCE), shutil.disk_usage(folder).free
+    if need > _FEW_BYTES:
+        say(f"the shards need about {need / 1e9:,.2f} GB of disk; {free / 1e9:,.2f} GB are free")
+    if need > free:
+        raise UsageError(
+            "disk.too_small",
+            f"The shards need about {need / 1e9:,.2f} GB; the disk of {folder} has {free / 1e9:,.2f} GB free.",
+            hint=f"Make {(need - free) / 1e9:,.2f} GB of room, or name a folder on another disk with --out.",
+        )

@@ -1,0 +1,207 @@
+"""A folder of shards: its data.json, and every shard of it held against that, to the last token (docs/FORMATS.md)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import page
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import DataSummary
+from gpurun.data.foreign_shards import foreign_shards, to_adopt
+
+HEADER_BYTES = 1024
+MAGIC = 20240520
+_BLOCK_BYTES = 16 << 20
+
+
+def demand_whole(folder: Path) -> None:
+    """Refuse a folder of shards without its data.json, and one above such folders: its vocabulary would pass for text.
+
+    Raises UsageError; a folder with a data.json, a file, and what is not there are for others to judge.
+    """
+    if not folder.is_dir() or (folder / "data.json").exists():
+        return
+    if (folder / "prepare.json").is_file():
+        raise UsageError(
+            "data.unfinished",
+            f"{folder} holds a prepare that was begun and not ended.",
+            hint="Run the same `gpurun data prepare` again: it goes on where it stood.",
+        )
+    if (folder / "vocab.json").is_file() and any(folder.glob("*.bin")):
+        raise UsageError(
+            "data.no_manifest",
+            f"{folder} holds shards and a vocabulary, and no data.json that says what they are.",
+            hint="Copy data.json from where the shards were made, or prepare the data again.",
+        )
+    for below in sorted(folder.iterdir()):
+        if (below / "vocab.json").is_file() and any((below / name).is_file() for name in ("data.json", "prepare.json")):
+            what = f"{below} is a folder of shards, and {folder} would be read as text."
+            raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
+
+
+def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
+    """What a folder of shards holds, and its manifest, every byte checked; a UsageError says what is wrong."""
+    demand_whole(folder)
+    if not (folder / "data.json").exists() and folder.is_dir() and (maker := foreign_shards(folder)):
+        raise to_adopt(folder, maker)
+    manifest = read_manifest(folder)
+    found = inspect(folder, tokenizer=manifest["tokenizer"]["name"], vocab_size=0)
+    _check_vocabulary(folder, found.tokenizer_sha256)
+    return found, manifest
+
+
+def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
+    """Check a folder of shards against its manifest: sizes, magic, digests, every token id.
+
+    `vocab_size` and `context` are the model's, 0 where it takes what comes: a sentence pair must fit into the latter.
+    """
+    manifest = read_manifest(folder)
+    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=vocab_size, context=context)
+    made_by = manifest["tokenizer"]
+    sizes = [
+        _check_shard(folder, shard, made_by["vocab_size"]) for part in ("train", "val") for shard in manifest[part]
+    ]
+    return DataSummary(
+        folder=str(folder.absolute()),
+        tokenizer=made_by["name"],
+        tokenizer_sha256=made_by["sha256"],
+        vocab_size=made_by["vocab_size"],
+        train_tokens=sum(shard["tokens"] for shard in manifest["train"]),
+        val_tokens=sum(shard["tokens"] for shard in manifest["val"]),
+        bytes=sum(sizes),
+        sha256=digest_of(manifest),
+        source=str(manifest["source"].get("kind", "shards")),
+    )
+
+
+def demand_made_for(
+    folder: Path, manifest: Mapping[str, Any], *, tokenizer: str, vocab_size: int, context: int = 0
+) -> None:
+    """Refuse shards that say of themselves that they were made for another tokeniser or model; see `inspect`."""
+    made_by = manifest["tokenizer"]
+    if made_by["name"] != tokenizer:
+        raise UsageError(
+            "data.other_tokenizer",
+            f"{folder} was tokenised with {made_by['name']!r}; the recipe uses {tokenizer!r}.",
+            hint="Prepare the text again with the recipe's tokeniser, or choose the recipe that fits the shards.",
+        )
+    longest = manifest.get("pairs", {}).get("longest", 0)
+    if 0 < context < longest:
+        raise UsageError(
+            "data.pair_too_long",
+            f"{folder} has a sentence of {longest} positions; model.context is {context}.",
+            hint=f"Prepare the text again for this context, or add --set context={longest}.",
+        )
+    tokens = made_by["vocab_size"]
+    if 0 < vocab_size < tokens:
+        raise UsageError(
+            "data.vocabulary_larger",
+            f"model.vocab_size is {vocab_size}, and the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
+            hint=f"Take its own number with --set model.vocab_size=0, or at least {tokens}.",
+        )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "data.json").read_bytes())
+        of_shards = {"name": str, "tokens": int, "sha256": str}
+        for table in (*manifest["train"], *manifest["val"]):
+            _demand_types(table, of_shards)
+        _demand_types(manifest["tokenizer"], {"name": str, "sha256": str, "vocab_size": int})
+        _demand_types(manifest, {"source": dict})
+        if not manifest["train"]:
+            raise KeyError("train")
+    except OSError as error:
+        raise UsageError("data.unreadable", f"{folder}/data.json cannot be read: {error.strerror}.",
+                         hint="Check the path and its permissions.") from None  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError("data.bad_manifest", f"{folder}/data.json is not a manifest of shards: {error!r}.",
+                         hint=f"Prepare the data again; {page('FORMATS.md')} has the form.") from None  # fmt: skip
+    return manifest
+
+
+def _demand_types(table: Mapping[str, Any], types: Mapping[str, type]) -> None:
+    """Raise KeyError or TypeError, naming the key, where a table of the manifest has not these keys and types."""
+    for key, kind in types.items():
+        if type(table[key]) is not kind:
+            raise TypeError(f"{key} is {json.dumps(table[key])[:80]}")
+
+
+def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int:
+    """One shard's size in bytes, once its header, length, digest and token ids hold."""
+    import numpy as np
+
+    path = folder / Path(str(shard["name"])).name
+    if not path.is_file():
+        raise _bad_shard(path, "missing", "is named in data.json and is not there")
+    size = path.stat().st_size
+    # nanoGPT's have no header: then the size alone says that it is one of those.
+    header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
+    if shard["tokens"] < 1 or size in (0, header_bytes):
+        raise _bad_shard(path, "empty", "holds no tokens")
+    digest = hashlib.sha256()
+    highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
+    with path.open("rb") as content:
+        head = content.read(header_bytes)
+        digest.update(head)
+        if header_bytes and head[:4] != MAGIC.to_bytes(4, "little"):
+            raise _bad_shard(path, "magic", "does not begin like a shard of llm.c")
+        if path.suffix == ".bin" and size != header_bytes + 2 * shard["tokens"]:
+            raise _bad_shard(path, "truncated", f"has {size} bytes where {shard['tokens']} tokens need another number")
+        while block := content.read(_BLOCK_BYTES):
+            digest.update(block)
+            if path.suffix == ".bin":
+                highest = max(highest, int(np.frombuffer(block, "<u2").max()))
+    if highest >= vocab_size:
+        raise _bad_shard(path, "token_too_high", f"has the token {highest}; the vocabulary ends at {vocab_size - 1}")
+    if digest.hexdigest() != shard["sha256"]:
+        raise _bad_shard(path, "digest", "is not what data.json says it is: its sha256 differs")
+    return size
+
+
+def _highest_of_npy(path: Path, tokens: int) -> int:
+    """The highest token id of a .npy shard, which must be one row of so many uint16."""
+    import numpy as np
+
+    try:
+        row = np.load(path, mmap_mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise _bad_shard(path, "npy", f"is not a sound .npy file: {error}") from None
+    if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
+        raise _bad_shard(path, "npy", f"holds {row.dtype} of the shape {row.shape}, not one row of {tokens} uint16")
+    return int(row.max())
+
+
+def _bad_shard(path: Path, code: str, what: str) -> UsageError:
+    return UsageError(
+        f"data.{code}", f"{path} {what}.", hint="Prepare the data again, or copy it again from its source."
+    )
+
+
+def _check_vocabulary(folder: Path, sha256: str) -> None:
+    """Hold vocab.json, where there is one, against the tokeniser that data.json names."""
+    path = folder / "vocab.json"
+    if not path.exists():
+        return
+    digest = hashlib.sha256()
+    try:
+        for token in json.loads(path.read_bytes())["tokens_b64"]:
+            raw = base64.b64decode(token)
+            digest.update(struct.pack("<I", len(raw)) + raw)
+        same = digest.hexdigest() == sha256
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise UsageError(
+            "data.other_tokenizer",
+            f"{path} is not the vocabulary that data.json names.",
+            hint="Prepare the data again, or copy vocab.json from where the shards were made.",
+        )

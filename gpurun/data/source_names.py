@@ -1,0 +1,31 @@
+"""The names that a text may go by instead of a path."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import page
+
+STDLIB, HUB = "stdlib", "hf:"
+BUILT_IN_PAIRS = ("copy", "english-german")
+"""Sentence pairs that are made here: random letters to repeat, and 20,000 sentences by rule."""
+BUILT_IN = (STDLIB, *BUILT_IN_PAIRS)
+"""Sources that need no --data: text and parallel texts that are found or made here."""
+ON_THE_HUB = {
+    "fineweb-edu-10b": "hf:HuggingFaceFW/fineweb-edu/sample/10BT",
+    "fineweb-100b": "hf:HuggingFaceFW/fineweb/sample/100BT",
+}
+"""Where the sources of the bundled recipes are to be had."""
+
+
+def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
+    """The recipe wants shards that are nowhere; a path is told where paths go."""
+    hint = (
+        f"Make the shards once, on this machine: gpurun data prepare {recipe} --out DIR; then add --data DIR. "
+        f"To try the recipe now, add --dry-run. More of that: {page('DATA.md')}"
+    )
+    if any(Path(part).expanduser().exists() for part in source.split(",")):
+        hint = f"data.source is a name; a text or shards of your own are named by --data {shlex.quote(source)}."
+    return UsageError("data.missing", f"The recipe trains on {source}, and no --data was given.", hint=hint)

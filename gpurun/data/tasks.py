@@ -1,0 +1,167 @@
+"""A source divided into tasks, each about as much text as one shard holds; a task becomes shards, or nothing at all.
+
+The division depends on the source and on the size of a shard alone, never on who does the work. A task may be done by
+any process of any executor, twice or on another machine: its files are the same to the byte, and its record, written
+last, says that they are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.data.documents import DIVISIBLE, Document, SourceFile, Span
+from gpurun.data.split import key_of
+
+UNFINISHED = ".task-"
+_TASKS, _LEAST_BYTES = 32, 8 << 20
+"""A source has about so many tasks if it is too small to fill as many shards, of at least so much text."""
+_UNBOUNDED = 1 << 62
+
+Task = tuple[Span, ...]
+Tell = Callable[[int], None]
+"""Hears how many more bytes of text were read."""
+Drop = Callable[[], bool]
+"""Asked once a document, in order: whether it is left out, as a duplicate."""
+
+
+def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int) -> list[Task]:
+    """The tasks of a source in order; a file that can be divided goes on in the next task where one is full.
+
+    A small source has smaller tasks, so that all cores have something to do and a kill costs little.
+    """
+    every = sum(file.text_bytes for file in files)
+    room = most = min(shard_tokens * bytes_per_token, max(_LEAST_BYTES, every // _TASKS))
+    tasks: list[Task] = []
+    spans: list[Span] = []
+    for file in files:
+        start, end = 0, len(file.weights) if file.form == "parquet" else file.text_bytes
+        while start < end:
+            span = Span(file, start, _stop(file, start, end, room))
+            spans.append(span)
+            room -= span.text_bytes
+            start = span.stop
+            if room <= 0:
+                tasks.append(tuple(spans))
+                spans, room = [], most
+    return [*tasks, tuple(spans)] if spans else tasks
+
+
+def _stop(file: SourceFile, start: int, end: int, room: int) -> int:
+    """Where a span ends that begins at `start` and fills what room is left; a row group is never cut."""
+    if file.form not in DIVISIBLE:
+        return end
+    if file.form != "parquet":
+        return min(end, start + room)
+    stop = start
+    while stop < end and room > 0:
+        room -= file.weights[stop]
+        stop += 1
+    return stop
+
+
+def write_task(
+    documents: Iterable[Document],
+    tokenizer: tokenizers.TextTokenizer,
+    folder: Path,
+    index: int,
+    *,
+    bound: int,
+    identity: str,
+    drop: Drop | None = None,
+    tell: Tell = lambda _: None,
+) -> dict[str, Any]:
+    """Write a task's documents into `folder` and return its record, which is `task-INDEX.json` there from then on.
+
+    Training tokens go to `train_INDEX+1.bin`, those of documents whose key is below `bound` to `val_INDEX.bin`; a file
+    without tokens is not made. Before each document, and where a piece of a text does not follow the one before it,
+    stands the end-of-text token, where the tokeniser has one. `identity` names what the bytes depend on besides the
+    documents; a record is believed only for its own.
+
+    The record: {"v": 1, "index", "identity", "documents", "dropped", "bytes" (of text, UTF-8), "digest" (sha256 over
+    the sha256 of each text taken), "train": [entry], "val": [entry]}, an entry as in data.json.
+    """
+    with _workplace(folder, index) as place:
+        counts, digest = {"documents": 0, "dropped": 0, "bytes": 0}, hashlib.sha256()
+        writers = {
+            "train": shard_files.ShardWriter(place, "train", _UNBOUNDED, number=index + 1),
+            "val": shard_files.ShardWriter(place, "val", _UNBOUNDED, number=index),
+        }
+        with writers["train"], writers["val"]:
+            for split, raw, ids in _encoded(documents, tokenizer, bound, drop, counts):
+                digest.update(hashlib.sha256(raw).digest())
+                counts["bytes"] += len(raw)
+                writers[split].write(ids)
+                tell(len(raw))
+        entries = {split: writer.entries for split, writer in writers.items()}
+        for entry in [*entries["train"], *entries["val"]]:
+            os.rename(place / entry["name"], folder / entry["name"])
+        shard_files.sync_folder(folder)
+        record = {"v": 1, "index": index, "identity": identity, **counts, "digest": digest.hexdigest(), **entries}
+        shard_files.write_json(record_path(folder, index), record)
+    return record
+
+
+def _encoded(
+    documents: Iterable[Document],
+    tokenizer: tokenizers.TextTokenizer,
+    bound: int,
+    drop: Drop | None,
+    counts: dict[str, int],
+) -> Iterator[tuple[str, bytes, np.ndarray]]:
+    """(split, UTF-8, tokens) of each document that is not dropped, of small ones some at a time."""
+    before = np.array([] if tokenizer.eot_id is None else [tokenizer.eot_id], dtype=np.uint16)
+    last = ""
+    for document in documents:
+        counts["documents"] += 1
+        if drop is not None and drop():
+            counts["documents"], counts["dropped"], last = counts["documents"] - 1, counts["dropped"] + 1, ""
+            continue
+        split = "val" if key_of(document.text) < bound else "train"
+        rows = tokenizer.encode([*tokenizers.pieces(document.text)])
+        if document.begins or split != last:
+            rows.insert(0, before)
+        yield split, document.text.encode("utf-8"), np.concatenate(rows) if len(rows) > 1 else rows[0]
+        last = split
+
+
+def record_path(folder: Path, index: int) -> Path:
+    """Where the record of a finished task stands."""
+    return folder / f"task-{index:06d}.json"
+
+
+def read_record(folder: Path, index: int, identity: str, *, verified: bool = True) -> dict[str, Any] | None:
+    """The record of a task that was finished with this identity, once its files hold to its digests; else None.
+
+    Where the task was done a moment ago by a process of ours, its files need not be `verified`.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record: dict[str, Any] = json.loads(record_path(folder, index).read_bytes())
+        files = [*record["train"], *record["val"]]
+        names = {f"train_{index + 1:06d}.bin", f"val_{index:06d}.bin"}
+        mine = record["v"] == 1 and record["index"] == index and record["identity"] == identity
+        if mine and {file["name"] for file in files} <= names:
+            digests = [(folder / file["name"], file["sha256"]) for file in files if verified]
+            return record if all(shard_files.sha256_of_file(path) == sha256 for path, sha256 in digests) else None
+    return None
+
+
+@contextlib.contextmanager
+def _workplace(folder: Path, index: int) -> Iterator[Path]:
+    """A folder of this process's own for unfinished files; what a killed one leaves goes when it is gone on with."""
+    place = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{index:06d}-", dir=folder))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

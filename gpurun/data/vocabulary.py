@@ -1,0 +1,63 @@
+"""The tokeniser of a corpus that is being prepared: GPT-2's as it is, its own characters, or tokens trained on it.
+
+Its vocabulary is written into the folder before any shard, so that every process and every later call has the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.data.bpe import SAMPLE_CHARS, train_bpe
+from gpurun.data.documents import documents_of
+from gpurun.data.tasks import Task
+
+_SAMPLED_TASKS = 32
+
+
+def make_vocabulary(
+    folder: Path, name: str, size: int, tasks: Sequence[Task], column: str, say: Callable[[str], None]
+) -> tokenizers.TextTokenizer:
+    """The tokeniser for a corpus, with its vocabulary in `folder`; one that is there was made for these tasks.
+
+    `size` is the number of tokens of one that is trained, or of characters at most; 0: its own choice.
+    """
+    if (folder / "vocab.json").exists():
+        return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(folder))
+    tokenizer: tokenizers.TextTokenizer
+    if name == "char":
+        tokenizer = _characters(tasks, column, size, say)
+    elif name == "bpe":
+        tokenizer = tokenizers.BpeTokenizer(train_bpe(_sample(tasks, column), size))
+        say(f"{len(tokenizer.tokens):,} tokens trained on the text")
+    else:
+        tokenizer = tokenizers.load_gpt2(say)
+    shard_files.write_json(folder / "vocab.json", tokenizers.vocabulary_json(name, tokenizer.tokens))
+    return tokenizer
+
+
+def _characters(tasks: Sequence[Task], column: str, size: int, say: Callable[[str], None]) -> tokenizers.CharTokenizer:
+    """All characters of the corpus, or as many as there is room for; what is lost is said."""
+    counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, column))
+    tokenizer = tokenizers.CharTokenizer.for_counts(counts, size)
+    known = {ord(token.decode("utf-8")) for token in tokenizer.tokens}
+    lost = [code for code in counts.nonzero()[0].tolist() if code not in known]
+    say(f"{len(known):,} characters")
+    if lost:
+        share = counts[lost].sum() / counts.sum()
+        say(f"{len(lost):,} rarer characters, {share:.2%} of the text, have no id and are read as U+FFFD")
+    return tokenizer
+
+
+def _sample(tasks: Sequence[Task], column: str) -> Iterator[str]:
+    """The beginnings of tasks from all over the source, some megabytes in all."""
+    chosen = [tasks[place] for place in sorted({i * len(tasks) // _SAMPLED_TASKS for i in range(_SAMPLED_TASKS)})]
+    for task in chosen:
+        left = SAMPLE_CHARS // len(chosen)
+        for document in documents_of(task, column):
+            yield document.text[:left]
+            left -= len(document.text)
+            if left <= 0:
+                break

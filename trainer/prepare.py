@@ -1,0 +1,83 @@
+"""A text file made into shards, by the trainer alone: `python -m trainer.prepare TEXT --recipe RECIPE --out DIR`.
+
+Documents are parted by `<|endoftext|>`; the last ones are held out, or where there is only one, its end. What `gpurun
+data prepare` does besides (folders, rows, duplicates, many cores, going on) is not here. Exit codes: 0, 2 refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+
+from trainer.errors import Refused
+from trainer.recipe import parse_recipe
+from trainer.shards import ShardWriter, manifest_of, write_json
+from trainer.tokenizer import (
+    GPT2_EOT,
+    CharTokenizer,
+    TextTokenizer,
+    count_characters,
+    load_gpt2,
+    pieces,
+    vocabulary_json,
+)
+
+
+def prepare(text: str, name: str, val_fraction: float, prompts: tuple[str, ...], out: Path) -> dict[str, int]:
+    """Write a data folder (docs/FORMATS.md) into `out`, which is new; the tokens of each split."""
+    documents = [part for part in text.split(GPT2_EOT.decode()) if part.strip()]
+    if len(documents) == 1:
+        place = text.rfind("\n", 0, int(len(text) * (1 - val_fraction))) + 1 or int(len(text) * (1 - val_fraction))
+        documents = [text[:place], text[place:]]
+    if name not in ("char", "gpt2"):
+        raise Refused(f"{name} is prepared by gpurun; here are char and gpt2")
+    tokenizer: TextTokenizer = (
+        load_gpt2(print) if name == "gpt2" else CharTokenizer.for_counts(count_characters([text]))
+    )
+    held_out = max(1, round(len(documents) * val_fraction))
+    out.mkdir(parents=True)
+    shards, tokens = {}, {}
+    for split, parts in (("train", documents[:-held_out]), ("val", documents[-held_out:])):
+        with ShardWriter(out, split) as writer:
+            for part in parts:
+                if tokenizer.eot_id is not None:
+                    writer.write(np.array([tokenizer.eot_id], dtype=np.uint16))
+                for ids in tokenizer.encode([*pieces(part)]):
+                    writer.write(ids)
+        shards[split], tokens[split] = writer.entries, writer.tokens
+    write_json(out / "vocab.json", vocabulary_json(name, tokenizer.tokens))
+    rows = zip(prompts, tokenizer.encode(prompts), strict=True)
+    write_json(out / "prompts.json", [{"text": prompt, "ids": ids.tolist()} for prompt, ids in rows])
+    source = {"kind": "file", "documents": len(documents), "bytes": len(text.encode())}
+    write_json(out / "data.json", manifest_of(name, tokenizer.tokens, tokenizer.eot_id, source, shards))
+    return tokens
+
+
+def main() -> int:
+    """Do what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.prepare", description="A text file in, shards out.")
+    parser.add_argument("text", type=Path, help="a UTF-8 text file")
+    parser.add_argument(
+        "--recipe", type=Path, required=True, help="whose tokeniser, val_fraction and prompts are meant"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
+    given = parser.parse_args()
+    try:
+        content = given.recipe.read_text("utf-8")
+        read = tomllib.loads if given.recipe.suffix == ".toml" else json.loads
+        recipe = parse_recipe(read(content), is_whole=False)
+        data, prompts = recipe.data, recipe.sample.prompts
+        print(prepare(given.text.read_text("utf-8"), data.tokenizer, data.val_fraction, tuple(prompts), given.out))
+    except (Refused, OSError, ValueError) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
