@@ -128,8 +128,8 @@ def look_through(path: Path) -> tuple[int, bool]:
             if b"\0" in block:
                 raise has_nul(path, size + block.index(b"\0"))
             _demand_utf8(decoder, block, path, size)
-            is_separated = is_separated or END in tail + block
-            size, tail = size + len(block), block[-len(END) + 1 :]
+            size, joined = size + len(block), tail + block
+            is_separated, tail = is_separated or END in joined, joined[-len(END) + 1 :]
     _demand_utf8(decoder, b"", path, size)
     return size, is_separated
 

@@ -67,6 +67,11 @@ def write_down(folder: Path, asked: dict[str, Any], source: Source) -> None:
     write_down(folder, asked, source)
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a prepare that was not ended can go on here."""
+    return (folder / _ASKED).exists()
+
+
 def lasting_digest(asked: dict[str, Any], source: Source) -> str:
     """What was asked for, without the times of files: the same on every machine that has them."""
     files = [[file.name, file.form, file.bytes] for file in source.files]

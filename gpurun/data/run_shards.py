@@ -10,6 +10,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.prepare import Order, Prepared, prepare
+from gpurun.data.prepare_state import is_begun
 from gpurun.data.refusals import preparing, tally
 from gpurun.data.shard_folder import demand_whole, inspect
 from gpurun.data.source_names import BUILT_IN, BUILT_IN_PAIRS, HUB, ON_THE_HUB, STDLIB, missing_shards
@@ -107,11 +109,10 @@ def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> 
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with exclusive(cache / ".lock"):
         entry = replace(order, out=cache / key)
-        made = prepare(entry, say)
-        if not made.made and not _is_sound(entry.out):
+        if entry.out.exists() and not is_begun(entry.out) and not _is_sound(entry.out):
             say(f"the cache entry {key} is damaged; it is made again")
             shutil.rmtree(entry.out)
-            made = prepare(entry, say)
+        made = prepare(entry, say)
         order.out.mkdir(parents=True)
         for file in sorted(entry.out.iterdir()):
             shutil.copyfile(file, order.out / file.name)
@@ -122,14 +123,13 @@ def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> 
 
 def _is_sound(entry: Path) -> bool:
     """Whether every file of a cache entry is what its manifest says."""
-    manifest = json.loads((entry / "data.json").read_bytes())
-    files = [*manifest["train"], *manifest["val"]]
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, trainer_errors.Refused):
+        manifest = json.loads((entry / "data.json").read_bytes())
+        files = [*manifest["train"], *manifest["val"]]
         same = all(shard_files.sha256_of_file(entry / file["name"]) == file["sha256"] for file in files)
         tokens = tokenizers.read_vocabulary(entry)
-    except (OSError, ValueError):
-        return False
-    return same and tokenizers.sha256_of_tokens(tokens) == manifest["tokenizer"]["sha256"]
+        return same and bool(tokenizers.sha256_of_tokens(tokens) == manifest["tokenizer"]["sha256"])
+    return False
 
 
 def _pairs(
