@@ -22,7 +22,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.dedupe.signatures import Dedupe
-from gpurun.data.dedupe.stage import Signer, check_room, drop_filter, find_duplicates, read_duplicates, told
+from gpurun.data.dedupe.stage import Signer, check_room, drop_filter, duplicates_told, find_duplicates, read_duplicates
 from gpurun.data.documents import Document, documents_of
 from gpurun.data.prepare_state import (
     DUPLICATES,
@@ -209,7 +209,8 @@ def begin(order: Order, say: Say) -> Begun | Prepared:
     tasks = tuple(divide(source.files, order.shard_tokens, bytes_per_token))
     write_down(order.out, asked, source)
     remove(order.out.glob(f"{UNFINISHED}*"))
-    say(f"{len(source.files):,} files, {source.text_bytes / 1e6:,.1f} MB of text, {len(tasks):,} parts")
+    told = [_counted(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
+    say(", ".join([*told, _counted(len(tasks), "part")]))
     bound = _bound(order, source, tasks)
     tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.column, say)
     named = {**asked, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
@@ -272,7 +273,7 @@ def _mark_duplicates(order: Order, begun: Begun, workers: int, executor: str, me
             pass
         say("looking for duplicates among the fingerprints of all documents")
         record = find_duplicates(folder, len(begun.tasks), order.dedupe, identity=signer.identity)
-    say(told(record))
+    say(duplicates_told(record))
 
 
 class _Meter:
@@ -324,6 +325,10 @@ def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> P
     remove_state(order.out)
     say(f"{order.out} was prepared from this already")
     return Prepared(order.out, manifest, dict(source.passed_over), made=False)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _check_room(

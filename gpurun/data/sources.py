@@ -86,6 +86,7 @@ def open_source(
         taken += file.text_bytes
         if limit_bytes and taken >= limit_bytes:
             files[-1] = _shortened(file, file.text_bytes - (taken - limit_bytes))
+            say(f"about {limit_bytes / 1e6:,.1f} MB of the text are taken (data.limit_mb)")
             break
     _demand_text(source, files, passed)
     if passed_bytes > sum(file.bytes for file in files) and kind == "folder" and not accept_skipped:

@@ -105,8 +105,6 @@ def _prepared(
     bar = ProgressBar(session)
     try:
         order = order_for(resolved.record, source, place, **choices)
-        if order.limit_bytes:
-            bar.say(f"data.limit_mb of {resolved.name}: about {order.limit_bytes >> 20} MB of the text are taken")
         made = prepare_text(order, bar.say, bar.show, **how)
         found, manifest = inspect_data(made.folder)
     except KeyboardInterrupt:

@@ -128,7 +128,7 @@ def check_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str
         )
 
 
-def told(record: dict[str, Any]) -> str:
+def duplicates_told(record: dict[str, Any]) -> str:
     """How many documents go, in words."""
     dropped: dict[str, int] = record["dropped"]
     each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())

@@ -1,4 +1,4 @@
-"""A corpus to shards: the same bytes by both verbs and by any number of processes, nothing leaks, a kill costs little."""
+"""A corpus to shards: the same bytes by both verbs and any number of processes, nothing leaks, a kill costs little."""
 
 from __future__ import annotations
 
