@@ -211,6 +211,8 @@ def begin(order: Order, say: Say) -> Begun | Prepared:
     remove(order.out.glob(f"{UNFINISHED}*"))
     told = [_counted(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
     say(", ".join([*told, _counted(len(tasks), "part")]))
+    if groups := [weight for file in source.files if file.form == "parquet" for weight in file.weights]:
+        say(f"the largest row group has {max(groups) / 1e6:,.1f} MB of text: about so much memory for each process")
     bound = _bound(order, source, tasks)
     tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.column, say)
     named = {**asked, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
