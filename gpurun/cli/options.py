@@ -166,7 +166,7 @@ REQUEST = Shared(
         "overrides": (Set, []),
         "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
         "spot": (_flag("--spot", "Rent what may be taken away, at its lower price."), False),
-        "accept_skipped": (_flag("--accept-skipped", ACCEPT_SKIPPED), False),
+        "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this laptop ends the machine."), False),
         "lambda_guard": (_flag("--lambda-guard", "A key on the Lambda machine that ends it."), False),
         "accept_cpu": (_flag("--accept-cpu", "Go on where the machine has no CUDA device."), False),

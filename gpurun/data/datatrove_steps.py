@@ -18,14 +18,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpurun.core.errors import SetupError
 from gpurun.data.documents import Document, documents_of, mended
-from gpurun.data.tasks import Task
-
-if TYPE_CHECKING:
-    from gpurun.data.workers import Work
+from gpurun.data.tasks import Task, Work
 
 try:
     from datatrove.data import Document as Passed
@@ -103,7 +100,7 @@ def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
         raise SetupError("prepare.not_installed", f"--executor ray needs {error.name}.", hint=hint) from None
     if not ray.is_initialized():
         root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([root, *filter(None, sys.path)])
         ray.init(runtime_env={"env_vars": {"PYTHONPATH": path}}, include_dashboard=False, log_to_driver=False)
     return RayPipelineExecutor(steps, mem_per_cpu_gb=_RAY_GB, **settings)
 

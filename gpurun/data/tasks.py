@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,19 @@ Tell = Callable[[int], None]
 """Hears how many more bytes of text were read."""
 Drop = Callable[[], bool]
 """Asked once a document, in order: whether it is left out, as a duplicate."""
+
+
+class Work(Protocol):
+    """What is done with every task's documents; it is pickled, and what it makes lies on the disk afterwards."""
+
+    @property
+    def column(self) -> str:
+        """Where rows have their text."""
+        ...
+
+    def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
+        """Do it with a task's documents: the same whoever does it, there whole or not at all."""
+        ...
 
 
 def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int) -> list[Task]:

@@ -5,32 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_end
-from typing import Any, Protocol
+from typing import Any
 
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.data.documents import Document, documents_of
-from gpurun.data.tasks import Task, Tell
+from gpurun.data.documents import documents_of
+from gpurun.data.tasks import Task, Tell, Work
 
 EXECUTORS = ("processes", "datatrove", "ray")
 _LOOK_S = 0.5
 _PRELOAD = ["numpy", "tiktoken", "gpurun.data.prepare"]
-
-
-class Work(Protocol):
-    """What is done with every task's documents; it is pickled, and what it makes lies on the disk afterwards."""
-
-    @property
-    def column(self) -> str:
-        """Where rows have their text."""
-        ...
-
-    def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
-        """Do it with a task's documents: the same whoever does it, there whole or not at all."""
-        ...
 
 
 def work_through(
