@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpurun.core.errors import UsageError
-from gpurun.data.refusals import unreadable
+from gpurun.data.refusals import reading
 
 META = "meta.pkl"
 """Where nanoGPT keeps the characters of its character level."""
@@ -16,7 +16,8 @@ _NANOGPT = {"train.bin": "train", "val.bin": "val"}
 _LLM_C = {20240520: "llm.c", 20240801: "llm.c, of uint32 (Llama 3)"}
 _NPY = b"\x93NUMPY"
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val)(?=[_.-])")
-_OWN = ("data.json", "prepare.json")
+OWN = ("data.json", "prepare.json")
+"""Of these a folder of our own shards has one, finished or not."""
 
 
 def split_of(path: Path) -> str:
@@ -29,11 +30,8 @@ def maker_of(path: Path) -> str:
     """Whose shard a file is: "nanoGPT", "llm.c", "npy", "llm.c, of uint32 (Llama 3)"; "" for what is none."""
     if path.suffix not in (".bin", ".npy") or not path.is_file():
         return ""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(len(_NPY))
-    except OSError as error:
-        raise unreadable(path, error) from None
+    with open(path, "rb") as file:
+        head = file.read(len(_NPY))
     if path.suffix == ".npy":
         return "npy" if head == _NPY and split_of(path) else ""
     return _LLM_C.get(int.from_bytes(head[:4], "little")) or ("nanoGPT" if head and path.name in _NANOGPT else "")
@@ -41,14 +39,16 @@ def maker_of(path: Path) -> str:
 
 def foreign_shards(folder: Path) -> dict[Path, str]:
     """The shards that lie in a folder, by name, and who made each."""
-    return {path: maker for path in sorted(folder.iterdir()) if (maker := maker_of(path))}
+    with reading(folder):
+        return {path: maker for path in sorted(folder.iterdir()) if (maker := maker_of(path))}
 
 
 def refuse_foreign(place: Path) -> None:
     """Refuse a shard that another program made, a folder of such, and one above it; UsageError says how to use them."""
-    for path in _looked_at(place):
-        if maker := maker_of(path):
-            raise to_adopt(path.parent, maker)
+    with reading(place):
+        for path in _looked_at(place):
+            if maker := maker_of(path):
+                raise to_adopt(path.parent, maker)
 
 
 def _looked_at(place: Path) -> Iterator[Path]:
@@ -59,11 +59,8 @@ def _looked_at(place: Path) -> Iterator[Path]:
     here = sorted(place.iterdir())
     yield from here
     for below in (one for one in here if one.is_dir() and not one.name.startswith(".")):
-        try:
-            inside = sorted(below.iterdir())
-        except OSError as error:
-            raise unreadable(below, error) from None
-        if not {path.name for path in inside} & {*_OWN}:
+        inside = sorted(below.iterdir())
+        if not {path.name for path in inside} & {*OWN}:
             yield from inside
 
 

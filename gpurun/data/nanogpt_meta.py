@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
-from gpurun.data.refusals import unreadable
+from gpurun.data.refusals import reading
 
 _MOST_BYTES = 1 << 20
 _VALUES = ("BININT", "BININT1", "BININT2", "BINUNICODE", "SHORT_BINUNICODE")
@@ -20,11 +20,8 @@ _VALUES = ("BININT", "BININT1", "BININT2", "BINUNICODE", "SHORT_BINUNICODE")
 
 def characters_of(path: Path) -> list[bytes]:
     """The UTF-8 of every token id, in the order of ids; UsageError for what is no such file."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise unreadable(path, error) from None
+    with reading(path), open(path, "rb") as file:
+        raw = file.read(_MOST_BYTES + 1)
     try:
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")

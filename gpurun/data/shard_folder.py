@@ -14,7 +14,8 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import page
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary
-from gpurun.data.foreign_shards import refuse_foreign
+from gpurun.data.foreign_shards import OWN, refuse_foreign
+from gpurun.data.refusals import reading
 
 HEADER_BYTES = 1024
 MAGIC = 20240520
@@ -40,10 +41,11 @@ def demand_whole(folder: Path) -> None:
             f"{folder} holds shards and a vocabulary, and no data.json that says what they are.",
             hint="Copy data.json from where the shards were made, or prepare the data again.",
         )
-    for below in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (below / "vocab.json").is_file() and any((below / name).is_file() for name in ("data.json", "prepare.json")):
-            what = f"{below} is a folder of shards, and {folder} would be read as text."
-            raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
+    with reading(folder):
+        for below in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if (below / "vocab.json").is_file() and any((below / name).is_file() for name in OWN):
+                what = f"{below} is a folder of shards, and {folder} would be read as text."
+                raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
     refuse_foreign(folder)
 
 

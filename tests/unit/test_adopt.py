@@ -193,6 +193,24 @@ def test_every_verb_takes_what_was_adopted(layout: Layout, made_by: str, eot: st
     assert planned["data"]["data"]["train_tokens"] == made["data"]["train_tokens"]
 
 
+def test_a_shard_of_a_folder_with_its_data_json_leads_to_the_folder(tmp_path: Path) -> None:
+    fine_web(tmp_path / "theirs")
+    adopt(tmp_path / "theirs", "gpt2", tmp_path / "ours", print)
+    error = refusal(lambda: opened(tmp_path / "ours" / "val_000000.bin"))
+    assert error.code == "data.foreign_shards"
+    assert error.hint.endswith(f"--data {tmp_path / 'ours'}")
+    assert refusal(lambda: opened(tmp_path)).code == "data.shards_below"
+
+
+def test_sentence_pairs_are_not_made_of_shards_either(tmp_path: Path) -> None:
+    open_web_text(tmp_path / "theirs")
+    resolved = resolve(load_recipe("annotated-transformer"), "rehearsal").record
+    said: list[str] = []
+    places = {"into": tmp_path / "run", "cache": tmp_path / "cache"}
+    error = refusal(lambda: prepared(resolved, str(tmp_path / "theirs"), say=said.append, **places))
+    assert error.code == "data.foreign_shards"
+
+
 def test_what_is_uploaded_are_the_bytes_that_the_links_name(tmp_path: Path) -> None:
     fine_web(tmp_path / "theirs")
     _, manifest = adopt(tmp_path / "theirs", "gpt2", tmp_path / "ours", print)
