@@ -42,10 +42,6 @@ HINTS = {
     "tar archive": "Unpack it, and name the folder.",
     "bzip2": "Unpack it: bunzip2 FILE.",
     "xz": "Unpack it: unxz FILE.",
-    "llm.c shard": "These are tokens already: gpurun data adopt DIR --tokenizer gpt2 --out NEW.",
-    "nanoGPT shard": "These are tokens already: gpurun data adopt DIR --tokenizer gpt2 --out NEW.",
-    "NumPy array": "If these are tokens: gpurun data adopt DIR --tokenizer gpt2 --out NEW.",
-    "llm.c shard of uint32 (Llama 3)": "Shards of uint16 are read here; prepare the text with gpt2, char or bpe.",
     "JSON object": "Documents stand one object a line (JSON Lines), or in one array of objects.",
     "PDF": "Take its text out first: pdftotext FILE.",
 }

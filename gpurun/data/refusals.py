@@ -45,6 +45,15 @@ def unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError("data.unreadable", what, hint="Give yourself read access, or leave it out.")
 
 
+@contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """Within it what the operating system does not let us read is a UsageError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(Path(error.filename or place), error) from None
+
+
 def not_utf8(path: Path, byte: int, offset: int) -> UsageError:
     """A text with a byte that UTF-8 has not there."""
     hint = f"Convert it first, for instance: {_conversion('latin1', path, '.txt')}"

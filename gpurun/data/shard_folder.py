@@ -14,7 +14,8 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import page
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary
-from gpurun.data.foreign_shards import foreign_shards, to_adopt
+from gpurun.data.foreign_shards import OWN, refuse_foreign
+from gpurun.data.refusals import reading
 
 HEADER_BYTES = 1024
 MAGIC = 20240520
@@ -22,11 +23,11 @@ _BLOCK_BYTES = 16 << 20
 
 
 def demand_whole(folder: Path) -> None:
-    """Refuse a folder of shards without its data.json, and one above such folders: its vocabulary would pass for text.
+    """Refuse shards without a data.json, our own or another program's, and a folder above such: none of it is text.
 
-    Raises UsageError; a folder with a data.json, a file, and what is not there are for others to judge.
+    Raises UsageError; a folder with a data.json, a text, and what is not there are for others to judge.
     """
-    if not folder.is_dir() or (folder / "data.json").exists():
+    if not folder.exists() or (folder / "data.json").exists():
         return
     if (folder / "prepare.json").is_file():
         raise UsageError(
@@ -40,17 +41,17 @@ def demand_whole(folder: Path) -> None:
             f"{folder} holds shards and a vocabulary, and no data.json that says what they are.",
             hint="Copy data.json from where the shards were made, or prepare the data again.",
         )
-    for below in sorted(folder.iterdir()):
-        if (below / "vocab.json").is_file() and any((below / name).is_file() for name in ("data.json", "prepare.json")):
-            what = f"{below} is a folder of shards, and {folder} would be read as text."
-            raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
+    with reading(folder):
+        for below in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if (below / "vocab.json").is_file() and any((below / name).is_file() for name in OWN):
+                what = f"{below} is a folder of shards, and {folder} would be read as text."
+                raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
+    refuse_foreign(folder)
 
 
 def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
     """What a folder of shards holds, and its manifest, every byte checked; a UsageError says what is wrong."""
     demand_whole(folder)
-    if not (folder / "data.json").exists() and folder.is_dir() and (maker := foreign_shards(folder)):
-        raise to_adopt(folder, maker)
     manifest = read_manifest(folder)
     found = inspect(folder, tokenizer=manifest["tokenizer"]["name"], vocab_size=0)
     _check_vocabulary(folder, found.tokenizer_sha256)
@@ -147,6 +148,8 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
     if shard["tokens"] < 1 or size in (0, header_bytes):
         raise _bad_shard(path, "empty", "holds no tokens")
+    if size != shard.get("bytes", size):
+        raise _bad_shard(path, "truncated", f"has {size} bytes, where data.json says {shard['bytes']}")
     digest = hashlib.sha256()
     highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
     with path.open("rb") as content:
@@ -181,9 +184,10 @@ def _highest_of_npy(path: Path, tokens: int) -> int:
 
 
 def _bad_shard(path: Path, code: str, what: str) -> UsageError:
-    return UsageError(
-        f"data.{code}", f"{path} {what}.", hint="Prepare the data again, or copy it again from its source."
-    )
+    """The refusal of a shard; one that was adopted is named as the user knows it."""
+    is_adopted = path.is_symlink()
+    hint = f"{'Adopt' if is_adopted else 'Prepare'} the data again, or copy it again from its source."
+    return UsageError(f"data.{code}", f"{path.readlink() if is_adopted else path} {what}.", hint=hint)
 
 
 def _check_vocabulary(folder: Path, sha256: str) -> None:

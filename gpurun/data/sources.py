@@ -15,9 +15,9 @@ from pathlib import Path
 from gpurun.core.errors import UsageError
 from gpurun.data import hub, parquet
 from gpurun.data.documents import Form, SourceFile, look_through
-from gpurun.data.foreign_shards import foreign_shards, to_adopt
 from gpurun.data.kinds import HINTS, recognise
 from gpurun.data.refusals import tally, unreadable
+from gpurun.data.shard_folder import demand_whole
 from gpurun.data.source_names import HUB, STDLIB
 from gpurun.data.streams import content_bytes
 
@@ -113,6 +113,7 @@ def _found(source: str, say: Say) -> tuple[str, Path, list[str], Counter[str]]:
     if not path.exists():
         hint = f"Check the path, or use the text that is always there: {STDLIB}."
         raise UsageError("data.missing", f"There is no file or folder {source}.", hint=hint)
+    demand_whole(path)
     if path.is_file():
         return "file", path.parent, [path.name], Counter()
     if not path.is_dir():
@@ -124,8 +125,6 @@ def _found(source: str, say: Say) -> tuple[str, Path, list[str], Counter[str]]:
             f"{source} holds shards that are prepared already (it has a data.json).",
             hint="Hand that folder over as it is, or name the folder of texts that it was made from.",
         )
-    if maker := foreign_shards(path):
-        raise to_adopt(path, maker)
     names, passed = _walk(path, set())
     return "folder", path, names, passed
 
@@ -133,11 +132,13 @@ def _found(source: str, say: Say) -> tuple[str, Path, list[str], Counter[str]]:
 def _walk(root: Path, without: set[str]) -> tuple[list[str], Counter[str]]:
     """Every regular file beneath a folder, by name; hidden ones are left out.
 
-    A link is followed to a file within the folder, or within the hub's cache where the folder is a snapshot of it.
+    A link is followed to a file within the folder. A snapshot in the hub's cache is of links into the blobs beside it;
+    its Markdown is the cards of a data set, as little its text as where it is named by hf:.
     """
     files, passed = [], Counter[str]()
     real = Path(os.path.realpath(root))
-    inside = real.parents[1] if real.parent.name == "snapshots" else real
+    blobs = [one.with_name("blobs") for one in real.parents if one.name == "snapshots"][:1]
+    inside = [real, *(one for one in blobs if one.is_dir())]
 
     def refuse(error: OSError) -> None:
         raise unreadable(Path(error.filename or root), error)
@@ -147,13 +148,20 @@ def _walk(root: Path, without: set[str]) -> tuple[list[str], Counter[str]]:
         below[:] = [name for name in below if name not in without and not name.startswith(".")]
         links = [name for name in below if Path(folder, name).is_symlink()]
         for path in (Path(folder, name) for name in (*links, *names) if not name.startswith(".")):
-            if path.is_symlink() and not (path.is_file() and Path(os.path.realpath(path)).is_relative_to(inside)):
+            if path.is_symlink() and not (path.is_file() and _lies_in(path, inside)):
                 passed["links"] += 1
+            elif len(inside) == 2 and path.suffix == ".md":
+                passed["cards"] += 1
             elif stat.S_ISREG(path.stat().st_mode):
                 files.append(path.relative_to(root).as_posix())
             else:
                 passed["devices"] += 1
     return sorted(files), +passed
+
+
+def _lies_in(link: Path, folders: Sequence[Path]) -> bool:
+    """Whether what a link leads to lies in one of some folders."""
+    return any(map(Path(os.path.realpath(link)).is_relative_to, folders))
 
 
 def _look(name: str, root: Path, kind: str, column: str, known: Known) -> tuple[SourceFile | None, str, int]:

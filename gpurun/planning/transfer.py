@@ -15,7 +15,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary, Mode, Plan, Request
-from gpurun.data.shard_folder import demand_made_for, read_manifest
+from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
@@ -215,6 +215,7 @@ def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
     for place in places:
         if not place.exists():
             raise UsageError("data.missing", f"{place} is not there.", hint="Check the path that --data names.")
+        demand_whole(place)
     files = [path for place in places for path in [place, *place.rglob("*")] if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return (size, places[0]) if (places[0] / "data.json").exists() else (_text_bytes(size, full), None)

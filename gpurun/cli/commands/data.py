@@ -127,6 +127,37 @@ def _no_near(dedupe: str) -> UsageError:
     return UsageError("usage.similarity", what, hint=f"Add --dedupe {kinds}, or leave --similarity out.")
 
 
+@verb(
+    app,
+    "data adopt",
+    examples=[
+        "gpurun data adopt ./nanoGPT/data/openwebtext --tokenizer gpt2 --out ./openwebtext",
+        "gpurun data adopt ./nanoGPT/data/shakespeare_char --tokenizer char --out ./shakespeare",
+    ],
+)
+def adopt(
+    session: Session,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Shards of nanoGPT, llm.c or build-nanogpt.")],
+    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The folder to make, which refers to them.")],
+    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="NAME", help="What made their ids: gpt2, char.")],
+    eot: Annotated[
+        str, typer.Option("--eot", metavar="WHERE", help="The end of text: before, after, none; else as its maker.")
+    ] = "",
+) -> Result:
+    """Describe shards that another program made, so that runs take them; they stay where they are."""
+    from gpurun.data.adopt import ENDS, TOKENIZERS
+    from gpurun.data.adopt import adopt as refer
+
+    for flag, value, known in (("tokenizer", tokenizer, TOKENIZERS), ("eot", eot or ENDS[0], ENDS)):
+        if value not in known:
+            what = f"--{flag} {value} is not known."
+            raise UsageError(f"usage.{flag}", what, hint=f"There are: {', '.join(known)}.")
+    place = out.expanduser().absolute()
+    found, manifest = refer(folder.expanduser().absolute(), tokenizer, place, session.say, eot=eot)
+    after = f"Train on it: gpurun train RECIPE --data {shlex.quote(str(out))}"
+    return _told(session, out.name, found, manifest, after=after)
+
+
 @verb(app, "data hellaswag", examples=["gpurun data hellaswag hellaswag_val.jsonl ./fineweb-edu"])
 def hellaswag(
     session: Session,
@@ -145,14 +176,19 @@ def hellaswag(
 def inspect(session: Session, folder: Folder) -> Result:
     """Check every shard of a folder to the last token, and say what it holds."""
     from gpurun.data.shard_folder import inspect_data
+
+    return _told(session, folder.name, *inspect_data(folder.expanduser()))
+
+
+def _told(session: Session, name: str, found: DataSummary, manifest: Mapping[str, Any], *, after: str = "") -> Result:
+    """What a folder of shards holds."""
     from gpurun.view.shard_lines import data_lines
 
-    found, manifest = inspect_data(folder.expanduser())
     shards = {split: len(manifest[split]) for split in ("train", "val")}
     figures = _figures(found, manifest, shards=shards, eot=str(manifest.get("eot", "unknown")))
     told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
-    text = session.draw(data_lines(folder.name, figures, session.style))
-    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text)
+    text = session.draw(data_lines(name, figures, session.style))
+    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text, after=after)
 
 
 def _figures(found: DataSummary, manifest: Mapping[str, Any], **more: Any) -> DataFigures:
