@@ -20,10 +20,11 @@ from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
 from gpurun.ledger.chain import has_receipt
-from gpurun.planning.candidates import need_of, quote
+from gpurun.planning.candidates import quote
+from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.cloud_plan import rented_plan, shown_plan
 from gpurun.planning.history import load_priors
-from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
 from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
 from gpurun.planning.transfer import advice, unused_notes
 from gpurun.providers.registry import require_known
@@ -91,7 +92,7 @@ def _planned(
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe, home)
     else:
-        here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
+        here, notes = _form_here(request, recipe)
         here = _going_on(here, request, home)
     from gpurun.planning.local_plan import local_plan, small_memory
 
@@ -106,13 +107,13 @@ def _planned(
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
     """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
-    full = resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
-    if need_of(request, full).count or full.tables.hardware.on_cpu == "as_written":
-        return full
-    if full.tables.hardware.on_cpu == "refuse":
+    hardware = hardware_of(recipe, request.overrides + on_cpu)
+    if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
+        return resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
+    if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
-            f"{recipe.name} is written for {full.tables.hardware.gpu}; it is not trained on a CPU.",
+            f"{recipe.name} is written for {hardware.gpu}; it is not trained on a CPU.",
             hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
         )
     return resolve(recipe, "rehearsal", request.overrides, processes=1)
@@ -130,11 +131,11 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
     return quoted.candidates, (*quoted.notes, *begins)
 
 
-def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """The recipe as this machine trains it, and what should be said about that."""
-    hardware = full.tables.hardware  # As --set has it.
+    hardware = hardware_of(recipe, request.overrides)
     if _has_cuda() or hardware.on_cpu == "as_written":
-        return full, ()
+        return resolve(recipe, "full", request.overrides, _processes(request)), ()
     if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",

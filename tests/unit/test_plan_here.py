@@ -44,6 +44,29 @@ def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monke
         planned_here(tmp_path, "hardware.on_cpu=refuse")
 
 
+LONG = ("schedule.warmup_steps=501", "rehearsal.train.steps=502")
+"""A warm-up that the rehearsal has steps for, and the 500 steps of the full form have not."""
+
+
+def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    assert planned_here(tmp_path, *LONG).form == "rehearsal"
+    rented = Request(recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("cpu"), overrides=LONG)
+    home = Home(tmp_path)
+    assert (
+        make_plan(rented, run="elk-1", home=home, clock=SystemClock(), say=print, need_data=False).form == "rehearsal"
+    )
+    rehearsed = r"mini-gpt \(rehearsal\) with --set: schedule\.warmup_steps 150 is more than train\.steps 120"
+    with pytest.raises(UsageError, match=rehearsed):
+        planned_here(tmp_path, "schedule.warmup_steps=150")
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: True)
+    assert planned_here(tmp_path, "schedule.warmup_steps=150").form == "full"
+    with pytest.raises(UsageError, match=r"mini-gpt \(full form\) with --set: .* 501 is more than train\.steps 500"):
+        planned_here(tmp_path, *LONG)
+
+
 def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
