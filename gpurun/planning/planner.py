@@ -28,6 +28,7 @@ from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_rec
 from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
 from gpurun.planning.transfer import advice, unused_notes
 from gpurun.providers.registry import require_known
+from gpurun.view.number_format import format_count
 
 _ANIMALS = (
     "ant", "bat", "bee", "boa", "cat", "cod", "cow", "crab", "crow", "deer", "dog", "dove", "duck", "eel", "elk",
@@ -35,6 +36,9 @@ _ANIMALS = (
     "lion", "lynx", "mink", "mole", "moth", "mule", "newt", "orca", "owl", "ox", "panda", "pig", "pony", "puma",
     "ram", "rat", "rook", "seal", "slug", "swan", "tick", "toad", "tuna", "vole", "wasp", "wolf", "wren", "yak",
 )  # fmt: skip
+
+MOST_READS = 4
+"""So often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
 
 
 def free_name(home: Home) -> str:
@@ -56,7 +60,7 @@ def make_plan(
     """
     recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
-    notes = unused_notes(request, recipe, plan.resolved["data"])
+    notes = (*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request))
     if plan.data.passed_over:
         notes = (*notes, f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
@@ -65,6 +69,25 @@ def make_plan(
         bucket = () if plan.choices.stage else bucket_of(plan.continues, home)
         notes = (*notes, *bucket, *others_from(plan.continues, home))
     return plan.model_copy(update={"notes": (*plan.notes, *notes)}) if notes else plan
+
+
+def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
+    """A note where the tokens are read many times over; of pairs a step's are padded, and tell nothing of that.
+
+    The text that a rehearsal takes by itself is small on purpose.
+    """
+    model, data, train = (plan.resolved[table] for table in ("model", "data", "train"))
+    tokens = plan.data.train_tokens
+    reads = train["steps"] * train["batch_tokens"] / tokens if tokens else 0
+    is_small_on_purpose = plan.mode is Mode.REHEARSAL and request.data is None
+    if reads <= MOST_READS or is_small_on_purpose or model["preset"] == "encoder-decoder":
+        return ()
+    what = (
+        f"Your {format_count(tokens)} tokens" if request.data else f"{format_count(tokens)} tokens of {data['source']}"
+    )
+    return (
+        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little: take more text, or fewer steps.",
+    )
 
 
 def _planned(

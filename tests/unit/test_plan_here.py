@@ -112,6 +112,50 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
     assert f"Of {folder} is passed over, and not trained on: 1 in rows." in made.notes
 
 
+@pytest.mark.parametrize(
+    ("dry_run", "steps", "brought", "is_told"),
+    [
+        (False, 400, True, True),
+        (True, 400, True, True),
+        (False, 12, True, False),
+        (False, 4_000, False, True),
+        (True, 4_000, False, False),
+    ],
+    ids=["your text", "your text rehearsed", "four times at most", "bundled text", "bundled text rehearsed"],
+)
+def test_a_text_that_would_be_read_more_than_four_times_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, is_told: bool
+) -> None:
+    """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    plan = make_plan(
+        Request(
+            recipe="mini-gpt",
+            data=str(tmp_path / "text.txt") if brought else None,
+            providers=("local",) if not dry_run else (),
+            overrides=("data.limit_mb=1", f"train.steps={steps}", "train.batch_tokens=1024"),
+            dry_run=dry_run,
+        ),
+        run="fox-41", home=Home(tmp_path / "home").prepare(), clock=SystemClock(), say=print, need_data=True,
+    )  # fmt: skip
+    assert (3_000 if brought else 500_000) < plan.data.train_tokens < (4_500 if brought else 1_000_000)
+    told = [note for note in plan.notes if "would be read" in note]
+    assert len(told) == is_told
+    if told:
+        assert f" would be read {steps * 1024 / plan.data.train_tokens:,.0f} times;" in told[0]
+        assert told[0].startswith("Your 4") is brought
+
+
+def test_tokens_that_are_not_counted_yet_are_not_said_to_be_read_often(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    request = Request(recipe="mini-gpt", data=str(tmp_path / "text.txt"), providers=("aws",))
+    home = Home(tmp_path / "home").prepare()
+    plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    assert plan.data.train_tokens == 0
+    assert "would be read" not in " ".join(plan.notes)
+
+
 def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> None:
     """Each kill left its own behind, of any size, under a name that no later command took over."""
     home, now = Home(own_home).prepare(), time.time()
