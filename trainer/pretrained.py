@@ -136,7 +136,9 @@ def _read(path: Path) -> _Source:
     except TensorFileError as error:
         raise Refused(f"{path} is no safetensors file ({error}), and nothing else is read; never a pickle") from error
     except OSError as error:
-        raise Refused(f"the weights {path} cannot be read: {error.strerror}") from error
+        others = ", ".join(sorted(file.name for file in path.parent.glob("*model*")))
+        there = f"; there is {others}, which is first to be made one file of safetensors" if others else ""
+        raise Refused(f"the weights {path} cannot be read: {error.strerror}{there}") from error
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
     first = tensors.get("h.0.attn.c_attn.weight")

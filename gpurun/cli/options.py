@@ -24,7 +24,7 @@ def _complete_run(incomplete: str) -> list[str]:
     from gpurun.core.paths import Home, default_home
 
     try:
-        return [name for name in Home(default_home()).run_names() if name.startswith(incomplete)]
+        return [one.name for one in Home(default_home()).folders() if one.name.startswith(incomplete)]
     except (GpurunError, OSError):  # Nobody asked for more than names, and half a command stands there.
         return []
 

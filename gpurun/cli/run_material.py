@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpurun.cli.run_status import state_word
 from gpurun.cli.session import Session
+from gpurun.cli.weights import steps_at_home
 from gpurun.core.errors import GpurunError
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, format_usd, total
@@ -18,6 +19,7 @@ from gpurun.lifecycle.artifacts.log_copy import LocalCopy
 from gpurun.view.event_text import tell_rate
 from gpurun.view.live_state import Screen
 from gpurun.view.number_format import format_bytes, format_duration, short_hash
+from gpurun.view.receipt_screen import NOT_HERE
 from gpurun.view.report.report_model import RunMaterial
 from gpurun.view.report.series import Told, hear
 
@@ -105,6 +107,8 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
             step, planned = record.data.get("step"), sight.plan.estimate.likely_s
             said = f"Planned were {format_duration(planned)} of training; after" if planned else "After"
             yield f"{said} {step} steps: {tell_rate(record.data)}."
+    if told.best is not None and not sight.unfinished and told.best.step not in steps_at_home(sight):
+        yield f"Its best validation loss was at step {told.best.step:,}, {NOT_HERE}."
     if not told.losses.seen:
         yield "It reported no loss."
     if told.unreadable:

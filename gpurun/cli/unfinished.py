@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from gpurun.cli.session import Session
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from gpurun.core.journal_records import RunState
     from gpurun.ledger.runs import Sight
 
-_TAIL_BYTES = 4096
-_CLOSED, _CLOSED_RED = b'"event":"run.closed"', b'"exit_code":9'
 # These are about such runs themselves, or answer too quickly to look.
 SILENT = (
     "ps",
@@ -32,8 +30,7 @@ SILENT = (
 
 def note_unfinished(session: Session) -> None:
     """Say which runs are left unfinished; silence, at the price of a few small reads, when there are none."""
-    runs = session.home.runs
-    if not runs.is_dir() or all(_is_closed(path / "journal.jsonl") for path in runs.iterdir()):
+    if not any(not folder.is_closed and os.path.isfile(folder.journal) for folder in session.home.folders()):
         return
     from gpurun.ledger.runs import unfinished_runs
 
@@ -56,22 +53,12 @@ def _exists(state: RunState) -> str:
 def _go_on_destroying(session: Session, sight: Sight) -> None:
     """A machine that should be gone and is not proven gone: whatever the user came for, somebody goes on trying."""
     from gpurun.core.journal_records import Phase
-    from gpurun.lifecycle.supervisor import start_supervisor
 
     state = sight.state
     overdue = state.deadline_wall is not None and session.clock.wall() > state.deadline_wall
     ending = state.phase in (Phase.DESTROYING, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
     if sight.damage is None and state.may_be_billing and (overdue or ending):
+        from gpurun.lifecycle.supervisor import start_supervisor
+
         start_supervisor(sight.folder, session.home, session.clock)
         session.say(f"Its supervisor was started again, to see {sight.folder.name} gone.")
-
-
-def _is_closed(journal: Path) -> bool:
-    """Whether the journal's last line closes the run, and nothing is billed; without a journal it never was a run."""
-    try:
-        with journal.open("rb") as content:
-            content.seek(max(0, journal.stat().st_size - _TAIL_BYTES))
-            end = content.read()
-    except OSError:
-        return True
-    return _CLOSED in end and _CLOSED_RED not in end

@@ -45,8 +45,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     """
     name = sight.folder.name
     collected = _came_home(sight)
-    files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
-    steps = sorted({file["step"] for file in files if _is_whole(files, file["step"])})
+    files, steps = _whole(collected)
     if not steps:
         raise _none(sight)
     best = (collected.get("best") or {}).get("step")
@@ -85,8 +84,16 @@ def _size_of(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def _is_whole(files: list[dict[str, Any]], step: int) -> bool:
-    return {file["kind"] for file in files if file["step"] == step} == set(_NEEDED)
+def steps_at_home(sight: Sight) -> list[int]:
+    """The steps of the checkpoints that came home whole, in their order."""
+    return _whole(_came_home(sight))[1]
+
+
+def _whole(collected: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The files that a checkpoint is used by, and the steps of which all of them came home."""
+    files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
+    kinds = {step: {file["kind"] for file in files if file["step"] == step} for step in {one["step"] for one in files}}
+    return files, sorted(step for step, there in kinds.items() if there == set(_NEEDED))
 
 
 def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:

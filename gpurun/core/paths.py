@@ -10,11 +10,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.errors import ExitCode, SetupError, UsageError
 from gpurun.core.filelock import exclusive
 
 _ID = re.compile(r"[0-9a-f]{6}")
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_CLOSING_BYTES = 1024  # A closing line has some 300.
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,23 @@ class RunFolder:
     def journal(self) -> Path:
         """What was intended and observed, in order."""
         return self.path / "journal.jsonl"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the journal's last line closes the run, and not with something that may be billed.
+
+        A line that is torn, or that anything follows, closes nothing. Nothing before it is read: damage there is for
+        the audit to find.
+        """
+        try:
+            with self.journal.open("rb") as journal:
+                journal.seek(max(0, journal.seek(0, os.SEEK_END) - _CLOSING_BYTES))
+                *_, line, rest = journal.read().split(b"\n")
+            record = json.loads(line)
+            closes = (record["event"], rest) == ("run.closed", b"")
+            return closes and int(record["data"]["exit_code"]) != ExitCode.MAY_BE_BILLING
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
 
     @property
     def lock(self) -> Path:
@@ -213,12 +231,18 @@ class Home:
             )
         return RunFolder(self.runs / name)
 
-    def run_names(self) -> list[str]:
-        """The names of all runs, oldest first by the beginning of the journal; without one by when they were asked."""
-        if not self.runs.is_dir():
-            return []
-        named = [path for path in self.runs.iterdir() if RUN_NAME.fullmatch(path.name)]
-        found = [(asked_ns, path.name) for path in named if (asked_ns := _asked_ns(path)) is not None]
+    def folders(self) -> list[RunFolder]:
+        """What has the name of a run among them, in no order: nothing is opened."""
+        names = os.listdir(self.runs) if self.runs.is_dir() else []
+        return [RunFolder(self.runs / name) for name in names if RUN_NAME.fullmatch(name)]
+
+    def run_names(self, *, only_open: bool = False) -> list[str]:
+        """The names of runs, oldest first by the beginning of the journal; without one by when they were asked.
+
+        With `only_open` those are left out whose journal's last line closes them.
+        """
+        named = [one for one in self.folders() if not (only_open and one.is_closed)]
+        found = [(asked_ns, one.name) for one in named if (asked_ns := _asked_ns(one)) is not None]
         return [name for _, name in sorted(found)]
 
     def prepare(self) -> Home:
@@ -237,15 +261,14 @@ class Home:
         return self
 
 
-def _asked_ns(folder: Path) -> int | None:
+def _asked_ns(run: RunFolder) -> int | None:
     """When a run was asked for; None of what never became one. A folder that is shut to us (sudo) is one."""
-    run = RunFolder(folder)
     try:
         # One whose request was removed may be billed all the same.
         found = next((path for path in (run.request, run.plan, run.journal) if path.is_file()), None)
         return (_begun_ns(run.journal) or found.stat().st_mtime_ns) if found else None
     except PermissionError:
-        return folder.stat().st_mtime_ns
+        return run.path.stat().st_mtime_ns
 
 
 def _begun_ns(journal: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
@@ -13,9 +14,6 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.run_state import WORKING, place_of, replay
-
-# How a run is closed while something of it may be billed; no gpurun does that any more.
-_CLOSED_RED = b'"exit_code":9'
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,9 @@ def find_run(home: Home, wanted: str) -> str:
         # Every name begins with nothing: a script's unset $RUN would stop the only run there is.
         what = "The name of the run is empty."
         raise UsageError("run.blank", what, hint="Name a run, or write @last; a script's variable may not be set.")
-    names = planned_runs(home)
+    names = sorted(folder.name for folder in home.folders() if _is_planned(folder))
     if wanted == "@last" and names:
-        return names[-1]
+        return planned_runs(home)[-1]
     if wanted in names:
         return wanted
     matching = [name for name in names if name.startswith(wanted)]
@@ -180,13 +178,16 @@ def unfinished_runs(home: Home) -> list[Sight]:
 
 def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
     """Runs that nobody drives and nobody closed, oldest first; and why others cannot be told to be none of them."""
-    sights, errors = look_at_all(home, [name for name in planned_runs(home) if not _is_closed(home.run(name))])
-    return [sight for sight in sights if sight.unfinished and sight.owner is None], errors
+    sights, errors = list[Sight](), list[GpurunError]()
+    for sight, error in look_at_all(home, planned_runs(home, only_open=True)):
+        sights += [sight] if sight and sight.unfinished and sight.owner is None else []
+        errors += [error] if error else []
+    return sights, errors
 
 
-def planned_runs(home: Home) -> list[str]:
-    """The names of all runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
-    return [name for name in home.run_names() if _is_planned(home.run(name))]
+def planned_runs(home: Home, *, only_open: bool = False) -> list[str]:
+    """The names of runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
+    return [name for name in home.run_names(only_open=only_open) if _is_planned(home.run(name))]
 
 
 def _is_planned(folder: RunFolder) -> bool:
@@ -197,24 +198,12 @@ def _is_planned(folder: RunFolder) -> bool:
         return True
 
 
-def look_at_all(home: Home, names: list[str]) -> tuple[list[Sight], list[GpurunError]]:
-    """Read runs; what cannot be read of one is an error beside the others, not instead of them."""
-    sights, errors = list[Sight](), list[GpurunError]()
+def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None, GpurunError | None]]:
+    """Read runs, one at a time; what cannot be read of one is an error beside the others, not instead of them."""
     for name in names:
         try:
-            sights.append(look(home, name))
-            errors += [sights[-1].plan_lost] if sights[-1].plan_lost else []
+            sight = look(home, name)
         except (VerificationFailed, SetupError) as error:
-            errors.append(error)
-    return sights, errors
-
-
-def _is_closed(folder: RunFolder) -> bool:
-    """Whether the journal's last line closes the run, without reading all of it; not where it may be billing still."""
-    try:
-        with folder.journal.open("rb") as journal:
-            journal.seek(max(0, folder.journal.stat().st_size - 4096))
-            end = journal.read()
-    except (FileNotFoundError, PermissionError):
-        return False
-    return f'"event":"{Event.RUN_CLOSED}"'.encode() in end and _CLOSED_RED not in end
+            yield None, error
+        else:
+            yield sight, sight.plan_lost

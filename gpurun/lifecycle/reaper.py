@@ -218,8 +218,8 @@ def _id_of(home: Home) -> str:
 def _run_here(run: str, token: str, home: Home) -> str | None:
     """The run of this home whose journal has the token; in a token, a long run's name is cut."""
     told = parse(token)
-    names = [one for one in home.run_names() if one == run or (told and one.startswith(told.run))] if token else []
-    for name in names:
+    there = [folder.name for folder in home.folders()] if token else []
+    for name in [one for one in there if one == run or (told and one.startswith(told.run))]:
         with suppress(OSError):  # They are another user's files, say: nobody is seen to have asked for it.
             if asked_for(home.run(name), token):
                 return name

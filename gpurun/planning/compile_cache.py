@@ -62,7 +62,8 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
     """Name and content of every cache that may fit, of the newest run first; each is what its receipt says."""
     chain, wanted = read_chain(home.ledger), resolved.record
     for name in reversed(home.run_names()):
-        run = verified_run(home, chain, name)
+        has_any = (home.run(name).artifacts / FOLDER).is_dir()
+        run = verified_run(home, chain, name) if has_any else None
         files = run.files("compile_cache") if run else []
         if run is None or not files or not _may_go(run, request):
             continue

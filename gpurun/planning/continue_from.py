@@ -139,6 +139,8 @@ def others_from(earlier: Earlier, home: Home) -> Iterator[str]:
     """What the plan says of other runs that went on from the same one: their steps would be paid for twice."""
     for name in planned_runs(home):
         try:
+            if earlier.run.encode() not in home.run(name).plan.read_bytes():
+                continue  # Of ten thousand plans few are taken apart.
             before = read_plan(home.run(name)).continues
             sight = look(home, name) if before and before.run == earlier.run else None
         except (GpurunError, OSError, ValidationError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -32,6 +33,14 @@ _TOKENIZER_KEY = "gpurun_tokenizer_sha256"
 """Where an exported config.json says which vocabulary its ids are of."""
 _HEADER_LIMIT = 100_000_000
 _BLOCK_BYTES = 1 << 20
+_PUBLISHED = re.compile(r"(pytorch_)?model(-\d{5}-of-(?P<parts>\d{5}))?\.(safetensors|bin)(\.index\.json)?")
+"""How transformers names weights: whole, in parts, or an index of parts; as safetensors or as a pickle."""
+_LOAD = {"safetensors": "st.load_file(p)", "bin": 'torch.load(p, map_location="cpu", weights_only=True)'}
+_MERGE = (
+    "import sys, pathlib, torch, safetensors.torch as st; d = pathlib.Path(sys.argv[1]); w = {{}}; "
+    "[w.update({load}) for p in sorted(d.glob({files}))]; "  # Tensors that share memory are not saved: a clone each.
+    'st.save_file({{k: v.contiguous().clone() for k, v in w.items()}}, d / "model.safetensors")'
+)
 _FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
 
 
@@ -52,6 +61,7 @@ def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
         )
     files = weights_of(Path(data.folder), name)
     weights = next(iter(files.values()))
+    _demand_one_file(weights, name)
     if not weights.is_file():
         raise UsageError(
             "weights.missing",
@@ -90,6 +100,31 @@ def _newest(found: list[Path]) -> Path:
         told = f"{manifest} cannot be understood: {error!r}."
         raise UsageError("weights.unfit", told, hint="Name one file of weights in train.init_from.") from None
     return max((file for file in found if f"{file.parent.name}/{file.name}" in named), default=found[-1])
+
+
+def _demand_one_file(weights: Path, name: str) -> None:
+    """UsageError where weights lie in parts or as a pickle: it says what there is, with the line that merges it."""
+    folder, whole = weights.parent, weights.with_name("model.safetensors")
+    found = [file.name for file in sorted(folder.glob("*model*")) if _PUBLISHED.fullmatch(file.name)]
+    if (weights == whole and whole.is_file()) or not found or weights.name not in (*found, whole.name):
+        return
+    what = f'train.init_from is "{name}", and only one file model.safetensors is read'
+    if whole.is_file():
+        raise UsageError("weights.parts", f"{what}.", hint=f"There is one beside {weights.name}: name that.")
+    files = [one for one in found if one.endswith(".safetensors")] or [one for one in found if one.endswith(".bin")]
+    parts = max((int(told["parts"] or 1) for one in files if (told := _PUBLISHED.fullmatch(one))), default=0)
+    what += f"; {folder} holds {' to '.join(dict.fromkeys((files[0], files[-1]))) if files else found[0]}"
+    if not files or len(files) < parts:
+        missing = f"{len(files)} of {parts} parts" if files else "an index without its parts"
+        raise UsageError("weights.parts", f"{what}: {missing}.", hint="Bring all of them into that folder first.")
+    kind = files[0].rpartition(".")[2]
+    code = _MERGE.format(load=_LOAD[kind], files=json.dumps(f"*model-*.{kind}" if parts > 1 else files[0]))
+    raise UsageError(
+        "weights.parts",
+        f"{what}.",
+        hint="This makes one of it (it needs torch and safetensors):\n"
+        f"python -c {shlex.quote(code)} {shlex.quote(str(folder))}",
+    )
 
 
 def _beside(weights: Path) -> Path:

@@ -20,13 +20,15 @@ from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
 from gpurun.ledger.chain import has_receipt
-from gpurun.planning.candidates import need_of, quote
+from gpurun.planning.candidates import quote
+from gpurun.planning.catalog import parse_gpu
 from gpurun.planning.cloud_plan import rented_plan, shown_plan
 from gpurun.planning.history import load_priors
-from gpurun.planning.recipe import Recipe, ResolvedRecipe, load_recipe, resolve
+from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
 from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
 from gpurun.planning.transfer import advice, unused_notes
 from gpurun.providers.registry import require_known
+from gpurun.view.number_format import format_count
 
 _ANIMALS = (
     "ant", "bat", "bee", "boa", "cat", "cod", "cow", "crab", "crow", "deer", "dog", "dove", "duck", "eel", "elk",
@@ -34,6 +36,9 @@ _ANIMALS = (
     "lion", "lynx", "mink", "mole", "moth", "mule", "newt", "orca", "owl", "ox", "panda", "pig", "pony", "puma",
     "ram", "rat", "rook", "seal", "slug", "swan", "tick", "toad", "tuna", "vole", "wasp", "wolf", "wren", "yak",
 )  # fmt: skip
+
+MOST_READS = 4
+"""So often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
 
 
 def free_name(home: Home) -> str:
@@ -55,7 +60,7 @@ def make_plan(
     """
     recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
-    notes = unused_notes(request, recipe, plan.resolved["data"])
+    notes = (*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request))
     if plan.data.passed_over:
         notes = (*notes, f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
@@ -64,6 +69,25 @@ def make_plan(
         bucket = () if plan.choices.stage else bucket_of(plan.continues, home)
         notes = (*notes, *bucket, *others_from(plan.continues, home))
     return plan.model_copy(update={"notes": (*plan.notes, *notes)}) if notes else plan
+
+
+def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
+    """A note where the tokens are read many times over; of pairs a step's are padded, and tell nothing of that.
+
+    The text that a rehearsal takes by itself is small on purpose.
+    """
+    model, data, train = (plan.resolved[table] for table in ("model", "data", "train"))
+    tokens = plan.data.train_tokens
+    reads = train["steps"] * train["batch_tokens"] / tokens if tokens else 0
+    is_small_on_purpose = plan.mode is Mode.REHEARSAL and request.data is None
+    if reads <= MOST_READS or is_small_on_purpose or model["preset"] == "encoder-decoder":
+        return ()
+    what = (
+        f"Your {format_count(tokens)} tokens" if request.data else f"{format_count(tokens)} tokens of {data['source']}"
+    )
+    return (
+        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little: take more text, or fewer steps.",
+    )
 
 
 def _planned(
@@ -91,7 +115,7 @@ def _planned(
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe, home)
     else:
-        here, notes = _form_here(request, recipe, resolve(recipe, "full", request.overrides, _processes(request)))
+        here, notes = _form_here(request, recipe)
         here = _going_on(here, request, home)
     from gpurun.planning.local_plan import local_plan, small_memory
 
@@ -106,13 +130,13 @@ def _planned(
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
     """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
-    full = resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
-    if need_of(request, full).count or full.tables.hardware.on_cpu == "as_written":
-        return full
-    if full.tables.hardware.on_cpu == "refuse":
+    hardware = hardware_of(recipe, request.overrides + on_cpu)
+    if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
+        return resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
+    if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
-            f"{recipe.name} is written for {full.tables.hardware.gpu}; it is not trained on a CPU.",
+            f"{recipe.name} is written for {hardware.gpu}; it is not trained on a CPU.",
             hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
         )
     return resolve(recipe, "rehearsal", request.overrides, processes=1)
@@ -130,11 +154,11 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
     return quoted.candidates, (*quoted.notes, *begins)
 
 
-def _form_here(request: Request, recipe: Recipe, full: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """The recipe as this machine trains it, and what should be said about that."""
-    hardware = full.tables.hardware  # As --set has it.
+    hardware = hardware_of(recipe, request.overrides)
     if _has_cuda() or hardware.on_cpu == "as_written":
-        return full, ()
+        return resolve(recipe, "full", request.overrides, _processes(request)), ()
     if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",

@@ -22,6 +22,7 @@ from gpurun.core.run_plan import Earlier
 from gpurun.planning.catalog import parse_gpu
 
 Form = Literal["full", "rehearsal"]
+_FORMS: Mapping[Form, str] = {"full": "full form", "rehearsal": "rehearsal"}
 ModelConfig = schema.ModelConfig
 RecipeTables = schema.Recipe
 differing_keys = schema.differing_keys
@@ -131,7 +132,7 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
     for path, value in parsed:
         if path[0] != "rehearsal":
             _put(tables, path, value)
-    where = recipe.name + (" (rehearsal)" if form == "rehearsal" else "") + (" with --set" if overrides else "")
+    where = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else "")
     checked = check_tables(tables, where=where)
     if processes is None:
         asked = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
@@ -140,6 +141,14 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
     if checked.train.loop == "huggingface" and processes > 1:
         _refuse(where, f'train.loop is "huggingface", which trains in one process; here are {processes} processes')
     return ResolvedRecipe(name=recipe.name, form=form, processes=processes, tables=checked)
+
+
+def hardware_of(recipe: Recipe, overrides: Sequence[str]) -> schema.HardwareConfig:
+    """The table `hardware` as `--set` has it: it decides which form is trained, and only that one is to add up."""
+    named = {path[1]: value for path, value in map(parse_override, overrides) if path[0] == "hardware"}
+    tables = recipe.tables.as_record()
+    tables["hardware"] |= named
+    return check_tables(tables, where=f"{recipe.name} with --set").hardware
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:

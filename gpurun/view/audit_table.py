@@ -15,7 +15,7 @@ from gpurun.view.table import Column, table
 Mark = Literal["ok", "bad", "none"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AuditRow:
     """One run audited. `measured_is_floor`: it cost at least that, and may have cost more."""
 

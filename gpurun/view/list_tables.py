@@ -14,7 +14,7 @@ from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
 from gpurun.view.table import Column, table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run for `ps`. `dies_wall` with `dies_by` is when it ends at the latest and who enforces that.
 

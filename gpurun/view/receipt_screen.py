@@ -32,6 +32,8 @@ _TEARDOWNS = {
     "not_proven": ("Teardown", "NOT PROVEN, may be billing", "bad"),
     "": ("Teardown", "no machine was made, none to end", ""),
 }
+NOT_HERE = "of which no checkpoint is at home"
+"""What is said of the best validation loss where what had it is not here: nothing can be made of it."""
 
 
 def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str = "", then: str = "") -> list[Line]:
@@ -235,8 +237,20 @@ def _result(told: Predicate) -> str:
     words = [nothing if training["outcome"] == "none" else training["outcome"].upper()]
     words += [f"step {step}"] if step is not None else []
     words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
-    words += [f"best val {best:.4f}"] if isinstance(best, float) else []
+    words += [_best_val(told, best)] if isinstance(best, float) else []
     return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
+
+
+def _best_val(told: Predicate, loss: float) -> str:
+    """The lowest loss of all evaluations; another is the best checkpoint's where that evaluation lay between two."""
+    kept = told["checkpoint"]["best"]
+    step, kept_loss = (kept.get("step"), kept.get("val_loss")) if isinstance(kept, dict) else (None, None)
+    files = told["checkpoint"]["files"]
+    is_kept, is_home = kept_loss == loss, any((one["kind"], one["step"]) == ("weights", step) for one in files)
+    # A run that went on from another has that one's best checkpoint, which may be the better one.
+    if (is_kept and is_home) or (isinstance(kept_loss, float) and kept_loss < loss):
+        return f"best val {loss:.4f}"
+    return f"best val {loss:.4f}" + (f" at step {step}" if is_kept else "") + f", {NOT_HERE}"
 
 
 def _proof(told: Predicate) -> str:

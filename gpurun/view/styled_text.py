@@ -35,7 +35,7 @@ _GLUED = re.compile(r"(?<=\d) (?=\d|(?:[dhms%]|[kMGTP]?B|[kMT])(?!\w))|(?<=[a-z]
 _TO_ASCII = str.maketrans(_ASCII)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Text in one look; the empty look is plain."""
 

@@ -198,7 +198,8 @@ def test_a_machine_whose_plan_is_damaged_is_destroyed_proven_and_no_longer_red(
     assert LocalProvider(own, SystemClock()).find(None) == []
     assert events_of(folder)[-1] == "run.closed"
     assert folder.receipt.exists()
-    assert gpurun("ps").returncode == 10, "the plan is still damaged, and nothing is billed"
+    assert gpurun("ps").returncode == 0, "nothing of it is open, and nothing is billed"
+    assert gpurun("ps", "--all").returncode == 10, "the plan is still damaged"
 
 
 def test_stop_keeps_the_checkpoints_of_a_run_whose_plan_is_damaged(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:

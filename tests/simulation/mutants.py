@@ -42,7 +42,8 @@ _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}
           f"{_FAR}test_agent_end.py", f"{_FAR}test_agent_farewell.py")  # fmt: skip
 # Which tests could miss what is in a file, the likeliest and quickest first; the longest beginning of its path counts.
 TESTS: dict[str, tuple[str, ...]] = {
-    "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py"),
+    "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py",
+                     f"{_LIFE}test_many_runs.py"),
     "gpurun/": _SYNCS,
     "gpurun/cli/": (*_SYNCS, f"{_UNIT}test_cli.py"),
     "gpurun/cli/weights.py": (f"{_UNIT}test_weights.py",),

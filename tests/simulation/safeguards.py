@@ -168,6 +168,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("in _check_account_of(asked, provider, state, context)():", "in ():"),
         ('update={"billed": is_billed}', "update={}"),
     ),
+    "gpurun/core/paths.py": (
+        ('(record["event"], rest) == ("run.closed", b"")', 'record["event"] == "run.closed"'),
+        ('closes and int(record["data"]["exit_code"]) != ExitCode.MAY_BE_BILLING', "closes"),
+    ),
     "gpurun/lifecycle/reaper.py": (
         ("one for one in found if one.state is not InstanceState.GONE", "one for one in found"),
         ('orphan.fate == "overdue" or (is_named and', "True or (is_named and"),

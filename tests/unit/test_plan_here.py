@@ -44,6 +44,29 @@ def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monke
         planned_here(tmp_path, "hardware.on_cpu=refuse")
 
 
+LONG = ("schedule.warmup_steps=501", "rehearsal.train.steps=502")
+"""A warm-up that the rehearsal has steps for, and the 500 steps of the full form have not."""
+
+
+def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    assert planned_here(tmp_path, *LONG).form == "rehearsal"
+    rented = Request(recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("cpu"), overrides=LONG)
+    home = Home(tmp_path)
+    assert (
+        make_plan(rented, run="elk-1", home=home, clock=SystemClock(), say=print, need_data=False).form == "rehearsal"
+    )
+    rehearsed = r"mini-gpt \(rehearsal\) with --set: schedule\.warmup_steps 150 is more than train\.steps 120"
+    with pytest.raises(UsageError, match=rehearsed):
+        planned_here(tmp_path, "schedule.warmup_steps=150")
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: True)
+    assert planned_here(tmp_path, "schedule.warmup_steps=150").form == "full"
+    with pytest.raises(UsageError, match=r"mini-gpt \(full form\) with --set: .* 501 is more than train\.steps 500"):
+        planned_here(tmp_path, *LONG)
+
+
 def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +110,50 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
     home = Home(tmp_path / "home").prepare()
     made = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=lambda _: None, need_data=False)
     assert f"Of {folder} is passed over, and not trained on: 1 in rows." in made.notes
+
+
+@pytest.mark.parametrize(
+    ("dry_run", "steps", "brought", "is_told"),
+    [
+        (False, 400, True, True),
+        (True, 400, True, True),
+        (False, 12, True, False),
+        (False, 4_000, False, True),
+        (True, 4_000, False, False),
+    ],
+    ids=["your text", "your text rehearsed", "four times at most", "bundled text", "bundled text rehearsed"],
+)
+def test_a_text_that_would_be_read_more_than_four_times_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, is_told: bool
+) -> None:
+    """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    plan = make_plan(
+        Request(
+            recipe="mini-gpt",
+            data=str(tmp_path / "text.txt") if brought else None,
+            providers=("local",) if not dry_run else (),
+            overrides=("data.limit_mb=1", f"train.steps={steps}", "train.batch_tokens=1024"),
+            dry_run=dry_run,
+        ),
+        run="fox-41", home=Home(tmp_path / "home").prepare(), clock=SystemClock(), say=print, need_data=True,
+    )  # fmt: skip
+    assert (3_000 if brought else 500_000) < plan.data.train_tokens < (4_500 if brought else 1_000_000)
+    told = [note for note in plan.notes if "would be read" in note]
+    assert len(told) == is_told
+    if told:
+        assert f" would be read {steps * 1024 / plan.data.train_tokens:,.0f} times;" in told[0]
+        assert told[0].startswith("Your 4") is brought
+
+
+def test_tokens_that_are_not_counted_yet_are_not_said_to_be_read_often(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    request = Request(recipe="mini-gpt", data=str(tmp_path / "text.txt"), providers=("aws",))
+    home = Home(tmp_path / "home").prepare()
+    plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    assert plan.data.train_tokens == 0
+    assert "would be read" not in " ".join(plan.notes)
 
 
 def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> None:

@@ -19,6 +19,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.planning.recipe import (
+    Form,
     bundle_root,
     list_recipes,
     load_recipe,
@@ -107,6 +108,18 @@ def test_a_recipe_has_the_settings_of_what_it_reproduces(name: str) -> None:
     record = resolve(load_recipe(name), "full").record
     wanted = dict(map(parse_override, REPRODUCED[name].split()))
     assert {(table, key): record[table][key] for table, key in wanted} == wanted
+
+
+@pytest.mark.parametrize("form", ["full", "rehearsal"])
+def test_the_course_lab_trains_on_a_text_of_230_characters(form: Form) -> None:
+    """A step's batch and one more token to learn from, a whole window held out; mini-gpt wants far more of both."""
+    lab = resolve(load_recipe("course-lab"), form).tables
+    held_out = int(230 * lab.data.val_fraction)
+    assert (lab.data.tokenizer, lab.data.limit_mb) == ("char", 0 if form == "full" else 1)
+    assert lab.model.context + 1 <= held_out <= 40
+    assert lab.train.batch_tokens + 1 <= 230 - held_out
+    assert lab.eval.every % lab.train.checkpoint_every == 0, "the best loss is of a checkpoint"
+    assert (lab.train.steps, parameters_of(lab.model, vocab_size=30)) == ({"full": 300, "rehearsal": 120}[form], 28_032)
 
 
 @pytest.mark.parametrize(

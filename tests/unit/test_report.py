@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from gpurun.cli.app import build_app
 from gpurun.cli.commands import report as verb
 from gpurun.cli.commands.export import figures_of
+from gpurun.cli.commands.receipt import receipt
 from gpurun.cli.session import Session
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.journal_records import Event
@@ -439,3 +440,48 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     shown = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
     assert "fox-41: The run is over without having done what it was to: failed." in shown
     assert "owl-07: The run is over" not in shown
+
+
+@pytest.mark.parametrize(
+    ("best", "kept", "said"),
+    [
+        (60, {"step": 60, "val_loss": 1.5}, "at step 60, of which no checkpoint is at home"),
+        (60, {"step": 120, "val_loss": 2.0}, ", of which no checkpoint is at home"),
+        (60, None, ", of which no checkpoint is at home"),
+        (120, {"step": 120, "val_loss": 1.5}, ""),
+    ],
+    ids=["it was lost", "it lay between two", "none was judged", "it is at home"],
+)
+@pytest.mark.parametrize("markdown", [False, True])
+def test_the_best_validation_loss_of_which_no_checkpoint_is_at_home_says_so(
+    session: Session, best: int, kept: dict[str, Any] | None, said: str, markdown: bool
+) -> None:
+    """Only step 120 came home: what `export` would write had another loss than the one that is shown."""
+    run = opened_run(session.home, "fox-41")
+    told = [one | ({"val_loss": 1.5} if (one["kind"], one["step"]) == ("eval", best) else {}) for one in events()]
+    write_events(run.folder, told)
+    append = run.journal.append
+    run.journal.append = lambda event, data: append(  # type: ignore[method-assign]
+        event, {**data, "best": kept} if event is Event.COLLECT_OBSERVED else data
+    )
+    run.until_gone().settle()
+    shown = " ".join(receipt(session, "fox-41", md=markdown).text.replace("\\", "").split())
+    assert f"best val 1.5000 {said}".replace(" ,", ",").strip() in shown
+    assert ("no checkpoint is at home" in shown) is bool(said)
+    noted = f"Its best validation loss was at step {best}, of which no checkpoint is at home."
+    assert (noted in " ".join(verb.report(session, ["fox-41"], html="").text.split())) is bool(said)
+    page, _, data = report(session, "fox-41")
+    assert (noted in data["runs"][0]["notes"], noted in page.words) == (bool(said), bool(said))
+
+
+def test_a_run_that_went_on_from_a_better_checkpoint_has_that_one_at_home(session: Session) -> None:
+    """Its machine has the earlier run's best checkpoint; the lowest of its own losses is another."""
+    finished_run(session.home, "fox-41")
+    assert "best val 2.1000" in receipt(session, "fox-41", md=False).text
+    assert "no checkpoint is at home" not in receipt(session, "fox-41", md=False).text
+
+
+def test_a_run_that_goes_on_may_still_bring_its_best_checkpoint_home(session: Session) -> None:
+    run = opened_run(session.home, "fox-41")
+    run.play(run.through_training())
+    assert "no checkpoint is at home" not in verb.report(session, ["fox-41"], html="").text

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,3 +221,68 @@ def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:
     with pytest.raises(UsageError, match="makes its own shards of text") as refused:
         started(data, recipe())
     assert "gpurun data prepare" in refused.value.hint
+
+
+def tied_state() -> dict[str, torch.Tensor]:
+    """What transformers has of a GPT-2 in memory: the head is the embedding itself, one weight lies transposed."""
+    state = GPT(ModelConfig(**SHAPE | {"vocab_size": 30})).state_dict()
+    name = "h.0.attn.c_proj.weight"
+    return state | {"lm_head.weight": state["wte.weight"], name: state[name].t().contiguous().t()}
+
+
+def in_parts(folder: Path, kind: str) -> list[str]:
+    """Weights in two parts with their index, as transformers writes large ones."""
+    state, names = tied_state(), [f"{kind}-{part:05d}-of-00002" for part in (1, 2)]
+    ending = "safetensors" if kind == "model" else "bin"
+    for name, held in zip(names, (list(state)[::2], list(state)[1::2]), strict=True):
+        part = {one: state[one].contiguous() for one in held}
+        if ending == "bin":
+            torch.save(part, folder / f"{name}.bin")
+        else:
+            with (folder / f"{name}.safetensors").open("wb") as file:
+                write_tensors(file.write, part)
+    (folder / f"{kind}.{ending}.index.json").write_text("{}")
+    return [f"{name}.{ending}" for name in names]
+
+
+@pytest.mark.parametrize("named", ["gpt2", "the file"])
+@pytest.mark.parametrize("kind", ["model", "pytorch_model", "whole pickle"])
+def test_weights_in_parts_or_in_a_pickle_are_named_with_the_line_that_merges_them(
+    shards: Path, kind: str, named: str
+) -> None:
+    folder = shards / "gpt2"
+    (folder / "model.safetensors").unlink()
+    if kind == "whole pickle":
+        torch.save(tied_state(), folder / "pytorch_model.bin")
+        files = ["pytorch_model.bin"]
+    else:
+        files = in_parts(folder, kind)
+    data, asked = data_of(shards, recipe()), recipe("gpt2" if named == "gpt2" else f"gpt2/{files[0]}")
+    with pytest.raises(UsageError, match=re.escape(f"{folder} holds {' to '.join(files)}.")) as refused:
+        started(data, asked)
+    if named == "gpt2":
+        with pytest.raises(Refused, match=re.escape(files[0])):
+            load_weights(GPT(ModelConfig(**SHAPE | {"vocab_size": 64})), folder)
+    command = shlex.split(refused.value.hint.splitlines()[-1])
+    assert command.pop(0) == "python"
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert started(data, recipe()).bytes > data.bytes
+    load_weights(GPT(ModelConfig(**SHAPE | {"vocab_size": 64})), folder)
+    if named != "gpt2":
+        with pytest.raises(UsageError, match=r"only one file model\.safetensors is read"):
+            started(data, asked)
+
+
+@pytest.mark.parametrize(
+    ("there", "words"), [([1], "1 of 2 parts"), ([], r"index\.json: an index without its parts")], ids=["one", "none"]
+)
+def test_of_weights_in_parts_what_is_missing_is_said_first(shards: Path, there: list[int], words: str) -> None:
+    folder = shards / "gpt2"
+    (folder / "model.safetensors").unlink()
+    for part, name in enumerate(in_parts(folder, "model"), 1):
+        if part not in there:
+            (folder / name).unlink()
+    with pytest.raises(UsageError, match=words) as refused:
+        started(data_of(shards, recipe()), recipe())
+    assert refused.value.hint == "Bring all of them into that folder first."

@@ -51,7 +51,7 @@ def audit(
 
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
-    driven = {run for run in session.home.run_names() if _is_driven(session, run)}
+    driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(with_bill(row, bills.get(row.run)) for row in report.rows))

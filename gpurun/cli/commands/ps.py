@@ -9,7 +9,7 @@ import typer
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import ExitCode
+from gpurun.core.errors import ExitCode, GpurunError
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -25,23 +25,28 @@ def ps(
     """
     from gpurun.cli.run_status import run_data, run_row, ways_on
     from gpurun.ledger.runs import look_at_all, planned_runs
-    from gpurun.view.list_tables import ps_table
+    from gpurun.view.list_tables import RunRow, ps_table
 
-    sights, errors = look_at_all(session.home, planned_runs(session.home))
-    shown = [sight for sight in sights if all_runs or sight.unfinished]
-    now = session.clock.wall()
-    rows = [run_row(sight, now) for sight in shown]
-    told = [run_data(sight, row) for sight, row in zip(shown, rows, strict=True)]
+    now, home = session.clock.wall(), session.home
+    rows, told, ways, errors, finished = list[RunRow](), list[object](), list[str](), list[GpurunError](), 0
+    for sight, error in look_at_all(home, planned_runs(home, only_open=not all_runs)):
+        errors += [error] if error else []
+        if sight and (all_runs or sight.unfinished):
+            rows.append(run_row(sight, now))
+            told.append(run_data(sight, rows[-1]))
+            ways += ways_on([sight], now)
+        finished += sight is not None and not sight.unfinished
     billing = any(row.may_be_billing for row in rows)
     text = session.draw(ps_table(rows, session.style, now=now)) if rows else ""
-    if not rows and sights:
-        text = f"Nothing is running. {len(sights)} finished: gpurun ps --all"
+    finished += 0 if rows else sum(folder.is_closed for folder in home.folders())
+    if not rows and finished:
+        text = f"Nothing is running. {finished} finished: gpurun ps --all"
     elif not rows and not errors:
-        text = f"No runs in {session.home.root}. Start one: gpurun train --dry-run"
+        text = f"No runs in {home.root}. Start one: gpurun train --dry-run"
     return Result(
         data={"runs": told},
         text=text,
-        after="\n".join(ways_on(shown, now)),
+        after="\n".join(ways),
         errors=tuple(errors),
         exit_code=ExitCode.MAY_BE_BILLING if billing else errors[0].exit_code if errors else ExitCode.DONE,
     )

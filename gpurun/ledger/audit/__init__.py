@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -44,23 +44,22 @@ def audit(
     `*.pub` in the home is, and what is unsigned is a warning.
     """
     kept = None if expected_head is None else _whole_head(expected_head)
-    # Before the chain: who ends while all is read, which may take minutes, is judged as it was, not by half of it.
-    unchained = {name: journal_lines(home.run(name).journal) for name in _unchained(home, chain_lines(home.ledger)[0])}
-    links, problems = chain_lines(home.ledger)
     keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
-    place = {str(link["run"]): link for link in links}
     wanted = None if runs is None else set(runs)
-    rows = [
-        audit_run(
-            home.run(name),
-            place,
-            keys,
-            read=None if name in place else unchained[name],
-            must_be_signed=public_key is not None,
-        )
-        for name in dict.fromkeys([*_chained(links), *unchained])
-        if (wanted is None or name in wanted) and (since is None or _opened_wall(home, name) >= since)
-    ]
+
+    def judged(names: Iterable[str], place: Mapping[str, Json]) -> Iterator[AuditRow]:
+        """A row a run, one journal in memory at a time."""
+        for folder in [home.run(name) for name in names if wanted is None or name in wanted]:
+            lines = journal_lines(folder.journal)
+            # One whose journal cannot tell when it was opened is never left out.
+            if since is None or not lines.parsed or lines.parsed[0]["wall"] >= since:
+                yield audit_run(folder, place, keys, lines, must_be_signed=public_key is not None)
+
+    # Before the chain is read: what ends while others are read, which may take minutes, is then judged by its receipt.
+    unchained = list(judged(_unchained(home, chain_lines(home.ledger)[0]), {}))
+    links, problems = chain_lines(home.ledger)
+    place = {str(link["run"]): link for link in links}
+    rows = [*judged(_chained(links), place), *(row for row in unchained if row.run not in place)]
     found = list(problems)
     found += [
         f"the chain names a run {name!r}, which none can be called" for name in place if not RUN_NAME.fullmatch(name)
@@ -140,9 +139,3 @@ def _has_journal(folder: RunFolder) -> bool:
         return folder.journal.exists()
     except PermissionError:
         return True
-
-
-def _opened_wall(home: Home, name: str) -> float:
-    """When a run was opened; one whose journal cannot tell is never left out."""
-    records = journal_lines(home.run(name).journal).parsed
-    return float(records[0]["wall"]) if records else float("inf")

@@ -20,7 +20,7 @@ from gpurun.ledger.audit.event_sequence import open_token, order_problems, unend
 from gpurun.ledger.audit.findings import AuditRow, Mark
 from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
 from gpurun.ledger.audit.shutdown_check import check_shutdown
-from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines, journal_lines
+from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
 from gpurun.ledger.signing import payload_of, verify
 from gpurun.ledger.statement import build_statement
 
@@ -61,16 +61,12 @@ def audit_run(
     folder: RunFolder,
     chain: Mapping[str, Json],
     keys: Mapping[str, Ed25519PublicKey],
+    lines: Lines,
     *,
-    read: Lines | None = None,
     must_be_signed: bool = False,
 ) -> AuditRow:
-    """One run's row. `chain` has each run's place in the chain of receipts; a run without a receipt has none.
-
-    `read` is its journal where it was read before the chain; it is read now where there is none.
-    """
-    found = _Findings(must_be_signed)
-    lines, link = read or journal_lines(folder.journal), chain.get(folder.name)
+    """One run's row, by the `lines` of its journal; `chain` has the place of each receipt in the chain, by its run."""
+    found, link = _Findings(must_be_signed), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))

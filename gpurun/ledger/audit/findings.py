@@ -10,7 +10,7 @@ from gpurun.core.money import Micros
 Mark = Literal["ok", "bad", "none"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AuditRow:
     """One run, audited.
 

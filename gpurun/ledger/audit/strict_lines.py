@@ -86,6 +86,7 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
         hint = "Give yourself read access to it; nothing can be held against a chain that cannot be read."
         raise SetupError("ledger.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from error
     links: list[Json] = []
+    runs = set[str]()
     problems = ["the last line of the chain is torn; the next receipt that is written repairs it"] if torn else []
     before = GENESIS
     for number, line in enumerate(raw, start=1):
@@ -97,10 +98,11 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
             problems.append(f"line {number} of the chain is receipt #{link['seq']}: one is missing or out of order")
         if link["prev"] != before:
             problems.append(f"receipt #{link['seq']} does not follow the one before it in the chain")
-        if any(link["run"] == other["run"] for other in links):
+        if link["run"] in runs:
             problems.append(f"the run {link['run']!r} is in the chain twice")
         before = link["receipt_sha256"]
         links.append(link)
+        runs.add(link["run"])
     return tuple(links), tuple(problems)
 
 

@@ -79,7 +79,8 @@ def test_a_line_that_is_cut_again_and_again_costs_no_more_than_what_was_under_wa
     patiently(lambda: far.unpack(pack, on_progress=cut_now_and_then))
     assert proxy.cuts >= 2
     assert_same(place.folder / "data", data)
-    assert pack.sent_bytes <= 1.3 * pack.survey.total_bytes
+    # Beginning again at each cut would take 1.77 times; what the sockets of eight lanes hold is lost.
+    assert pack.sent_bytes <= 1.6 * pack.survey.total_bytes
 
 
 def test_a_line_that_corrupts_what_it_carries_damages_nothing(place: Place, tmp_path: Path) -> None:

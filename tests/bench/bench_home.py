@@ -1,0 +1,59 @@
+"""What a home of many runs costs the verbs that walk over it: `python tests/bench/bench_home.py`.
+
+Makes the home (tests/many_runs.py: closed runs with receipts in one chain, and three that are open) and runs each verb
+in a process of its own: processor seconds, and the most memory that it had resident. The same of an empty home stands
+beside it. `--home` takes one that was made before. Prints figures for docs/BENCHMARKS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.many_runs import many_runs
+
+ROOT = Path(__file__).parents[2]
+VERBS = ("ps", "doctor", "plan mini-gpt", "reap --provider local --look", "ps --all", "audit")
+# Small, since what a process had resident before it becomes another counts as that one's.
+METER = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(code, used.ru_utime + used.ru_stime, used.ru_maxrss)
+"""
+
+
+def cost_of(verb: str, home: Path) -> tuple[float, float]:
+    """Processor seconds and MB of one command."""
+    command = [sys.executable, "-m", "gpurun", *verb.split(), "--home", str(home)]
+    metered = [sys.executable, "-c", METER, *command]
+    code, seconds, most = subprocess.run(metered, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split()
+    assert code in ("0", "4", "9"), f"{verb}: exit {code}"
+    return float(seconds), int(most) * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--runs", type=int, default=10_000)
+    asked.add_argument("--repeats", type=int, default=3)
+    asked.add_argument("--home", type=Path)
+    given = asked.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        full = given.home or many_runs(Path(folder) / "full", given.runs, 3).root
+        homes = {"empty": many_runs(Path(folder) / "empty", 0, 0).root, "full": full}
+        print(f"{given.repeats} runs each, {datetime.now(UTC):%Y-%m-%d}")
+        for verb in VERBS:
+            for name, home in homes.items():
+                seconds, memory = zip(*(cost_of(verb, home) for _ in range(given.repeats)), strict=True)
+                spread = f"{min(seconds):.2f} to {max(seconds):.2f} s, {min(memory):.0f} to {max(memory):.0f} MB"
+                print(f"{verb}, {name}: {spread}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
