@@ -68,8 +68,9 @@ def prepared(
 ) -> DataSummary:
     """Shards for a resolved recipe: those in the folder `data`, else text from `data` or the recipe's source.
 
-    Text is tokenised into the new folder `into`; what was tokenised before comes from the cache.
+    Text is tokenised into the folder `into`, in place of what is there; what was tokenised before comes from the cache.
     """
+    shutil.rmtree(into, ignore_errors=True)
     wanted, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
     try:
         with preparing("Nothing was left behind."):
