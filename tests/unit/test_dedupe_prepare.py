@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from trainer.prepare.corpora.pipeline import Order, prepare_corpus
-from trainer.prepare.dedupe.signatures import Dedupe
-from trainer.prepare.errors import Refusal
+from gpurun.core.errors import UsageError
+from gpurun.data.dedupe.signatures import Dedupe
+from gpurun.data.prepare import Order, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -34,10 +34,9 @@ def write_rows(path: Path, seeds: Sequence[int], words: int = 300) -> Path:
     return path
 
 
-def prepared(source: Path, out: Path, **settings: Any) -> dict[str, Any]:
-    order = Order(str(source), "char", out, val_fraction=0.2, **settings)
-    prepare_corpus(order, lambda _: None, lambda _: None)
-    return json.loads((out / "data.json").read_bytes())
+def prepared(source: Path, out: Path, workers: int = 1, **settings: Any) -> dict[str, Any]:
+    order = Order(str(source), out=out, **{"tokenizer": "char", "val_fraction": 0.2} | settings)
+    return prepare(order, print, workers=workers).manifest
 
 
 def test_shards_hold_every_document_once(tmp_path: Path) -> None:
@@ -57,18 +56,15 @@ def test_shards_hold_every_document_once(tmp_path: Path) -> None:
 def test_another_choice_of_duplicates_is_another_preparation(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", range(40))
     prepared(source, tmp_path / "out", dedupe=Dedupe(("exact",)))
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UsageError) as refused:
         prepared(source, tmp_path / "out", dedupe=Dedupe(("near",)))
     assert refused.value.code == "data.out_in_use"
 
 
 def test_a_trained_vocabulary_is_that_of_the_corpus_on_any_number_of_processes(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", range(80))
-    found = []
-    for workers in (1, 2):
-        order = Order(str(source), "bpe", tmp_path / f"{workers}", 0.2, vocab_size=500, workers=workers)
-        prepare_corpus(order, lambda _: None, lambda _: None)
-        found.append(json.loads((tmp_path / f"{workers}" / "data.json").read_bytes()))
+    made = {"tokenizer": "bpe", "vocab_size": 500}
+    found = [prepared(source, tmp_path / str(workers), workers, **made) for workers in (1, 2)]
     assert found[0] == found[1]
     assert found[0]["tokenizer"]["vocab_size"] == 500
     assert found[0]["train"][0]["tokens"] < 80 * 300 * 3
