@@ -223,7 +223,7 @@ def _demand_trainable(into: Path, place: Path, manifest: Mapping[str, Any], reso
             asked = resolved["eval"]["hellaswag_items"]
             question_items.read_items(into, asked, manifest["tokenizer"]["vocab_size"])
     except trainer_errors.Refused as refused:
-        hint = "Make it again for this recipe: gpurun data prepare, gpurun data hellaswag; docs/FORMATS.md has the form."
+        hint = "Make it again for this recipe: gpurun data prepare, gpurun data hellaswag (docs/FORMATS.md)."
         raise UsageError("data.untrainable", f"The trainer would not take {place}: {refused}.", hint=hint) from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.data import hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -117,7 +117,7 @@ def test_only_the_files_and_the_revision_that_were_named_are_downloaded(
 
 def test_a_cache_without_room_is_said_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
-    with pytest.raises(UsageError, match=r"5\.00 GB are to be downloaded .* 1\.00 GB free"):
+    with pytest.raises(SetupError, match=r"5\.00 GB are to be downloaded .* 1\.00 GB free"):
         asked(monkeypatch, tmp_path, 10**9, calls)
     assert [call.get("dry_run") for call in calls] == [True]
 
@@ -131,6 +131,6 @@ def test_a_download_that_breaks_off_is_no_data_set_of_what_came_of_it(
         (TimeoutError("timed out"), "data.hub_unreachable"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk.full"),
     ):
-        with pytest.raises(UsageError) as raised:
+        with pytest.raises(GpurunError) as raised:
             asked(monkeypatch, tmp_path, 10**12, [], broken)
-        assert raised.value.code == code
+        assert (raised.value.code, raised.value.exit_code) == (code, 4 if code == "disk.full" else 2)
