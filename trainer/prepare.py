@@ -40,9 +40,12 @@ def prepare(text: str, name: str, val_fraction: float, prompts: tuple[str, ...],
         load_gpt2(print) if name == "gpt2" else CharTokenizer.for_counts(count_characters([text]))
     )
     held_out = max(1, round(len(documents) * val_fraction))
+    splits = {"train": documents[:-held_out], "val": documents[-held_out:]}
+    if not all("".join(parts) for parts in splits.values()):
+        raise Refused("the text is too short to hold a part of it out and train on the rest")
     out.mkdir(parents=True)
     shards, tokens = {}, {}
-    for split, parts in (("train", documents[:-held_out]), ("val", documents[-held_out:])):
+    for split, parts in splits.items():
         with ShardWriter(out, split) as writer:
             for part in parts:
                 if tokenizer.eot_id is not None:

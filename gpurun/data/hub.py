@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import GpurunError, SetupError, UsageError
 
 __all__ = ["files_of"]
 
@@ -21,7 +21,7 @@ _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json
 
 
 def files_of(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
-    """(root, names below it) of a data set's files, downloaded if they must be; UsageError where they cannot."""
+    """(root, names below it) of a data set's files, downloaded if they must be; GpurunError where they cannot."""
     place, _, revision = name.partition("@")
     owner, _, rest = place.partition("/")
     dataset, _, folder = rest.partition("/")
@@ -92,24 +92,24 @@ def _no_name(name: str) -> UsageError:
     )
 
 
-def _broken_off(dataset: str, cache: Path, error: Exception) -> UsageError:
+def _broken_off(dataset: str, cache: Path, error: Exception) -> GpurunError:
     what = " ".join(str(error).split())[:120]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Make room, or name a cache on another disk: HF_HOME=DIR."
-        return UsageError("disk.full", f"The disk of {cache} is full; a part of {dataset} was downloaded.", hint=hint)
+        return SetupError("disk.full", f"The disk of {cache} is full; a part of {dataset} was downloaded.", hint=hint)
     hint = "What was downloaded stays: the same command goes on with the rest."
     return UsageError("data.hub_unreachable", f"The download of {dataset} broke off: {what} …", hint=hint)
 
 
 def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) -> None:
-    """Say what will be downloaded; raise UsageError where the cache's disk has no room for it."""
+    """Say what will be downloaded; raise SetupError where the cache's disk has no room for it."""
     if not count:
         return
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     say(f"downloading {count} files, {need / 1e9:,.2f} GB, into {cache}")
     if need > free:
-        raise UsageError(
+        raise SetupError(
             "disk.too_small",
             f"{need / 1e9:,.2f} GB are to be downloaded into {cache}, whose disk has {free / 1e9:,.2f} GB free.",
             hint="Make room, or name a cache on another disk: HF_HOME=DIR.",

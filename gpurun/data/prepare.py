@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.dedupe.signatures import Dedupe
@@ -336,7 +336,7 @@ def _counted(count: int, what: str) -> str:
 def _check_room(
     folder: Path, tasks: Sequence[Task], tokenizer: tokenizers.TextTokenizer, column: str, say: Say
 ) -> None:
-    """Say what the shards of these tasks will take, by a sample of their texts; UsageError if there is no room."""
+    """Say what the shards of these tasks will take, by a sample of their texts; SetupError if there is no room."""
     text_bytes = sum(span.text_bytes for task in tasks for span in task)
     size = tokens = 0
     for task in {place: tasks[place] for place in (0, len(tasks) // 2, len(tasks) - 1)}.values() if tasks else ():
@@ -352,7 +352,7 @@ def _check_room(
     if need > _FEW_BYTES:
         say(f"the shards need about {need / 1e9:,.2f} GB of disk; {free / 1e9:,.2f} GB are free")
     if need > free:
-        raise UsageError(
+        raise SetupError(
             "disk.too_small",
             f"The shards need about {need / 1e9:,.2f} GB; the disk of {folder} has {free / 1e9:,.2f} GB free.",
             hint=f"Make {(need - free) / 1e9:,.2f} GB of room, or name a folder on another disk with --out.",

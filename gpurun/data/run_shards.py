@@ -68,8 +68,9 @@ def prepared(
 ) -> DataSummary:
     """Shards for a resolved recipe: those in the folder `data`, else text from `data` or the recipe's source.
 
-    Text is tokenised into the new folder `into`; what was tokenised before comes from the cache.
+    Text is tokenised into the folder `into`, in place of what is there; what was tokenised before comes from the cache.
     """
+    shutil.rmtree(into, ignore_errors=True)
     wanted, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
     try:
         with preparing("Nothing was left behind."):
@@ -222,7 +223,7 @@ def _demand_trainable(into: Path, place: Path, manifest: Mapping[str, Any], reso
             asked = resolved["eval"]["hellaswag_items"]
             question_items.read_items(into, asked, manifest["tokenizer"]["vocab_size"])
     except trainer_errors.Refused as refused:
-        hint = "Prepare it again for this recipe (gpurun data prepare, data hellaswag); docs/FORMATS.md has the form."
+        hint = "Make it again for this recipe: gpurun data prepare, gpurun data hellaswag (docs/FORMATS.md)."
         raise UsageError("data.untrainable", f"The trainer would not take {place}: {refused}.", hint=hint) from None
 
 

@@ -27,12 +27,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from gpurun.data.dedupe import signatures
+from gpurun.data.dedupe.fingerprint import PERMUTATIONS
+from gpurun.data.dedupe.signatures import Dedupe, SignatureWriter
+from gpurun.data.dedupe.stage import Signer, drop_filter, find_duplicates
+from gpurun.data.documents import Document
 from tests.memory import forget_own_peak, own_peak_bytes
-from trainer.prepare.dedupe import signatures
-from trainer.prepare.dedupe.dropped import drop_filter, find_duplicates, sign_task
-from trainer.prepare.dedupe.fingerprint import PERMUTATIONS
-from trainer.prepare.dedupe.signatures import Dedupe, SignatureWriter
-from trainer.prepare.texts import Text
 
 KINDS = ("exact", "near", "url")
 _WORD = re.compile(r"\w+")
@@ -90,7 +90,7 @@ def changed(text: str, share: float, draw: random.Random) -> str:
     return "".join(parts)
 
 
-def plant(texts: list[str], count: int, draw: random.Random) -> list[Text]:
+def plant(texts: list[str], count: int, draw: random.Random) -> list[Document]:
     """Duplicates of some of the texts, whose addresses are example.org/NUMBER."""
     planted = []
     for kind in KINDS:
@@ -102,7 +102,7 @@ def plant(texts: list[str], count: int, draw: random.Random) -> list[Text]:
                 text = changed(text, draw.uniform(0.02, 0.05), draw)
             else:
                 url, text = f"http://www.EXAMPLE.org/{number}/?utm_source=x", f"{draw.random()} " * 50
-            planted.append(Text(f"{kind} {len(planted)}", text, url))
+            planted.append(Document(f"{kind} {len(planted)}", text, url))
     draw.shuffle(planted)
     return planted
 
@@ -112,22 +112,22 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     draw, dedupe = random.Random(given.seed), Dedupe(threshold=given.similarity)
     texts = real_documents(given.documents, given.seed)
     clean = is_clean(texts, dedupe.threshold)
-    corpus = [Text(f"{number}", text, f"https://example.org/{number}") for number, text in enumerate(texts)]
+    corpus = [Document(f"{number}", text, f"https://example.org/{number}") for number, text in enumerate(texts)]
     planted = plant(texts, given.planted, draw)
     tasks = [corpus[::2], corpus[1::2], planted]
     size = sum(len(text.text.encode("utf-8", "replace")) for task in tasks for text in task)
     begun = time.process_time()
     for index, task in enumerate(tasks):
-        sign_task(task, dedupe, folder, index)
+        Signer(folder, dedupe, "", "text").do(index, task, lambda count: None)
     signed = time.process_time()
-    find_duplicates(folder, len(tasks), dedupe)
+    find_duplicates(folder, len(tasks), dedupe, identity="")
     searched = time.process_time()
     gone = {
         text.name
         for index, task in enumerate(tasks)
-        for drop in [drop_filter(folder, index)]
+        for goes in [drop_filter(folder, index)]
         for text in task
-        if drop(text)
+        if goes()
     }
     found = {
         kind: sum(text.name in gone for text in planted if text.name.startswith(kind)) / given.planted for kind in KINDS
@@ -157,7 +157,7 @@ def search_many(folder: Path, documents: int) -> tuple[int, float, int]:
     dedupe = Dedupe()
     forget_own_peak()
     begun = time.process_time()
-    record = find_duplicates(folder, -(-documents // 250_000), dedupe)
+    record = find_duplicates(folder, -(-documents // 250_000), dedupe, identity="")
     return own_peak_bytes(), time.process_time() - begun, sum(record["dropped"].values())
 
 

@@ -1,7 +1,8 @@
 """Preparing a corpus, measured against what it is made of and against the usual script. `make bench-prepare`.
 
 Rates are ratios of CPU time (user and system, children included) over interleaved rounds, so that other work on the
-machine hurts both sides alike; wall time is told beside them. The usual script needs `pip install datasets`.
+machine hurts both sides alike; wall time is told beside them. The usual script needs `pip install datasets`, or
+its row is left out.
 `--rows core,usual,memory` takes some of the rows; `memory` is that of two processes at what is awkward to read.
 """
 
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,12 +30,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 import tiktoken
 
+from gpurun.data.documents import Document
+from gpurun.data.split import bound_for
+from gpurun.data.tasks import write_task
 from tests.memory import tree_bytes
-from trainer.prepare.corpora.task import write_task
-from trainer.prepare.texts import Text
-from trainer.prepare.tokenizers import Gpt2Tokenizer, shipped_gpt2_tokens
+from trainer.tokenizer import Gpt2Tokenizer, shipped_gpt2_tokens
 
 ROOT = Path(__file__).parents[2]
+VAL_FRACTION = 0.005
+_TWO_PROCESSES = """
+import pathlib, sys
+from gpurun.data.prepare import Order, prepare
+few = {"least_train_tokens": 0, "least_val_tokens": 0}
+prepare(Order(sys.argv[1], "gpt2", pathlib.Path(sys.argv[2]), **few), print, workers=2)
+"""
 
 
 def gather(folder: Path, most_bytes: int) -> list[str]:
@@ -71,12 +81,12 @@ def per_core(texts: list[str], folder: Path, rounds: int) -> None:
     tokens = shipped_gpt2_tokens()
     ours = Gpt2Tokenizer(tokens, threads=1)
     raw: tiktoken.Encoding = ours._encoding
-    size = sum(len(text.encode()) for text in texts)
+    size, bound = sum(len(text.encode()) for text in texts), bound_for(VAL_FRACTION)
     ratios, rates = [], []
     for number in range(rounds):
-        documents = [Text(str(place), text) for place, text in enumerate(texts)]
+        documents = [Document(str(place), text) for place, text in enumerate(texts)]
         theirs_s, _ = cpu_s(lambda: raw.encode_ordinary_batch(texts, num_threads=1))
-        ours_s, _ = cpu_s(lambda n=number, d=documents: write_task(d, ours, folder, n, val_fraction=0.005))
+        ours_s, _ = cpu_s(lambda n=number, d=documents: write_task(d, ours, folder, n, bound=bound, identity=""))
         ratios.append(theirs_s / ours_s)
         rates.append((size / ours_s / 1e6, size / theirs_s / 1e6))
     mine, other = (statistics.median(column) for column in zip(*rates, strict=True))
@@ -91,7 +101,7 @@ def usual_script(source: Path, out: Path, processes: int) -> None:
 
     datasets.disable_progress_bars()
     rows = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(out / "cache"))
-    parts = rows.train_test_split(test_size=0.005, seed=1, shuffle=True)
+    parts = rows.train_test_split(test_size=VAL_FRACTION, seed=1, shuffle=True)
     made = parts.map(_tokenised, remove_columns=["text"], num_proc=processes)
     for name, part in made.items():
         total = int(np.sum(part["length"], dtype=np.uint64))
@@ -122,8 +132,8 @@ def against_datasets(source: Path, folder: Path, processes: int, rounds: int) ->
         theirs, ours = folder / f"theirs-{number}", folder / f"ours-{number}"
         theirs.mkdir()
         usual = [sys.executable, __file__, "--usual", str(source), str(theirs), "--processes", str(processes)]
-        command = [sys.executable, "-m", "trainer.prepare.corpora", "--source", str(source), "--out", str(ours)]
-        command += ["--workers", str(processes)]
+        command = [sys.executable, "-m", "gpurun", "data", "prepare", "gpt2-124m", "--source", str(source)]
+        command += ["--out", str(ours), "--workers", str(processes), "--home", str(folder / "home")]
         their_cpu, their_wall, _ = _run(usual)
         our_cpu, our_wall, (peak, _) = _run(command)
         ratios.append(their_cpu / our_cpu)
@@ -166,9 +176,7 @@ def awkward(texts: list[str], folder: Path) -> None:
     for number, (what, (name, write)) in enumerate(rows.items()):
         source, out = folder / name, folder / f"awkward-{number}"
         write(source)
-        command = [sys.executable, "-m", "trainer.prepare.corpora", "--source", str(source), "--out", str(out)]
-        command += ["--workers", "2", "--least-val-tokens", "0"]
-        _, wall, (peak, shared_once) = _run(command)
+        _, wall, (peak, shared_once) = _run([sys.executable, "-c", _TWO_PROCESSES, str(source), str(out)])
         told = f"{peak / 1e6:.0f} MB, what is shared counted once {shared_once / 1e6:.0f}; {wall:.0f} s"
         print(f"{what}: {told}", flush=True)
 
@@ -222,7 +230,9 @@ def main() -> None:
         few = texts[: max(1, len(texts) // 4)]
         if "core" in rows:
             per_core(few, folder, given.rounds + 2)
-        if "usual" in rows:
+        if "usual" in rows and find_spec("datasets") is None:
+            print("against datasets.map: not measured; pip install datasets")
+        elif "usual" in rows:
             source = folder / "corpus.jsonl"
             with source.open("w") as file:
                 file.writelines(json.dumps({"text": text}) + "\n" for text in texts)

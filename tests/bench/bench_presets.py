@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from gpurun.data.prepare import Order, prepare
 from tests.bench.recipes import measured_recipe
 from trainer.recipe import Recipe
 
@@ -86,9 +87,7 @@ class Lab:
         work.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
-        if not (self.work / "data").exists():
-            words = ["--source", "stdlib", "--tokenizer", "char", "--limit-bytes", str(TEXT_BYTES), "--prompts", "[]"]
-            self.command("trainer.prepare", *words, "--out", str(self.work / "data"))
+        prepare(Order("stdlib", "char", self.work / "data", limit_bytes=TEXT_BYTES), lambda _: None)
 
     def command(self, module: str, *words: str) -> None:
         argv = [sys.executable, "-m", module, *words]

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from conftest import Train, manifest, recipe_record, write_data
 
+from gpurun.data.bpe import train_bpe
 from trainer.errors import Refused
 from trainer.export import export_hf, main
 from trainer.model import GPT
-from trainer.prepare.bpe import train_bpe
-from trainer.prepare.shards import write_vocabulary
-from trainer.prepare.tokenizers import BpeTokenizer, Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens
 from trainer.pretrained import load_weights
 from trainer.recipe import ModelConfig
+from trainer.shards import write_json
 from trainer.tensors import write_tensors
+from trainer.tokenizer import BpeTokenizer, Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens, vocabulary_json
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def test_a_trained_tokeniser_is_exported_with_the_ids_of_training(tmp_path: Path
     tokens = train_bpe([text], 1000)
     weights, _ = gpt2_checkpoint(tmp_path / "out", tokens, "bpe")
     (tmp_path / "data").mkdir()
-    write_vocabulary(tmp_path / "data", "bpe", tokens)
+    write_json(tmp_path / "data" / "vocab.json", vocabulary_json("bpe", tokens))
     export_hf(weights, tmp_path / "hf", data=tmp_path / "data", figures={})
     for kind in (transformers.AutoTokenizer, transformers.GPT2Tokenizer):
         tokenizer = kind.from_pretrained(tmp_path / "hf")

@@ -14,10 +14,10 @@ import torch
 from trainer.errors import Refused
 from trainer.generate import encode, main, open_checkpoint
 from trainer.model import GPT
-from trainer.prepare.tokenizers import sha256_of_tokens
 from trainer.recipe import ModelConfig
 from trainer.shards import Tokenizer
 from trainer.tensors import write_tensors
+from trainer.tokenizer import sha256_of_tokens
 
 TOKENS = [character.encode() for character in "\nabcdefé\ufffd"]
 MODEL = {"layers": 1, "heads": 1, "width": 16, "context": 8}

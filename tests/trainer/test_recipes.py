@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from conftest import Train, events, manifest
 
-from gpurun.core.installed_files import bundle_root
 from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import list_recipes, load_recipe, resolve
 
@@ -31,7 +30,7 @@ def test_every_bundled_recipe_trains_in_its_rehearsals_form(
     if recipe["train"]["loop"] == "huggingface":
         pytest.importorskip("transformers", reason="an extra")
     data = tmp_path / "data"
-    prepared(recipe, None, into=data, cache=cache, root=bundle_root(), say=lambda line: None)
+    prepared(recipe, None, into=data, cache=cache, say=lambda line: None)
     assert train(recipe, tmp_path / "out", data) == 0
     assert [event["step"] for event in events(tmp_path / "out", "step")] == [1, 2, 3, 4]
     assert manifest(tmp_path / "out")["latest"] == 4

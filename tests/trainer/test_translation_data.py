@@ -11,12 +11,12 @@ import pytest
 from conftest import shard_entry, write_shard
 from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 
+from gpurun.core.errors import UsageError
+from gpurun.data.pairs.grammar import english_german
 from trainer.data import sample_starts
 from trainer.errors import Refused
 from trainer.optim import plan_batch
-from trainer.prepare.errors import Refusal
-from trainer.prepare.pairs.grammar import english_german
-from trainer.prepare.pairs.tokenizers import PairTokenizer
+from trainer.pair_tokenizer import PairTokenizer
 from trainer.shards import open_data
 from trainer.translation.pairs import PairRow, read_special_tokens
 
@@ -99,10 +99,10 @@ def test_text_that_is_not_parallel_is_refused_with_the_place(
     (tmp_path / "text.tsv").write_text(lines)
     (tmp_path / "other").write_text("one line\n")
     named = ",".join(str(tmp_path / name) for name in source.split(","))
-    with pytest.raises(Refusal, match=sentence) as refused:
+    with pytest.raises(UsageError, match=sentence) as refused:
         written(tmp_path / "data", named, "char-pairs")
     assert refused.value.hint
-    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "data" / "data.json").exists()
 
 
 def test_no_text_is_taken_for_a_special_token_and_rare_words_are_unknown() -> None:

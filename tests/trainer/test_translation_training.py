@@ -14,9 +14,9 @@ from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 from gpurun.planning.recipe import load_recipe, resolve
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.errors import Refused
-from trainer.prepare.pairs import tokenizers
-from trainer.prepare.tokenizers import REPLACEMENT
+from trainer.pair_tokenizer import UNKNOWN as UNKNOWN_WORD
 from trainer.recipe import parse_recipe
+from trainer.tokenizer import REPLACEMENT
 from trainer.translation.__main__ import main
 from trainer.translation.bleu import corpus_bleu
 from trainer.translation.decode import Hypothesis
@@ -130,7 +130,7 @@ def test_a_translation_that_says_unknown_has_not_found_the_word(
 
 
 def test_the_signs_for_what_is_unknown_are_those_that_texts_are_prepared_with() -> None:
-    assert {"word-pairs": tokenizers.UNKNOWN, "char-pairs": REPLACEMENT.encode()} == UNKNOWN
+    assert {"word-pairs": UNKNOWN_WORD, "char-pairs": REPLACEMENT.encode()} == UNKNOWN
 
 
 def saved(trained: Lab, out: Path) -> Path:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from conftest import recipe_record
 
+from gpurun.data.pairs.build import PairOrder, prepare_pairs
+from gpurun.data.run_shards import write_prompts
 from trainer.data import position_seed, sample_starts
 from trainer.distributed import Processes
 from trainer.optim import BatchPlan, learning_rate, make_optimizer, plan_batch, set_learning_rate
-from trainer.prepare.pairs.build import PairRequest, prepare_pairs
 from trainer.recipe import Recipe, parse_recipe
 from trainer.shards import open_data
 from trainer.translation.model import Translator
@@ -28,8 +29,9 @@ PROMPTS = {"english-german": ("the old man sees a dog.",), "copy": ("abcdefgh",)
 def written(folder: Path, source: str, tokenizer: str, **more: Any) -> Path:
     """Prepare a parallel text in a folder."""
     prompts = more.pop("prompts", PROMPTS.get(source, ()))
-    request = PairRequest(source, tokenizer, more.pop("val_fraction", 0.05), prompts, folder, **more)
-    prepare_pairs(request, lambda _: None)
+    order = PairOrder(source, tokenizer, more.pop("val_fraction", 0.05), folder, **more)
+    made, _ = prepare_pairs(order, print)
+    write_prompts(folder, made, prompts, print)
     return folder
 
 

@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpurun.data.run_shards import inspect
+from gpurun.core.errors import UsageError
+from gpurun.data import bpe
+from gpurun.data.bpe import train_bpe
+from gpurun.data.documents import Span, documents_of
+from gpurun.data.prepare import Order, prepare
+from gpurun.data.run_shards import write_prompts
+from gpurun.data.shard_folder import inspect
+from gpurun.data.sources import open_source
 from trainer.generate import encode
-from trainer.prepare import bpe
-from trainer.prepare.bpe import train_bpe
-from trainer.prepare.build import Request, prepare
-from trainer.prepare.corpus import open_corpus, read_text
-from trainer.prepare.errors import Refusal
-from trainer.prepare.shards import read_vocabulary
-from trainer.prepare.tokenizers import GPT2_EOT, BpeTokenizer, printable_bytes, shipped_gpt2_tokens
 from trainer.shards import Tokenizer
+from trainer.tokenizer import GPT2_EOT, BpeTokenizer, printable_bytes, read_vocabulary, shipped_gpt2_tokens
 
 ODD = "naïve café 🦉\n\n  two  spaces 123\t'll don't <|endoftext|>\u2028 end \x00 日本語のテキスト"
 
@@ -28,7 +29,9 @@ ODD = "naïve café 🦉\n\n  two  spaces 123\t'll don't <|endoftext|>\u2028 end
 @pytest.fixture(scope="module")
 def real() -> list[str]:
     """Two megabytes of the standard library."""
-    return [read_text(document) for document in open_corpus("stdlib", 2_000_000).documents]
+    source = open_source("stdlib", "", print, val_fraction=0.1, limit_bytes=2_000_000)
+    whole = (Span(file, 0, file.text_bytes) for file in source.files)
+    return [document.text for document in documents_of(whole, "")]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def test_every_text_comes_back_and_the_end_of_text_is_never_read_out_of_one(toke
 def test_the_same_text_gives_the_same_tokens_on_any_number_of_threads(tmp_path: Path, real: list[str]) -> None:
     (tmp_path / "text").write_text("\n".join(real[:40]), encoding="utf-8")
     program = (
-        "import sys, hashlib; from trainer.prepare.bpe import train_bpe; from pathlib import Path;"
+        "import sys, hashlib; from gpurun.data.bpe import train_bpe; from pathlib import Path;"
         "print(hashlib.sha256(b'/'.join(train_bpe([Path(sys.argv[1]).read_text(encoding='utf-8')], 600))).hexdigest())"
     )
     found = {
@@ -96,22 +99,23 @@ def test_of_a_large_text_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("size", [1, 256, 50_258])
 def test_a_vocabulary_that_cannot_be_is_refused(size: int) -> None:
-    with pytest.raises(Refusal, match=f"{size:,} tokens") as refused:
+    with pytest.raises(UsageError, match=f"{size:,} tokens") as refused:
         train_bpe(["text"], size)
     assert refused.value.code == "tokenizer.vocab_size"
 
 
 def test_shards_are_made_with_it_and_need_nothing_but_their_folder(tmp_path: Path) -> None:
+    (source := tmp_path / "in").mkdir()
     for number in range(20):
-        (tmp_path / f"{number}.txt").write_text(f"The owl number {number} says hoo.\n" * (5 + number))
+        (source / f"{number}.txt").write_text(f"The owl number {number} says hoo.\n" * (5 + number))
     out = tmp_path / "out"
-    request = Request(str(tmp_path), "bpe", 0.2, ("The owl",), out, vocab_limit=300)
     told: list[str] = []
-    result = prepare(request, told.append)
+    made = prepare(Order(str(source), "bpe", out, val_fraction=0.2, vocab_size=300), told.append)
+    write_prompts(out, BpeTokenizer(read_vocabulary(out)), ["The owl"], told.append)
     found = inspect(out, tokenizer="bpe", vocab_size=320)
     tokens = read_vocabulary(out)
     assert f"{len(tokens)} tokens trained on the text" in told
-    assert result["data"]["vocab_size"] == found.vocab_size == len(tokens) <= 300
+    assert made.manifest["tokenizer"]["vocab_size"] == found.vocab_size == len(tokens) <= 300
     manifest = json.loads((out / "data.json").read_bytes())
     assert (manifest["eot"], manifest["tokenizer"]["eot_id"]) == ("before", len(tokens) - 1)
     (prompt,) = json.loads((out / "prompts.json").read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -14,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.errors import GpurunError, UsageError
-from gpurun.core.installed_files import bundle_root
-from gpurun.data import corpora, preparer
-from gpurun.data.corpora import inspect_data
+from gpurun.core.errors import UsageError
 from gpurun.data.run_shards import prepared
+from gpurun.data.shard_folder import inspect_data
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.shard_lines import progress_line
 from gpurun.view.style import Style
@@ -79,7 +76,7 @@ def test_what_was_prepared_is_told_and_is_what_inspect_finds(
 
 def test_a_run_takes_the_folder_as_its_data(shards: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     record = resolve(load_recipe("mini-gpt"), "rehearsal").record
-    places = {"into": tmp_path / "beside", "cache": tmp_path / "cache", "root": bundle_root()}
+    places = {"into": tmp_path / "beside", "cache": tmp_path / "cache"}
     found = prepared(record, str(shards[0]), **places, say=lambda _: None)
     assert found.train_tokens == shards[1]["data"]["train_tokens"]
     assert (tmp_path / "beside" / "prompts.json").exists()
@@ -98,23 +95,6 @@ def test_a_shard_with_one_byte_changed_is_refused(shards: tuple[Path, dict[str, 
     path = folder / "train_000001.bin"
     path.write_bytes(path.read_bytes()[:-2] + b"\1\0")
     assert refused(folder) == "data.digest"
-
-
-@pytest.mark.parametrize(("source", "is_told"), [("hf:me/corpus", True), ("/nowhere", False)])
-def test_the_hubs_client_hears_of_the_proxy_and_the_cache_and_of_no_cloud(
-    source: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_the_hub = {"HF_TOKEN": "1", "https_proxy": "2", "HTTPS_PROXY": "3", "SSL_CERT_FILE": "4", "XDG_CACHE_HOME": "5"}
-    for name, value in {**of_the_hub, "LAMBDA_API_KEY": "secret"}.items():
-        monkeypatch.setenv(name, value)
-    told: list[dict[str, str]] = []
-    monkeypatch.setattr(corpora, "run_preparer", lambda *_, environment, **__: told.append(environment))
-    resolved = resolve(load_recipe("mini-gpt"), "full").record
-    whatever = {"options": [], "root": tmp_path, "say": lambda _: None, "progress": lambda _: None}
-    corpora.prepare_data(resolved, source=source, out=tmp_path / "out", **whatever)
-    (heard,) = told
-    assert {name: heard.get(name) for name in of_the_hub} == (of_the_hub if is_told else dict.fromkeys(of_the_hub))
-    assert "secret" not in heard.values()
 
 
 def test_an_unfinished_folder_says_how_to_go_on(tmp_path: Path) -> None:
@@ -162,72 +142,6 @@ def test_interrupted_by_the_keyboard_it_ends_at_once_and_says_that_it_can_go_on(
     assert running.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize("once_more", [False, True])
-def test_interrupted_while_it_waits_for_a_download_nothing_is_waited_for_and_nothing_is_left(
-    once_more: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deaf = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    (tmp_path / "deaf.py").write_text(f"{deaf}print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n")
-    monkeypatch.setattr(preparer, "_LETTING_GO_S", 60 if once_more else 0.1)
-    wait, found = subprocess.Popen.wait, []
-
-    def interrupted(child: subprocess.Popen[str], timeout: float | None = None) -> int:
-        if once_more and timeout is not None:
-            raise KeyboardInterrupt
-        return wait(child, timeout)
-
-    def interrupt(line: str) -> None:
-        found.append(int(line))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        preparer.run_preparer("deaf", [], root=tmp_path, say=interrupt)
-    with pytest.raises(ProcessLookupError):
-        os.kill(found[0], 0)
-
-
-@pytest.mark.parametrize("is_deaf", [False, True])
-def test_a_command_that_is_killed_leaves_nobody_behind_who_says_nothing(is_deaf: bool, tmp_path: Path) -> None:
-    """datatrove's work and a download say nothing for hours, and so heard of no broken pipe: the folder stayed held."""
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if is_deaf else ""
-    (tmp_path / "silent.py").write_text(
-        "import os, signal, sys, time\nfrom trainer.prepare import program\nprogram._LETTING_GO_S = 0.1\n"
-        f"def do(arguments):\n    {deaf}\n    print(os.getpid(), sys.stdin.read(), file=sys.stderr, flush=True)\n"
-        "    time.sleep(60)\nprogram.run_program(do, left='', less='')\n"
-    )
-    call = "import pathlib, sys; from gpurun.data.preparer import run_preparer; "
-    call += "run_preparer('silent', [], root=pathlib.Path(sys.argv[1]), say=lambda line: print(line, flush=True))"
-    (tmp_path / "trainer").symlink_to(bundle_root() / "trainer")
-    with subprocess.Popen([sys.executable, "-c", call, str(tmp_path)], stdout=subprocess.PIPE) as command:
-        assert command.stdout is not None
-        left = int(command.stdout.readline())
-        command.kill()
-    end = time.monotonic() + 10
-    with contextlib.suppress(ProcessLookupError):
-        while os.kill(left, 0) is None:
-            assert time.monotonic() < end, "it goes on"
-            time.sleep(0.02)
-
-
-@pytest.mark.parametrize(("code", "exit_code"), [("disk.full", 4), ("disk.too_small", 4), ("data.empty", 2)])
-def test_a_disk_that_is_full_is_a_matter_of_set_up_as_everywhere(code: str, exit_code: int, tmp_path: Path) -> None:
-    answer = json.dumps({"error": {"code": code, "message": "No.", "hint": "Make room."}})
-    (tmp_path / "sorry.py").write_text(f"import sys\nprint({answer!r})\nsys.exit(2)\n")
-    with pytest.raises(GpurunError, match=r"No\.") as raised:
-        preparer.run_preparer("sorry", [], root=tmp_path, say=lambda _: None)
-    assert (raised.value.code, raised.value.exit_code) == (code, exit_code)
-
-
-def test_an_answer_that_no_pipe_holds_is_heard_whole(tmp_path: Path) -> None:
-    error = {"code": "data.empty", "message": "No. " * 100_000, "hint": "Take another."}
-    say_it = f"import json, signal, sys\nsignal.alarm(5)\nprint(json.dumps({{'error': {error!r}}}))\nsys.exit(2)\n"
-    (tmp_path / "wordy.py").write_text(say_it)
-    with pytest.raises(UsageError, match=r"No\.") as raised:
-        preparer.run_preparer("wordy", [], root=tmp_path, say=lambda _: None)
-    assert raised.value.what == error["message"]
 
 
 def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it(tmp_path: Path) -> None:

@@ -12,40 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.prepare import corpus
-from trainer.prepare.corpora.task import write_task
-from trainer.prepare.corpus import open_corpus, read_text
-from trainer.prepare.dedupe import search as search_module
-from trainer.prepare.dedupe.dropped import (
-    drop_filter,
-    find_duplicates,
-    identity_of,
-    is_signed,
-    read_duplicates,
-    sign_task,
-)
-from trainer.prepare.dedupe.fingerprint import NO_KEY, Fingerprint, normalised_url, similarity, url_key
-from trainer.prepare.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
-from trainer.prepare.errors import Refusal
-from trainer.prepare.texts import Text, visible
-from trainer.prepare.tokenizers import CharTokenizer
+from gpurun.core.errors import UsageError
+from gpurun.data.dedupe import search as search_module
+from gpurun.data.dedupe import signatures
+from gpurun.data.dedupe.fingerprint import NO_KEY, normalised_url, signature, similarity, text_key, url_key
+from gpurun.data.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
+from gpurun.data.dedupe.stage import Signer, drop_filter, find_duplicates, read_duplicates
+from gpurun.data.documents import Document, Span, documents_of
+from gpurun.data.sources import open_source
+from gpurun.data.split import EVERY
+from gpurun.data.tasks import write_task
+from trainer import tokenizer as tokenizers
+from trainer.tokenizer import CharTokenizer
 
 WORDS = [f"word{number}" for number in range(5000)]
-
-
-def fingerprint(*texts: str) -> Fingerprint:
-    found = Fingerprint()
-    for text in texts:
-        found.feed(text)
-    return found
-
-
-def signature(*texts: str) -> np.ndarray:
-    return fingerprint(*texts).signature
-
-
-def text_key(*texts: str) -> int:
-    return fingerprint(*texts).text_key
+EVERY_KIND = Dedupe()
 
 
 def prose(seed: int, words: int = 200) -> str:
@@ -62,36 +43,41 @@ def changed(text: str, share: float, seed: int) -> str:
     return "".join(parts)
 
 
-def dropped(folder: Path, tasks: Sequence[Sequence[Text]], dedupe: Dedupe | None = None) -> list[str]:
+def sign(folder: Path, index: int, texts: Iterable[Document], dedupe: Dedupe = EVERY_KIND) -> None:
+    Signer(folder, dedupe, "mine", "text").do(index, texts, lambda count: None)
+
+
+def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = EVERY_KIND) -> list[str]:
     """The names of the texts that go, through the files that lie on the disk."""
-    dedupe = dedupe or Dedupe()
     folder.mkdir(exist_ok=True)
     for index, texts in enumerate(tasks):
-        sign_task(texts, dedupe, folder, index)
-    find_duplicates(folder, len(tasks), dedupe)
+        sign(folder, index, texts, dedupe)
+    find_duplicates(folder, len(tasks), dedupe, identity="mine")
     names = []
     for index, texts in enumerate(tasks):
-        drop = drop_filter(folder, index)
-        names += [text.name for text in visible(texts) if not text.continues and drop(text)]
+        goes = drop_filter(folder, index)
+        names += [text.name for text in texts if goes()]
     return names
 
 
 @pytest.fixture(scope="module")
-def real() -> list[Text]:
+def real() -> list[Document]:
     """Modules of the standard library, of at least forty words."""
-    documents = open_corpus("stdlib", 3_000_000).documents
-    texts = [Text(document.name, read_text(document)) for document in documents]
-    return [text for text in texts if len(re.findall(r"\w+", text.text)) >= 40]
+    source = open_source("stdlib", "", print, val_fraction=0.1, limit_bytes=3_000_000)
+    whole = (Span(file, 0, file.text_bytes) for file in source.files)
+    return [text for text in documents_of(whole, "") if len(re.findall(r"\w+", text.text)) >= 40]
 
 
-def test_planted_duplicates_of_real_text_are_found_and_clean_documents_stay(tmp_path: Path, real: list[Text]) -> None:
-    corpus = [Text(text.name, text.text, f"https://example.com/{number}") for number, text in enumerate(real)]
+def test_planted_duplicates_of_real_text_are_found_and_clean_documents_stay(
+    tmp_path: Path, real: list[Document]
+) -> None:
+    corpus = [Document(text.name, text.text, f"https://example.com/{number}") for number, text in enumerate(real)]
     planted = []
     for number, text in enumerate(corpus):
         planted += [
-            Text(f"exact {number}", text.text.replace("\n", "\r\n") + "  \n"),
-            Text(f"near {number}", changed(text.text, random.Random(number).uniform(0.02, 0.05), number)),
-            Text(f"url {number}", f"{prose(number, 80)}", f"http://www.example.com/{number}/?utm_source=feed#top"),
+            Document(f"exact {number}", text.text.replace("\n", "\r\n") + "  \n"),
+            Document(f"near {number}", changed(text.text, random.Random(number).uniform(0.02, 0.05), number)),
+            Document(f"url {number}", f"{prose(number, 80)}", f"http://www.example.com/{number}/?utm_source=feed#top"),
         ]
     random.Random(1).shuffle(planted)
     tasks = [corpus[::2], corpus[1::2], planted[::2], planted[1::2]]
@@ -103,7 +89,7 @@ def test_planted_duplicates_of_real_text_are_found_and_clean_documents_stay(tmp_
 
 
 def test_the_first_in_order_stays_however_the_tasks_are_cut(tmp_path: Path) -> None:
-    texts = [Text(f"{number}", prose(number % 7)) for number in range(40)]
+    texts = [Document(f"{number}", prose(number % 7)) for number in range(40)]
     everything = dropped(tmp_path / "one", [texts])
     assert everything == [f"{number}" for number in range(7, 40)]
     assert dropped(tmp_path / "five", [texts[:3], texts[3:3], texts[3:20], texts[20:21], texts[21:]]) == everything
@@ -111,9 +97,9 @@ def test_the_first_in_order_stays_however_the_tasks_are_cut(tmp_path: Path) -> N
 
 def test_what_has_the_words_in_another_case_and_one_sentence_more_is_a_near_duplicate(tmp_path: Path) -> None:
     texts = [
-        Text("a", prose(1)),
-        Text("b", prose(1).upper() + " And one more sentence at its end."),
-        Text("c", prose(2)),
+        Document("a", prose(1)),
+        Document("b", prose(1).upper() + " And one more sentence at its end."),
+        Document("c", prose(2)),
     ]
     assert dropped(tmp_path / "near", [texts]) == ["b"]
     assert dropped(tmp_path / "exact", [texts], Dedupe(("exact", "url"))) == []
@@ -121,7 +107,7 @@ def test_what_has_the_words_in_another_case_and_one_sentence_more_is_a_near_dupl
 
 def test_kinds_are_looked_for_one_after_the_other_among_those_that_are_left(tmp_path: Path) -> None:
     first, second = prose(1), prose(2)
-    texts = [Text("a", first, "x.org/1"), Text("b", first, "x.org/2"), Text("c", second, "x.org/2")]
+    texts = [Document("a", first, "x.org/1"), Document("b", first, "x.org/2"), Document("c", second, "x.org/2")]
     # c has the address of b, and goes for it; then b goes, whose text is that of a.
     assert dropped(tmp_path / "all", [texts]) == ["b", "c"]
     assert dropped(tmp_path / "texts", [texts], Dedupe(("exact",))) == ["b"]
@@ -131,14 +117,14 @@ def test_kinds_are_looked_for_one_after_the_other_among_those_that_are_left(tmp_
 def test_a_document_stays_that_only_resembles_one_that_goes(tmp_path: Path) -> None:
     words = prose(5, 400).split()
     a, b, c = words[:240], words[60:300], words[120:360]  # Each three quarters of the next; a and c share a half.
-    texts = [Text(name, " ".join(part)) for name, part in (("a", a), ("b", b), ("c", c))]
+    texts = [Document(name, " ".join(part)) for name, part in (("a", a), ("b", b), ("c", c))]
     assert similarity(*(signature(t.text)[None] for t in (texts[0], texts[2])))[0] < 0.5
     assert dropped(tmp_path, [texts]) == ["b"]
 
 
 def test_documents_without_a_word_or_an_address_are_nobodys_duplicates(tmp_path: Path) -> None:
-    texts = [Text("1", "!!! ???"), Text("2", "??? !!!"), Text("3", "  \n"), Text("4", "\n"), Text("5", "-", "  ")]
-    assert dropped(tmp_path, [texts]) == []
+    texts = ["!!! ???", "??? !!!", "-", "."]
+    assert dropped(tmp_path, [[Document(text, text, "  ") for text in texts]]) == []
 
 
 @pytest.mark.parametrize(
@@ -176,38 +162,13 @@ def test_a_text_is_the_same_whatever_its_white_space_and_the_spelling_of_its_acc
     assert text_key(" \n") == NO_KEY
 
 
-def test_where_a_long_text_is_cut_changes_nothing_of_its_name() -> None:
-    text = "A text \n of some words."
-    for place in range(len(text)):
-        assert text_key(text[:place], text[place:]) == text_key(text)
-        assert text_key(text[:place], "", text[place:]) == text_key(text)
-    assert text_key("some", "words") != text_key("some words") == text_key("some", "\n", "words")
-
-
 def test_a_long_text_is_read_in_pieces_and_signed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     text = prose(3, 3000).replace(" ", "\n") + "\n!"
     whole, key = signature(text), text_key(text)
-    monkeypatch.setattr(corpus.pieces, "__defaults__", (100,))
-    assert len(list(corpus.pieces(text))) > 100
+    monkeypatch.setattr(tokenizers.pieces, "__defaults__", (100,))
+    assert len(list(tokenizers.pieces(text))) > 100
     assert (signature(text) == whole).all()
     assert text_key(text) == key
-
-
-def test_a_document_that_comes_in_several_texts_is_one_and_is_compared_whole(tmp_path: Path) -> None:
-    beginning, end, other = prose(1, 300), prose(2, 900), prose(3, 900)
-    tasks = [
-        [Text("a", beginning), Text("a.1", "\n" + end, continues=True), Text("b", prose(4))],
-        [Text("c", beginning), Text("c.1", "\n" + other, continues=True)],  # Begins like a, and is another.
-        [Text("d", beginning + "\n" + end), Text("e", " "), Text("e.1", prose(4), continues=True), Text("f", prose(4))],
-    ]
-    assert dropped(tmp_path, tasks) == ["d", "e.1", "f"], "of e, only what comes first is blank"
-    assert signature(beginning + "\n", end).tolist() == signature(beginning + "\n" + end).tolist()
-
-
-def test_the_address_of_a_long_document_may_come_with_its_last_text(tmp_path: Path) -> None:
-    page = "https://example.org/page"
-    late = [Text("c", prose(3)), Text("c.1", prose(4), page, continues=True), Text("d", prose(5))]
-    assert dropped(tmp_path, [[Text("a", prose(1), page), Text("b", prose(2))], late], Dedupe(("url",))) == ["c"]
 
 
 def test_signatures_tell_the_jaccard_similarity_of_the_runs_of_five_words() -> None:
@@ -223,28 +184,28 @@ def test_languages_without_spaces_have_words_too(tmp_path: Path) -> None:
     text = "".join(chr(draw.randrange(0x4E00, 0x5E00)) for _ in range(400))
     near = text[:200] + "新" + text[201:]
     other = "".join(chr(draw.randrange(0x4E00, 0x5E00)) for _ in range(400))
-    assert dropped(tmp_path, [[Text("a", text), Text("b", near), Text("c", other)]]) == ["b"]
+    assert dropped(tmp_path, [[Document("a", text), Document("b", near), Document("c", other)]]) == ["b"]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 3)), max_size=24), st.data())
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=24), st.data())
 def test_every_document_that_goes_repeats_one_that_stays_and_none_that_stays_repeats_another(
-    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, int, int]], data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     texts = [
-        Text(f"{number}", changed(prose(base), 0.02, change) if change else prose(base), f"x.org/{url}" if url else "")
-        for number, (base, change, url) in enumerate(drawn)
+        Document(f"{number}", changed(prose(base), 0.02, change) if change else prose(base))
+        for number, (base, change) in enumerate(drawn)
     ]
     cut = data.draw(st.integers(0, len(texts)))
     gone = set(dropped(tmp_path_factory.mktemp("d"), [texts[:cut], texts[cut:]], Dedupe(("exact", "near"))))
     firsts = {}
-    for text, (base, _, _) in zip(texts, drawn, strict=True):
+    for text, (base, _) in zip(texts, drawn, strict=True):
         assert (text.name in gone) == (base in firsts)
         firsts.setdefault(base, text)
 
 
 def test_a_search_in_small_parts_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [Text(f"{n}", changed(prose(n % 60), 0.03, n) if n >= 60 else prose(n)) for n in range(200)]
+    texts = [Document(f"{n}", changed(prose(n % 60), 0.03, n) if n >= 60 else prose(n)) for n in range(200)]
     expected = dropped(tmp_path / "whole", [texts])
     monkeypatch.setattr(search_module, "_KEYS_AT_ONCE", 7)
     monkeypatch.setattr(search_module, "_PAIRS_AT_ONCE", 3)
@@ -252,11 +213,11 @@ def test_a_search_in_small_parts_finds_the_same(tmp_path: Path, monkeypatch: pyt
 
 
 def test_blocks_are_read_back_where_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [Text(f"{n}", prose(n, 12), f"x.org/{n}") for n in range(23)]
-    monkeypatch.setattr("trainer.prepare.dedupe.signatures.BLOCK", 10)
+    texts = [Document(f"{n}", prose(n, 12), f"x.org/{n}") for n in range(23)]
+    monkeypatch.setattr(signatures, "BLOCK", 10)
     assert BLOCK > 23
     dedupe = Dedupe()
-    sign_task(texts, dedupe, tmp_path, 0)
+    sign(tmp_path, 0, texts)
     file = SignatureFile(signature_path(tmp_path, 0), dedupe)
     columns = [np.concatenate(list(file.column(number))) for number in range(len(dedupe.columns))]
     assert columns[0].tolist() == [url_key(text.url) for text in texts]
@@ -265,66 +226,63 @@ def test_blocks_are_read_back_where_they_were_written(tmp_path: Path, monkeypatc
     assert (rows == np.stack([signature(texts[n].text) for n in (0, 9, 10, 22)])).all()
 
 
-def test_signatures_are_believed_only_whole_and_of_the_same_text_and_choice(tmp_path: Path) -> None:
-    dedupe = Dedupe()
-    assert not is_signed(tmp_path, 0, dedupe)
-    identity = identity_of("digest", dedupe)
-    sign_task([Text("a", prose(1))], dedupe, tmp_path, 0, identity=identity)
-    assert is_signed(tmp_path, 0, dedupe, identity)
-    for other in (Dedupe(threshold=0.8), Dedupe(("near",))):
-        assert not is_signed(tmp_path, 0, dedupe, identity_of("digest", other))
-    assert not is_signed(tmp_path, 0, dedupe, identity_of("another", dedupe))
+def test_signatures_are_believed_only_whole_and_of_the_same_texts_and_choice(tmp_path: Path) -> None:
+    mine, other = (Signer(tmp_path, EVERY_KIND, identity, "text") for identity in ("mine", "another"))
+    assert not mine.is_done(0)
+    sign(tmp_path, 0, [Document("a", prose(1))])
+    assert mine.is_done(0)
+    assert not other.is_done(0)
     path = signature_path(tmp_path, 0)
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    assert not is_signed(tmp_path, 0, dedupe, identity)
+    assert not mine.is_done(0)
 
 
 def test_signing_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
-    def vanishing() -> Iterable[Text]:
-        yield Text("a", prose(1))
+    def vanishing() -> Iterable[Document]:
+        yield Document("a", prose(1))
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        sign_task(vanishing(), Dedupe(), tmp_path, 0)
+        sign(tmp_path, 0, vanishing())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_search_is_believed_until_its_files_change(tmp_path: Path) -> None:
-    texts = [Text("a", prose(1)), Text("b", prose(1))]
+    texts = [Document("a", prose(1)), Document("b", prose(1))]
     dropped(tmp_path, [texts])
-    record = read_duplicates(tmp_path)
+    record = read_duplicates(tmp_path, "mine")
     assert record is not None
     assert record["dropped"] == {"url": 0, "exact": 1, "near": 0}
     assert record["documents"] == 2
     assert not signature_path(tmp_path, 0).exists()  # They are large, and served.
     assert read_duplicates(tmp_path, "other") is None
     (tmp_path / record["tasks"][0]["name"]).write_bytes(b"")
-    assert read_duplicates(tmp_path) is None
+    assert read_duplicates(tmp_path, "mine") is None
 
 
 def test_a_task_is_written_without_its_duplicates(tmp_path: Path) -> None:
-    texts = [Text("a", prose(1)), Text("blank", " \n"), Text("b", prose(2)), Text("c", prose(1)), Text("d", prose(3))]
+    texts = [Document("a", prose(1)), Document("b", prose(2)), Document("c", prose(1)), Document("d", prose(3))]
     assert dropped(tmp_path / "work", [texts]) == ["c"]
     tokenizer = CharTokenizer([*(bytes([code]) for code in range(32, 127)), "\ufffd".encode()])
     place, alone = tmp_path / "out", tmp_path / "alone"
     place.mkdir()
     alone.mkdir()
     filtered = drop_filter(tmp_path / "work", 0)
-    record = write_task(texts, tokenizer, place, 0, val_fraction=0.01, drop=filtered)
+    record = write_task(texts, tokenizer, place, 0, bound=EVERY // 100, identity="", drop=filtered)
     wanted = [text for text in texts if text.name != "c"]
-    same = write_task(wanted, tokenizer, alone, 0, val_fraction=0.01)
+    same = write_task(wanted, tokenizer, alone, 0, bound=EVERY // 100, identity="")
     assert record["train"] == same["train"]
     assert (record["documents"], record["dropped"]) == (3, 1)
 
 
 @pytest.mark.parametrize("kinds", [(), ("fuzzy",), ("near", "near")])
 def test_a_choice_that_is_none_is_refused(kinds: tuple[str, ...]) -> None:
-    with pytest.raises(Refusal, match="no choice"):
+    with pytest.raises(UsageError, match="no choice"):
         Dedupe(kinds)
 
 
 def test_a_similarity_that_cannot_be_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"1\.5"):
+    with pytest.raises(UsageError, match=r"1\.5"):
         Dedupe(threshold=1.5)

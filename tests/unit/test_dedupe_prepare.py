@@ -15,14 +15,20 @@ from typing import Any
 
 import pytest
 
-from trainer.prepare.corpora.pipeline import Order, prepare_corpus
-from trainer.prepare.dedupe.signatures import Dedupe
-from trainer.prepare.errors import Refusal
+from gpurun.core.errors import UsageError
+from gpurun.data.dedupe.signatures import Dedupe
+from gpurun.data.prepare import Order, prepare
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 WORDS = [f"word{number}" for number in range(3000)]
+DEDUPLICATED = """
+import pathlib, sys
+from gpurun.data.dedupe.signatures import Dedupe
+from gpurun.data.prepare import Order, prepare
+prepare(Order(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2, dedupe=Dedupe()), print)
+"""
 
 
 def write_rows(path: Path, seeds: Sequence[int], words: int = 300) -> Path:
@@ -34,10 +40,9 @@ def write_rows(path: Path, seeds: Sequence[int], words: int = 300) -> Path:
     return path
 
 
-def prepared(source: Path, out: Path, **settings: Any) -> dict[str, Any]:
-    order = Order(str(source), "char", out, val_fraction=0.2, **settings)
-    prepare_corpus(order, lambda _: None, lambda _: None)
-    return json.loads((out / "data.json").read_bytes())
+def prepared(source: Path, out: Path, workers: int = 1, **settings: Any) -> dict[str, Any]:
+    order = Order(str(source), out=out, **{"tokenizer": "char", "val_fraction": 0.2} | settings)
+    return prepare(order, print, workers=workers).manifest
 
 
 def test_shards_hold_every_document_once(tmp_path: Path) -> None:
@@ -57,18 +62,15 @@ def test_shards_hold_every_document_once(tmp_path: Path) -> None:
 def test_another_choice_of_duplicates_is_another_preparation(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", range(40))
     prepared(source, tmp_path / "out", dedupe=Dedupe(("exact",)))
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UsageError) as refused:
         prepared(source, tmp_path / "out", dedupe=Dedupe(("near",)))
     assert refused.value.code == "data.out_in_use"
 
 
 def test_a_trained_vocabulary_is_that_of_the_corpus_on_any_number_of_processes(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", range(80))
-    found = []
-    for workers in (1, 2):
-        order = Order(str(source), "bpe", tmp_path / f"{workers}", 0.2, vocab_size=500, workers=workers)
-        prepare_corpus(order, lambda _: None, lambda _: None)
-        found.append(json.loads((tmp_path / f"{workers}" / "data.json").read_bytes()))
+    made = {"tokenizer": "bpe", "vocab_size": 500}
+    found = [prepared(source, tmp_path / str(workers), workers, **made) for workers in (1, 2)]
     assert found[0] == found[1]
     assert found[0]["tokenizer"]["vocab_size"] == 500
     assert found[0]["train"][0]["tokens"] < 80 * 300 * 3
@@ -78,10 +80,9 @@ def test_a_trained_vocabulary_is_that_of_the_corpus_on_any_number_of_processes(t
 def test_a_prepare_that_is_killed_while_it_signs_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
-    for number in range(2):  # Each a task of its own, as small ones are joined up to eight megabytes.
+    for number in range(2):  # Three tasks, of eight megabytes at the most.
         write_rows(source / f"{number}.jsonl", range(number * 20, number * 20 + 25), words=42_000)
-    words = ["--source", str(source), "--tokenizer", "char", "--out", str(out), "--dedupe", "url,exact,near"]
-    command = [sys.executable, "-m", "trainer.prepare.corpora", *words, "--workers", "1", "--val-fraction", "0.2"]
+    command = [sys.executable, "-c", DEDUPLICATED, str(source), str(out)]
     running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                start_new_session=True)  # fmt: skip
     try:
@@ -93,8 +94,8 @@ def test_a_prepare_that_is_killed_while_it_signs_goes_on_and_ends_the_same(tmp_p
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    first = next(line for line in again.stderr.splitlines() if line.startswith("progress "))
-    assert json.loads(first.removeprefix("progress "))["done_bytes"] > 8_000_000
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    size_mb = sum(path.stat().st_size for path in source.iterdir()) / 1e6
+    assert float(again.split("fingerprints of ")[1].split()[0]) < size_mb - 8, "what was signed is not signed again"
     ended = json.loads((out / "data.json").read_bytes())
     assert (ended["source"]["documents"], ended["source"]["dropped"]) == (45, 5)

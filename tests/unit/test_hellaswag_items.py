@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.core.installed_files import bundle_root
-from gpurun.data.corpora import add_hellaswag
+from gpurun.data.hellaswag import write_items
+from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import load_recipe, resolve
 from trainer.items import read_items
-from trainer.prepare.build import Request, prepare
-from trainer.prepare.tokenizers import Gpt2Tokenizer, shipped_gpt2_tokens
+from trainer.tokenizer import Gpt2Tokenizer, shipped_gpt2_tokens
 
 QUESTION = {
     "ind": 24,
@@ -28,8 +27,8 @@ QUESTION = {
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     text = tmp_path / "text.txt"
-    text.write_text("The quick brown fox jumps over the lazy dog.\n" * 200)
-    prepare(Request(str(text), "gpt2", 0.1, (), tmp_path / "shards"), lambda _: None)
+    text.write_text("".join(f"The quick brown fox number {number} jumps over the lazy dog.\n" for number in range(200)))
+    prepare(Order(str(text), "gpt2", tmp_path / "shards"), print)
     return tmp_path / "shards"
 
 
@@ -39,17 +38,15 @@ def questions(folder: Path, *records: Any) -> Path:
     return path
 
 
-def add(file: Path, shards: Path) -> dict[str, Any]:
-    return add_hellaswag(file, shards, root=bundle_root(), say=lambda _: None)
-
-
 def test_questions_become_the_items_that_the_trainer_asks_endings_after_a_space(shards: Path, tmp_path: Path) -> None:
-    assert add(questions(tmp_path, QUESTION, {**QUESTION, "label": 0}), shards)["items"] == 2
-    first, second = read_items(shards, 2, 50257)
+    """A label may be a string, as the hub's copy has it."""
+    asked = questions(tmp_path, QUESTION, {**QUESTION, "label": 0}, {**QUESTION, "label": "2"})
+    assert write_items(asked, shards, print) == (shards / "hellaswag.jsonl", 3)
+    first, *others = read_items(shards, 3, 50257)
     gpt2 = Gpt2Tokenizer(shipped_gpt2_tokens())
     texts = [QUESTION["ctx"], *(f" {ending}" for ending in QUESTION["endings"])]
     assert [first.context, *first.endings] == [tuple(ids.tolist()) for ids in gpt2.encode(texts)]
-    assert (first.label, second.label) == (3, 0)
+    assert [item.label for item in (first, *others)] == [3, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +55,8 @@ def test_questions_become_the_items_that_the_trainer_asks_endings_after_a_space(
         ({**QUESTION, "label": None}, "data.no_question"),
         ({key: value for key, value in QUESTION.items() if key != "label"}, "data.no_question"),
         ({**QUESTION, "label": 4}, "data.no_question"),
+        ({**QUESTION, "label": "4"}, "data.no_question"),
+        ({**QUESTION, "label": ""}, "data.no_question"),
         ({**QUESTION, "endings": ["one", "two", "three"]}, "data.no_question"),
         ({**QUESTION, "ctx": ""}, "data.no_question"),
         (["no", "object"], "data.no_question"),
@@ -70,7 +69,7 @@ def test_what_is_no_question_is_named_and_leaves_nothing_behind(
     before = sorted(shards.iterdir())
     file = questions(tmp_path, QUESTION, line) if line is not None else questions(tmp_path)
     with pytest.raises(UsageError) as refused:
-        add(file, shards)
+        write_items(file, shards, print)
     assert refused.value.code == code
     assert code == "data.empty" or "Line 2" in refused.value.what
     assert sorted(shards.iterdir()) == before
@@ -78,9 +77,9 @@ def test_what_is_no_question_is_named_and_leaves_nothing_behind(
 
 def test_a_folder_that_holds_no_shards_and_a_file_that_is_not_there_are_refused(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder of finished shards"):
-        add(questions(tmp_path, QUESTION), tmp_path)
+        write_items(questions(tmp_path, QUESTION), tmp_path, print)
     with pytest.raises(UsageError, match="cannot be read"):
-        add(tmp_path / "none.jsonl", shards)
+        write_items(tmp_path / "none.jsonl", shards, print)
 
 
 def test_a_run_that_wants_them_takes_them_along_and_is_refused_before_renting_without_them(
@@ -90,14 +89,13 @@ def test_a_run_that_wants_them_takes_them_along_and_is_refused_before_renting_wi
     recipe = resolve(load_recipe("mini-gpt"), "full", wishes).record
 
     def beside(into: str) -> Path:
-        found = prepared(recipe, str(shards), into=tmp_path / into, cache=tmp_path / "cache", root=bundle_root(),
-                         say=lambda _: None)  # fmt: skip
+        found = prepared(recipe, str(shards), into=tmp_path / into, cache=tmp_path / "cache", say=print)
         return Path(found.beside)
 
     with pytest.raises(UsageError, match="and there is no hellaswag") as refused:
         beside("without")
     assert f"gpurun data hellaswag hellaswag_val.jsonl {shards}" in refused.value.hint
-    add(questions(tmp_path, QUESTION), shards)
+    write_items(questions(tmp_path, QUESTION), shards, print)
     assert len(read_items(beside("with"), 1, 50257)) == 1
     with (shards / "hellaswag.jsonl").open("a") as file:
         file.write("and half a line")

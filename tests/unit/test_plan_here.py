@@ -18,7 +18,8 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, DataSummary, Plan, Request
-from gpurun.data.run_shards import inspect
+from gpurun.data import run_shards
+from gpurun.data.shard_folder import inspect
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import open_run
 from gpurun.lifecycle.job_spec import surroundings_of
@@ -101,15 +102,15 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
 
 
 def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
-    """Rows beside texts were left out, and said only where tokenising took its time; it would be a run on less."""
+    """It was said only where tokenising took its time; it would be a run on less."""
     folder = tmp_path / "texts"
     folder.mkdir()
-    (folder / "a.txt").write_text("to be, or not to be.\n" * 2000)
-    (folder / "b.jsonl").write_text('{"text": "that is the question"}\n' * 2000)
+    (folder / "a.txt").write_text("".join(f"to be, or not to be {number}.\n" for number in range(2000)))
+    (folder / "b.bin").write_bytes(bytes(100))
     request = Request(recipe="mini-gpt", providers=("local",), data=str(folder))
     home = Home(tmp_path / "home").prepare()
     made = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=lambda _: None, need_data=False)
-    assert f"Of {folder} is passed over, and not trained on: 1 in rows." in made.notes
+    assert f"Of {folder} is passed over, and not trained on: 1 binary." in made.notes
 
 
 @pytest.mark.parametrize(
@@ -246,13 +247,13 @@ def rented(
 def test_the_clouds_are_asked_again_only_where_preparing_took_longer_than_their_prices_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, times: int
 ) -> None:
-    clock, held = VirtualClock(), cloud_plan.prepared
+    clock, held = VirtualClock(), run_shards.prepared
 
     def slowly(*told: Any, **places: Any) -> DataSummary:
         clock.sleep(took_s)
         return held(*told, **places)
 
-    monkeypatch.setattr(cloud_plan, "prepared", slowly)
+    monkeypatch.setattr(run_shards, "prepared", slowly)
     assert rented(tmp_path, monkeypatch, "runpod", clock=clock).notes == (f"asked {times}x",)
 
 
@@ -271,12 +272,12 @@ def test_a_disk_that_checkpoints_would_fill_on_paid_time_is_refused_at_home(
 
 
 def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = cloud_plan.prepared
+    held = run_shards.prepared
 
     def huge(*told: Any, **places: Any) -> DataSummary:
         return held(*told, **places).model_copy(update={"bytes": 20 * 10**9})
 
-    monkeypatch.setattr(cloud_plan, "prepared", huge)
+    monkeypatch.setattr(run_shards, "prepared", huge)
     with pytest.raises(UsageError, match=r"the data \(20\.0 GB\) and"):
         rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=20")
     assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from trainer.prepare.errors import Refusal
-from trainer.prepare.sources import hub
+from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.data import hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("huggingface_hub.errors")
@@ -38,32 +38,39 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
+PREPARED = """
+import pathlib, sys
+from gpurun.data.prepare import Order, prepare
+made = prepare(Order(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2), print)
+print(made.manifest["source"])
+"""
+
+
 def prepared(source: str, cache: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "trainer.prepare.corpora", "--source", source, "--out", str(out)]
     environment = {**os.environ, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
     environment.pop("HF_HUB_CACHE", None)
-    line += ["--val-fraction", "0.2", "--workers", "1"]
+    line = [sys.executable, "-c", PREPARED, source, str(out)]
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_what_was_downloaded_before_is_prepared_without_a_network(cache: Path, tmp_path: Path) -> None:
     done = prepared("hf:me/corpus/sample", cache, tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert '"kind": "hub"' in done.stdout
-    assert '"documents": 400' in done.stdout
-    assert "may not be all of it" in done.stderr
+    assert "'kind': 'hub'" in done.stdout
+    assert "'documents': 400" in done.stdout
+    assert "may not be all of it" in done.stdout
 
 
 def test_what_was_not_is_refused_with_what_to_do(cache: Path, tmp_path: Path) -> None:
     done = prepared("hf:me/other", cache, tmp_path / "out")
-    assert done.returncode == 2
-    assert "data.hub_unreachable" in done.stdout
-    assert "copy its Parquet files here" in done.stdout
+    assert done.returncode == 1
+    assert "is not in the hub's cache, and the hub cannot be reached" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["me", "me/", "/corpus", "", "me/my corpus", "me/corpus!", "-me/corpus"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(Refusal, match="does not name a data set"):
+    with pytest.raises(UsageError, match="does not name a data set"):
         hub.files_of(name, lambda _: None)
 
 
@@ -110,7 +117,7 @@ def test_only_the_files_and_the_revision_that_were_named_are_downloaded(
 
 def test_a_cache_without_room_is_said_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
-    with pytest.raises(Refusal, match=r"5\.00 GB are to be downloaded .* 1\.00 GB free"):
+    with pytest.raises(SetupError, match=r"5\.00 GB are to be downloaded .* 1\.00 GB free"):
         asked(monkeypatch, tmp_path, 10**9, calls)
     assert [call.get("dry_run") for call in calls] == [True]
 
@@ -124,6 +131,6 @@ def test_a_download_that_breaks_off_is_no_data_set_of_what_came_of_it(
         (TimeoutError("timed out"), "data.hub_unreachable"),
         (OSError(errno.ENOSPC, "No space left on device"), "disk.full"),
     ):
-        with pytest.raises(Refusal) as raised:
+        with pytest.raises(GpurunError) as raised:
             asked(monkeypatch, tmp_path, 10**12, [], broken)
-        assert raised.value.code == code
+        assert (raised.value.code, raised.value.exit_code) == (code, 4 if code == "disk.full" else 2)

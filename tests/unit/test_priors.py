@@ -16,7 +16,7 @@ from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Request
-from gpurun.data.run_shards import read_manifest
+from gpurun.data.shard_folder import read_manifest
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.candidates import quote
 from gpurun.planning.catalog import offers_for, parse_gpu

@@ -267,7 +267,7 @@ def test_a_new_recipe_is_whole_and_right(tmp_path: Path) -> None:
 
 
 def test_a_wheel_without_its_bundle_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (bundle_root() / "trainer" / "prepare").is_dir()
+    assert (bundle_root() / "trainer" / "gpt2").is_dir()
     package = tmp_path / "gpurun"
     monkeypatch.setattr(gpurun, "__file__", str(package / "__init__.py"))
     with pytest.raises(SetupError, match="trainer"):

@@ -18,6 +18,7 @@ import torch
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary, Earlier
+from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.planning import initial_weights
 from gpurun.planning.initial_weights import started, weights_of
@@ -28,7 +29,6 @@ from tests.unit.report_samples import plan_of
 from trainer import pretrained
 from trainer.errors import Refused
 from trainer.model import GPT
-from trainer.prepare.build import Request, prepare
 from trainer.pretrained import find_weights, load_weights
 from trainer.recipe import ModelConfig
 from trainer.tensors import write_tensors
@@ -40,8 +40,8 @@ SHAPE = {"layers": 2, "heads": 2, "width": 64, "context": 64}
 def shards(tmp_path: Path) -> Path:
     """Shards of characters, beside them what transformers would write of a GPT of mini-gpt's shape."""
     text = tmp_path / "text.txt"
-    text.write_text("The quick brown fox jumps over the lazy dog.\n" * 200)
-    prepare(Request(str(text), "char", 0.1, (), tmp_path / "shards"), lambda _: None)
+    text.write_text("".join(f"The quick brown fox no. {number} jumps over the lazy dog.\n" for number in range(200)))
+    prepare(Order(str(text), "char", tmp_path / "shards"), print)
     gpt2 = tmp_path / "shards" / "gpt2"
     gpt2.mkdir()
     write(gpt2 / "model.safetensors")
@@ -60,9 +60,7 @@ def recipe(name: str = "gpt2", *wishes: str) -> ResolvedRecipe:
 
 def data_of(source: Path, resolved: ResolvedRecipe) -> DataSummary:
     into = source.parent / "into"
-    return prepared(
-        resolved.record, str(source), into=into, cache=source.parent / "cache", root=bundle_root(), say=lambda _: None
-    )
+    return prepared(resolved.record, str(source), into=into, cache=source.parent / "cache", say=print)
 
 
 def shipped(data: DataSummary, resolved: ResolvedRecipe, **told: Any) -> set[str]:

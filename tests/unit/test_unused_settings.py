@@ -10,20 +10,20 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Request
+from gpurun.data.prepare import Order, prepare
 from gpurun.planning.planner import make_plan
 from gpurun.planning.recipe import Form, load_recipe, resolve
 from gpurun.planning.transfer import unused_notes
-from tests.unit.test_data_verbs import gpurun, texts
-from trainer.prepare.build import Request as Text
-from trainer.prepare.build import prepare
+from tests.unit.test_data_verbs import WORDS, gpurun
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of characters, a fifth of them held out."""
     place = tmp_path_factory.mktemp("made")
-    (place / "text").write_text("The quick brown fox jumps over the lazy dog.\n" * 400)
-    prepare(Text(str(place / "text"), "char", 0.2, ("The ",), place / "shards"), lambda _: None)
+    lines = (f"The quick brown fox number {number} jumps over the lazy dog.\n" for number in range(400))
+    (place / "text").write_text("".join(lines))
+    prepare(Order(str(place / "text"), "char", place / "shards", val_fraction=0.2), print)
     return place / "shards"
 
 
@@ -46,7 +46,7 @@ def test_what_set_asks_of_finished_shards_is_said_to_do_nothing(tmp_path: Path, 
     assert notes(recipe, shards) == ""
     said = notes(recipe, shards, "limit_mb=5", "data.val_fraction=0.5")
     assert "data.limit_mb 5 and data.val_fraction 0.5 cannot act on them" in said
-    assert "20.0% held out, a vocabulary of" in said
+    assert "20.1% held out, a vocabulary of" in said
     assert notes(recipe, shards, "data.val_fraction=0.21") == ""
     assert "data.val_fraction 0.1 cannot" in notes(recipe, shards, "data.val_fraction=0.1")
 
@@ -89,17 +89,21 @@ def test_the_plan_says_it(tmp_path: Path, shards: Path) -> None:
     assert [note for note in plan.notes if "data.limit_mb 5 cannot act on them" in note]
 
 
-def test_prepare_holds_out_what_the_recipes_file_names_and_says_that_it_takes_all(tmp_path: Path) -> None:
-    recipe = own_recipe(tmp_path, "val_fraction = 0.4\nlimit_mb = 3")
-    source = str(texts(tmp_path / "in"))
-    shares = {}
-    for name, flags in {"named": [], "chosen": ["--val-fraction", "0.1"]}.items():
-        arguments = ["data", "prepare", str(recipe), "--source", source, "--out", str(tmp_path / name), *flags]
+def test_prepare_holds_out_and_takes_what_the_recipes_file_names_as_a_run_does(tmp_path: Path) -> None:
+    source = tmp_path / "text"
+    source.write_text("".join(f"{number:,} {WORDS}" for number in range(15_000)))
+    found = {}
+    for name, data, flags in (
+        ("named", "val_fraction = 0.4\nlimit_mb = 1", []),
+        ("chosen", "", ["--val-fraction", "0.1"]),
+    ):
+        recipe = own_recipe(tmp_path, data)
+        arguments = ["data", "prepare", str(recipe), "--source", str(source), "--out", str(tmp_path / name), *flags]
         done = gpurun(*arguments, home=tmp_path / "home")
         assert done.returncode == 0, done.stderr
-        assert "data.limit_mb 3 of own is for text that a run tokenises" in done.stderr
+        assert ("about 1.0 MB of the text are taken (data.limit_mb)" in done.stderr) is (name == "named")
         manifest = json.loads((tmp_path / name / "data.json").read_text())
         tokens = [sum(shard["tokens"] for shard in manifest[part]) for part in ("val", "train")]
-        shares[name] = tokens[0] / sum(tokens)
-    assert shares["named"] == pytest.approx(0.4, abs=0.15)
-    assert shares["chosen"] < 0.25
+        found[name] = sum(tokens) / source.stat().st_size, tokens[0] / sum(tokens)
+    assert found["named"] == pytest.approx((2**20 / source.stat().st_size, 0.4), abs=0.03)
+    assert found["chosen"] == pytest.approx((1, 0.1), abs=0.03)

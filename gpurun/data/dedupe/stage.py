@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import SetupError
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.data.dedupe.search import search
 from gpurun.data.dedupe.signatures import Dedupe, SignatureFile, SignatureWriter, signature_path
@@ -117,11 +117,11 @@ def _dropped_path(folder: Path, index: int) -> Path:
 
 
 def check_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str], None]) -> None:
-    """Say what the fingerprints of so much text will take; UsageError if there is no room."""
+    """Say what the fingerprints of so much text will take; SetupError if there is no room."""
     need, free = text_bytes * dedupe.bytes_per_document // _DOCUMENT_BYTES, shutil.disk_usage(folder).free
     say(f"fingerprints of {text_bytes / 1e6:,.1f} MB of text first; they need about {need / 1e9:,.2f} GB for a while")
     if need > free:
-        raise UsageError(
+        raise SetupError(
             "disk.too_small",
             f"The documents' fingerprints need about {need / 1e9:,.2f} GB; {folder} has {free / 1e9:,.2f} GB free.",
             hint="Name a folder on another disk with --out, or compare less: --dedupe url,exact.",

@@ -406,7 +406,7 @@ def test_a_disk_too_small_is_said_before_starting_with_the_number(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
-    with pytest.raises(UsageError, match=r"The shards need about 0\.00 GB; the disk of") as error:
+    with pytest.raises(SetupError, match=r"The shards need about 0\.00 GB; the disk of") as error:
         made(corpus, tmp_path / "out")
     assert error.value.code == "disk.too_small"
     assert not list((tmp_path / "out").glob("*.bin"))
