@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import botocore.client
 import botocore.loaders
 import botocore.session
 import pytest
@@ -35,6 +36,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # The models of a hundred services are the same for every session: they are read once a process, not once a client.
 botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)  # type: ignore[attr-defined]
+
+_classes: dict[str, type] = {}
+_make_class = botocore.client.ClientCreator._create_client_class
+
+
+def _class_once(creator: Any, service_name: str, service_model: Any) -> type:
+    """A service's client class, seven hundred methods of EC2's: the same for every session, too."""
+    if service_name not in _classes:
+        _classes[service_name] = _make_class(creator, service_name, service_model)
+    return _classes[service_name]
+
+
+botocore.client.ClientCreator._create_client_class = _class_once
 
 
 # What a test module starts, by the names in it; `make quick` leaves these out.
