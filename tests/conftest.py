@@ -8,13 +8,14 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import botocore.loaders
 import botocore.session
 import pytest
+from botocore.client import ClientCreator
 
 if TYPE_CHECKING:
     from tests.emulators.s3 import S3Emulator
@@ -35,6 +36,22 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # The models of a hundred services are the same for every session: they are read once a process, not once a client.
 botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)  # type: ignore[attr-defined]
+
+
+def _once_a_service(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A service's model and its client's class, seven hundred methods of EC2's: the same for every session, too."""
+    made: dict[str, Any] = {}
+
+    def once(creator: Any, service_name: str, *rest: Any, **more: Any) -> Any:
+        if service_name not in made:
+            made[service_name] = make(creator, service_name, *rest, **more)
+        return made[service_name]
+
+    return once
+
+
+for _name in ("_load_service_model", "_create_client_class"):
+    setattr(ClientCreator, _name, _once_a_service(getattr(ClientCreator, _name)))
 
 
 # What a test module starts, by the names in it; `make quick` leaves these out.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT, LOADERS = Path(__file__).parents[2], ("import_module", "__import__")
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,5 @@ def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{source.at(node)}: import by the full name"
             yield from ((node, f"{node.module}.{name.name}") for name in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LOADERS:
             yield from ((node, str(argument.value)) for argument in node.args[:1] if isinstance(argument, ast.Constant))

@@ -1,11 +1,12 @@
-"""The journeys of docs/ARCHITECTURE.md: `python -m tests.journeys NAME` prints the files that one enters, as JSON.
+"""The journeys of docs/ARCHITECTURE.md: `python -m tests.journeys NAME...` prints the files that each enters, as JSON.
 
-Each is traced in a process of its own, so that nothing that another one has done already is missing.
+In a process of their own, so that nothing that a test has done already is missing; those of one rental share it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import tempfile
@@ -114,7 +115,8 @@ def step() -> set[str]:
     return trace.below["trainer/step.py"]
 
 
-def _rental(*windows: str) -> Trace:
+@functools.cache
+def _rental() -> Trace:
     """A run on this machine with a trainer without torch."""
     from gpurun.core.paths import Home
     from tests.lifecycle.drive import drive
@@ -122,20 +124,22 @@ def _rental(*windows: str) -> Trace:
 
     home = Home(Path(tempfile.mkdtemp()))
     make_run(home)
-    with traced(*windows) as trace:
+    steps = [f"{STEPS}{name}.py" for name in ("create_machine", "collect_files", "close_run")]
+    with traced(*steps, "gpurun/ledger/write_receipt.py") as trace:
         assert drive(home, "fox-41") == 0
     return trace
 
 
 def _below(file: str) -> set[str]:
-    return _rental(file).below[file]
+    return _rental().below[file]
 
 
 JOURNEYS: dict[str, Callable[[], set[str]]] = {
     one.__name__: one for one in (plan, run, close, create, upload, step, download, receipt)
 }
 
+RENTAL = ("run", "close", "create", "download", "receipt")
+"""Those that are looked at in one and the same rental."""
+
 if __name__ == "__main__":
-    name, *where = sys.argv[1:]
-    text = json.dumps(sorted(JOURNEYS[name]()))
-    Path(*where).write_text(text) if where else print(text)
+    print(json.dumps({name: sorted(JOURNEYS[name]()) for name in sys.argv[1:]}))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.journeys.test_journeys import BUDGETS, entered
+from tests.journeys.test_journeys import BUDGETS, files_of
 from tests.journeys.trace import ROOT
 
 AGENT = "gpurun/remote/agent/"
@@ -79,6 +78,6 @@ COUNTED: dict[str, Callable[[], int]] = {
 if __name__ == "__main__":
     print("| what | now | budget |\n| --- | --- | --- |")
     for name, most in BUDGETS.items():
-        print(f"| files entered by `{name}` | {len(entered(name, Path(tempfile.mkdtemp())))} | {most} |")
+        print(f"| files entered by `{name}` | {len(files_of(name))} | {most} |")
     for what, count in COUNTED.items():
         print(f"| {what} | {count()} | |")

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.emulators import sshd
+from tests.journeys.__main__ import RENTAL
 from tests.journeys.trace import ROOT
 
 _ROW = re.compile(r"^\| `(\w+)` \|.*\| (\d+) \|$", re.MULTILINE)
 BUDGETS = {name: int(most) for name, most in _ROW.findall((ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8"))}
 
 
-def entered(name: str, folder: Path) -> list[str]:
-    """The files of a journey, traced in a process of its own."""
-    told = folder / "files.json"
-    command = [sys.executable, "-m", "tests.journeys", name, str(told)]
+@functools.cache
+def entered(*names: str) -> dict[str, list[str]]:
+    """The files of journeys, traced in a process of their own."""
+    command = [sys.executable, "-m", "tests.journeys", *names]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    assert told.exists(), done.stderr
-    files: list[str] = json.loads(told.read_text())
+    assert done.returncode == 0, done.stderr
+    files: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return files
 
 
+def files_of(name: str) -> list[str]:
+    return entered(*(RENTAL if name in RENTAL else (name,)))[name]
+
+
+@pytest.mark.xdist_group("journeys")
 @pytest.mark.parametrize("name", ["plan", "create", "upload", "step", "download", "receipt", "run", "close"])
-def test_a_journey_enters_no_more_files_than_its_budget(name: str, tmp_path: Path) -> None:
+def test_a_journey_enters_no_more_files_than_its_budget(name: str) -> None:
     if name == "upload" and sshd.missing():
         pytest.skip(sshd.missing())
-    files = entered(name, tmp_path)
-    assert len(files) <= BUDGETS[name], files
+    assert len(files_of(name)) <= BUDGETS[name], files_of(name)

@@ -21,7 +21,7 @@ from gpurun.ledger.runs import look
 from gpurun.planning import planner as planning
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.providers.local import LocalProvider
-from tests.lifecycle.test_train_here import gpurun
+from tests.command_line import gpurun
 from tests.lifecycle.tiny_runs import drive, events_of, make_run, start
 
 

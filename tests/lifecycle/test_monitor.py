@@ -179,7 +179,7 @@ def gaps(cloud: Busy, since_s: float) -> list[float]:
 
 def test_it_looks_every_twenty_seconds_at_first_and_every_two_minutes_then(tmp_path: Path) -> None:
     world = World(Home(tmp_path), lease=LEASE.model_copy(update={"train_s": 7200}))
-    world.far.train_s = 3600.0
+    world.far.train_s = 1200.0
     cloud = busy(world, float("inf"))
     assert world.drive() is ExitCode.DONE
     early = [at_s for at_s in cloud.listed_s if at_s < 120]
@@ -189,7 +189,7 @@ def test_it_looks_every_twenty_seconds_at_first_and_every_two_minutes_then(tmp_p
 
 def test_too_many_requests_double_the_pause_up_to_ten_minutes(tmp_path: Path) -> None:
     world = World(Home(tmp_path), lease=LEASE.model_copy(update={"train_s": 7200}))
-    world.far.train_s = 5000.0
+    world.far.train_s = 2600.0
     cloud = busy(world, 200.0)
     assert world.drive() is ExitCode.DONE
     pauses = gaps(cloud, 200.0)

@@ -27,8 +27,8 @@ from gpurun.ledger.event_schemas import FORMS
 from gpurun.ledger.journal import GENESIS, Journal, read_journal
 from gpurun.lifecycle.reaper import sweep
 from gpurun.providers.local import LocalProvider
+from tests.command_line import gpurun
 from tests.lifecycle.scripted_cloud import Killed, World
-from tests.lifecycle.test_train_here import gpurun
 from tests.lifecycle.tiny_runs import drive, events_of, make_run
 
 NEW = "lease.moved"

@@ -36,7 +36,7 @@ RUN = "fox-41"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_up, "POLL_S", 0.1)
+    monkeypatch.setattr(set_up, "POLL_S", 0.25)
 
 
 def drive(home: Home, cuts: int = 0) -> int:

@@ -16,6 +16,7 @@ from gpurun.core.paths import Home
 from gpurun.core.untrusted import LINE_CHARS, TEXT_CHARS, plain_data, plain_line, plain_text
 from gpurun.ledger.audit import audit
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
+from tests.later import examples
 from tests.unit.ledger_samples import CloudRun
 
 ESCAPES = "\x1b]52;c;AAAA\x07 \x9b31m \u202e \u2066 \ufeff \u2028 \x00 \x7f"
@@ -83,7 +84,7 @@ HOSTILE_LINES = [
 ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     log=st.lists(st.sampled_from(HOSTILE_LINES)),
     events=st.lists(st.sampled_from(HOSTILE_LINES)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
+from tests.later import SOAK, examples
 from tests.unit.ledger_samples import finished_run
 
 _PICK: dict[str, Callable[[Home], Path]] = {
@@ -45,7 +46,7 @@ def seen_when(home: Home, path: Path, content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", list(_PICK))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(place=st.integers(0, 1 << 16), change=st.integers(1, 255))
 def test_any_byte_of_any_line_that_is_changed_is_reported(home: Home, name: str, place: int, change: int) -> None:
     path = _PICK[name](home)
@@ -55,7 +56,7 @@ def test_any_byte_of_any_line_that_is_changed_is_reported(home: Home, name: str,
 
 
 @pytest.mark.parametrize("name", list(_PICK))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(start=st.integers(0, 1 << 16), length=st.integers(1, 400))
 def test_anything_cut_out_is_reported(home: Home, name: str, start: int, length: int) -> None:
     path = _PICK[name](home)
@@ -69,7 +70,7 @@ def test_every_single_byte_of_the_last_line_which_no_later_line_vouches_for(home
     path = _PICK[name](home)
     whole = path.read_bytes()
     unseen = []
-    for place in range(whole.rindex(b"\n", 0, -1), len(whole)):
+    for place in range(len(whole) - 1, whole.rindex(b"\n", 0, -1) - 1, -1 if SOAK else -3):
         content = bytearray(whole)
         content[place] ^= 1 << (place % 8)
         if not seen_when(home, path, bytes(content)):

@@ -5,13 +5,20 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+import pytest
+
 from tests.simulation.mutants import missed_by
-from tests.simulation.safeguards import ROOT, safeguards
+from tests.simulation.safeguards import ROOT, Safeguard, safeguards
 
 
-def test_every_safeguard_of_the_list_is_there_and_the_source_without_it_is_still_python() -> None:
+@pytest.fixture(scope="module")
+def found() -> list[Safeguard]:
+    """The whole list; making it reads every module of gpurun."""
+    return list(safeguards())
+
+
+def test_every_safeguard_of_the_list_is_there_and_the_source_without_it_is_still_python(found: list[Safeguard]) -> None:
     """Words that were changed are a LookupError that says which: then the list has to be mended."""
-    found = list(safeguards())
     for one in found:
         assert one.mutant != (ROOT / one.path).read_text(encoding="utf-8"), one.name
         ast.parse(one.mutant)
@@ -21,10 +28,10 @@ def test_every_safeguard_of_the_list_is_there_and_the_source_without_it_is_still
     assert len({one.name for one in found}) == len(found)
 
 
-def test_what_is_found_by_its_form_is_all_that_there_is() -> None:
+def test_what_is_found_by_its_form_is_all_that_there_is(found: list[Safeguard]) -> None:
     """Counted in another way: as text. A sync or a lock in a form that is not recognised would be on no list."""
-    found = Counter(one.path for one in safeguards() if one.kind in ("sync", "lock"))
+    counted = Counter(one.path for one in found if one.kind in ("sync", "lock"))
     for path in sorted((ROOT / "gpurun").rglob("*.py")):
         text, place = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
         calls = text.count("os.fsync(") + text.count("fcntl.flock(")
-        assert found[place] >= calls, place
+        assert counted[place] >= calls, place

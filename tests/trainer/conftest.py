@@ -155,16 +155,18 @@ def manifest(out: Path) -> dict[str, Any]:
 Train = Callable[..., int]
 
 
-@pytest.fixture
-def train(data: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
-    """Run the command in this process: `train(recipe, out, data, *words)` returns the exit code."""
+def train_here(recipe: dict[str, Any], data: Path, out: Path, *words: str) -> int:
+    """Run the command in this process, which pays for torch's import once, and return its exit code."""
     from trainer.train import main
 
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-
-    def run(recipe: dict[str, Any], out: Path, folder: Path = data, *words: str) -> int:
-        argv = command(recipe, folder, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RANK", raising=False)
+        patch.setattr("signal.signal", lambda *_: None)
+        argv = command(recipe, data, out)
         return main([*argv[argv.index("--recipe") :], *words])
 
-    return run
+
+@pytest.fixture
+def train(data: Path) -> Train:
+    """`train(recipe, out, data, *words)` is `train_here` on the shared data."""
+    return lambda recipe, out, folder=data, *words: train_here(recipe, folder, out, *words)

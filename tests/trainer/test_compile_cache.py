@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data
-from torch._dynamo import utils
 
 from tests.later import LATER
 from trainer.checkpoint import read_checkpoint
@@ -37,6 +36,8 @@ class Compiler:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         self.loaded: list[bytes] = []
+        from torch._dynamo import utils  # Here alone: every worker imports this module, and that takes seconds.
+
         monkeypatch.setitem(utils.counters, "inductor", self.counts)
         monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made of %d" % self.made, None))
         monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda part: self.loaded.append(part) or "info")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -20,10 +21,13 @@ from trainer.device import Device
 from trainer.events import Reporter
 from trainer.generate import open_checkpoint
 
-pytestmark = pytest.mark.slow
-
-pytest.importorskip("transformers", reason="pip install '.[hf]' to compare with the Hugging Face Trainer")
-pytest.importorskip("accelerate", reason="pip install '.[hf]' to compare with the Hugging Face Trainer")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("transformers", "accelerate"))),
+        reason="pip install '.[hf]' to compare with the Hugging Face Trainer",
+    ),
+]
 
 
 def recipe(loop: str, **tables: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, command, environment, events, manifest, recipe_record, run_command
+from conftest import ROOT, command, environment, events, manifest, recipe_record, run_command, train_here
 
 KILLED_AT_13 = """
 import os, signal, sys, threading, time
@@ -37,8 +37,7 @@ sys.exit(train.main())
 def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """Twenty steps in one process, undisturbed."""
     out = tmp_path_factory.mktemp("straight") / "out"
-    done = run_command(recipe_record(), data, out)
-    assert done.returncode == 0, done.stderr
+    assert train_here(recipe_record(), data, out) == 0
     return out
 
 

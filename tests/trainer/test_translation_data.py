@@ -31,29 +31,31 @@ def lab(german: Path) -> Lab:
     return open_lab(german, lab_recipe("english-german", "word-pairs"))
 
 
-PAIRS = dict(english_german(20_000))
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, str]:
+    return dict(english_german(20_000))
 
 
-def test_the_built_in_sentences_are_german_and_the_same_on_every_machine() -> None:
-    assert PAIRS["has a young father not taken a cow?"] == "hat ein junger Vater keine Kuh genommen?"
-    assert PAIRS["the girls hope that the friendly sisters should not find a table in the school."] == (
+def test_the_built_in_sentences_are_german_and_the_same_on_every_machine(pairs: dict[str, str]) -> None:
+    assert pairs["has a young father not taken a cow?"] == "hat ein junger Vater keine Kuh genommen?"
+    assert pairs["the girls hope that the friendly sisters should not find a table in the school."] == (
         "die Mädchen hoffen, dass die freundlichen Schwestern keinen Tisch in der Schule finden sollen."
     )
-    assert PAIRS["now this young doctor gives these friendly children the old horse in the forest."] == (
+    assert pairs["now this young doctor gives these friendly children the old horse in the forest."] == (
         "jetzt gibt dieser junge Arzt diesen freundlichen Kindern das alte Pferd im Wald."
     )
-    digest = hashlib.sha256(json.dumps(list(PAIRS.items())).encode()).hexdigest()
-    assert (len(PAIRS), digest[:16]) == (20_000, "072fc10ace8875a9")
+    digest = hashlib.sha256(json.dumps(list(pairs.items())).encode()).hexdigest()
+    assert (len(pairs), digest[:16]) == (20_000, "072fc10ace8875a9")
 
 
-def test_every_pair_comes_back_as_it_was_written(german: Path, lab: Lab) -> None:
+def test_every_pair_comes_back_as_it_was_written(german: Path, lab: Lab, pairs: dict[str, str]) -> None:
     for split in (lab.task.train, lab.task.val):
         for pair in range(0, len(split), 97):
             source, target = (lab.task.text(ids.tolist()) for ids in (split.source(pair), split.target(pair)))
-            assert PAIRS[source] == target
+            assert pairs[source] == target
     manifest = json.loads((german / "data.json").read_text())
     assert manifest["pairs"]["train"] == len(lab.task.train)
-    assert manifest["pairs"]["train"] + manifest["pairs"]["val"] == len(PAIRS)
+    assert manifest["pairs"]["train"] + manifest["pairs"]["val"] == len(pairs)
 
 
 def test_no_sentence_is_in_both_splits_however_many_translations_it_has(tmp_path: Path) -> None:

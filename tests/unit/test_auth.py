@@ -28,6 +28,7 @@ from gpurun.core.credentials import (
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.secrets import Secret
+from tests.command_line import gpurun
 
 KEY = "rpa_CANARY7f3a91"
 
@@ -35,12 +36,6 @@ KEY = "rpa_CANARY7f3a91"
 @pytest.fixture
 def home(own_home: Path) -> Home:
     return Home(own_home).prepare()
-
-
-def gpurun(*arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpurun.cli.app", *arguments]
-    variables = {**os.environ, "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring", **environment}
-    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, env=variables)
 
 
 @pytest.fixture(autouse=True)
@@ -199,9 +194,11 @@ def test_a_piped_key_is_kept_used_and_removed_and_nothing_ever_shows_it(home: Ho
     assert find_credential("runpod", home) is None
 
 
-def test_status_says_where_from_in_json(home: Home) -> None:
+def test_status_says_where_from_in_json(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     store_credential("lambda", Secret(KEY), home)
-    done = gpurun("auth", "status", "--json", RUNPOD_API_KEY=KEY, AWS_PROFILE="lab")
+    monkeypatch.setenv("RUNPOD_API_KEY", KEY)
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    done = gpurun("auth", "status", "--json")
     told = {row["provider"]: row for row in json.loads(done.stdout)["data"]["providers"]}
     assert told["runpod"]["source"] == "environment RUNPOD_API_KEY"
     assert told["lambda"]["source"] == f"file {home.keys / 'lambda.key'}"
@@ -209,10 +206,11 @@ def test_status_says_where_from_in_json(home: Home) -> None:
     assert told["aws"]["source"] == "environment AWS_PROFILE"
 
 
-def test_a_key_that_cannot_be_used_hides_no_other(home: Home) -> None:
+def test_a_key_that_cannot_be_used_hides_no_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", KEY)
     store_credential("lambda", Secret(KEY), home)
     (home.keys / "lambda.key").chmod(0o644)
-    done = gpurun("auth", "status", "--json", RUNPOD_API_KEY=KEY)
+    done = gpurun("auth", "status", "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told["errors"][0]["code"]) == (4, "auth.broken_key")
     assert told["data"]["providers"][0]["key"]
@@ -237,10 +235,12 @@ def test_wrong_input_changes_nothing_and_repeats_no_key(home: Home, arguments: l
     assert not home.keys.exists()
 
 
-def test_a_key_in_the_environment_is_said_to_go_before_the_one_that_is_kept(home: Home) -> None:
-    kept = gpurun("auth", "set", "runpod", given="other", RUNPOD_API_KEY=KEY)
+@pytest.mark.usefixtures("home")
+def test_a_key_in_the_environment_is_said_to_go_before_the_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", KEY)
+    kept = gpurun("auth", "set", "runpod", given="other")
     assert "goes before it" in kept.stdout
-    removed = gpurun("auth", "rm", "runpod", RUNPOD_API_KEY=KEY)
+    removed = gpurun("auth", "rm", "runpod")
     assert "unset RUNPOD_API_KEY" in removed.stdout
 
 

@@ -17,6 +17,7 @@ from gpurun.planning.budget import beside_rate, candidates, choose, expected_tra
 from gpurun.planning.catalog import all_offers, offers_for, parse_gpu, terms_of
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.transfer import Load, load_of, save_s
+from tests.later import examples
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
 LOAD = load_of(GPT2, ship_bytes=50_000_000)
@@ -64,7 +65,7 @@ def test_how_long_a_machine_is_waited_for_is_in_no_lease_and_no_worst_case(monke
     cap=st.integers(1, 10**10),
     hours=st.none() | st.floats(0.01, 1000),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_the_worst_case_of_a_lease_never_exceeds_the_cap(
     offer: Offer, rate: int, guess: Estimate, load: Load, cap: int, hours: float | None
 ) -> None:
@@ -82,7 +83,7 @@ def test_the_worst_case_of_a_lease_never_exceeds_the_cap(
 
 
 @given(guess=guesses, load=loads, cap=st.none() | st.integers(1, 10**9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_cap_of_what_it_needs_is_enough(guess: Estimate, load: Load, cap: int | None) -> None:
     for offer in EIGHT[:3]:
         probe = lease_for(offer, guess, load, cap=None)

@@ -22,6 +22,7 @@ from gpurun.cli.verb import verb
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Request
 from gpurun.ledger.runs import find_run
+from tests.command_line import gpurun
 from tests.lifecycle.tiny_runs import make_run
 from tests.unit.report_samples import opened_run
 
@@ -69,11 +70,6 @@ WRONG = [
 ]
 
 
-def gpurun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpurun", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize(("arguments", "code", "name", "hint"), WRONG, ids=[" ".join(wrong[0]) for wrong in WRONG])
 def test_wrong_input_is_told_in_words_and_in_json(arguments: list[str], code: int, name: str, hint: str) -> None:
     done = gpurun(*arguments, "--json")
@@ -100,7 +96,8 @@ def test_a_malformed_recipe_is_told_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_home_that_cannot_be_used_is_told() -> None:
-    done = gpurun("train", "mini-gpt", "--dry-run", "--home", "/proc/nope")
+    words = ["train", "mini-gpt", "--dry-run", "--home", "/proc/nope"]
+    done = subprocess.run([sys.executable, "-m", "gpurun", *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert "home.unusable" in done.stderr
 

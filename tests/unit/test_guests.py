@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,10 +32,7 @@ class Keys:
     """The key pairs of one test: who logs in, what the guest shows."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
         self.folder = folder
-        for name in ("client", "stranger", "host"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name], check=True)
 
     def public(self, name: str) -> str:
         return (self.folder / f"{name}.pub").read_text().strip()
@@ -66,9 +64,18 @@ class Keys:
         return done.stdout.strip()
 
 
+@pytest.fixture(scope="session")
+def key_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("client", "stranger", "host"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name], check=True)
+    return folder
+
+
 @pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path / "keys")
+def keys(tmp_path: Path, key_pairs: Path) -> Keys:
+    """The same pairs for every test, in a folder of its own."""
+    return Keys(shutil.copytree(key_pairs, tmp_path / "keys"))
 
 
 @pytest.fixture(params=["machine", pytest.param("processes", marks=pytest.mark.slow)])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
+from tests.command_line import gpurun
 
 Asked = Callable[[GpuNeed, Sequence[Offer]], list[Offer]]
 
@@ -197,8 +195,7 @@ def test_what_is_no_cloud_is_refused(session: Session, providers: tuple[str, ...
     ],
 )
 def test_it_speaks_json_whatever_happens(arguments: list[str], code: int, name: str | None) -> None:
-    command = [sys.executable, "-m", "gpurun.cli.app", "offers", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+    done = gpurun("offers", *arguments, "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told["exit_code"]) == (code, code)
     assert [error["code"] for error in told["errors"]] == ([name] if name else [])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,19 +54,40 @@ def gpurun(words: list[str], folder: Path, out: int, **environment: str) -> tupl
     return done.returncode, done.stderr
 
 
+@pytest.fixture
+def gpurun_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The same without the process: closing the stream finds what Python would complain of at its end."""
+    monkeypatch.chdir(folder)
+
+    def run(words: list[str], out: int) -> tuple[int, str]:
+        with open(out, "w", closefd=False) as stream, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            code = in_process(words, patch)
+        return code, capsys.readouterr().err
+
+    return run
+
+
 @pytest.mark.parametrize("words", LOUD, ids=" ".join)
-def test_a_reader_that_has_left_ends_it_quietly(words: list[str], folder: Path) -> None:
+def test_a_reader_that_has_left_ends_it_quietly(words: list[str], gpurun_here: Any) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    assert gpurun(words, folder, writing) == (0, "")
+    assert gpurun_here(words, writing) == (0, "")
     os.close(writing)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device here that is always full")
 @pytest.mark.parametrize("words", LOUD, ids=" ".join)
-def test_a_full_device_is_told_in_a_sentence(words: list[str], folder: Path) -> None:
+def test_a_full_device_is_told_in_a_sentence(words: list[str], gpurun_here: Any) -> None:
     with open("/dev/full", "w") as full:
-        code, said = gpurun(words, folder, full.fileno())
+        code, said = gpurun_here(words, full.fileno())
+    assert (code, "[output.lost]" in said) == (4, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device here that is always full")
+def test_python_complains_at_its_end_of_nothing_that_is_still_in_a_buffer(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        code, said = gpurun(["ps", "--all"], folder, full.fileno())
     assert (code, "[output.lost]" in said, "Traceback" in said) == (4, True, False)
 
 

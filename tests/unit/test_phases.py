@@ -16,6 +16,7 @@ from gpurun.core.trainer_events import TrainerEvent, event_of
 from gpurun.ledger.audit import audit
 from gpurun.ledger.paid_phases import TrainingSplit
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
+from tests.later import examples
 from tests.unit.ledger_samples import CloudRun
 
 START = {"kind": "start", "step": 0, "elapsed_s": 12.0}
@@ -173,7 +174,7 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(events=st.lists(EVENTS, max_size=12), training_s=st.sampled_from([0.0, 0.001, 50.0, 1234.567, 1e6]))
 def test_whatever_the_trainer_tells_its_parts_are_all_of_the_training(
     events: list[dict[str, Any]], training_s: float

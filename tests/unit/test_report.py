@@ -48,6 +48,18 @@ class Page(HTMLParser):
         self.words += data
 
 
+@pytest.fixture(autouse=True)
+def charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are half a second of CPU a page: only what looks at them (`drawn`) has them drawn."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("gpurun.view.report.page.loss_chart", lambda *_, **__: "<svg></svg>")
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Ask `charts` for real ones."""
+
+
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     return Session(home=Home(tmp_path / "home").prepare(), quiet=True)
@@ -61,6 +73,7 @@ def report(session: Session, *runs: str) -> tuple[Page, str, dict[str, Any]]:
     return Page(page_of(path)), page_of(path), dict(result.data)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_runs_are_laid_over_one_another_and_their_samples_side_by_side(session: Session) -> None:
     finished_run(session.home, "fox-41", lr=3e-4, said="one ")
     finished_run(session.home, "owl-07", lr=6e-4, said="two ")
@@ -125,6 +138,7 @@ def test_losses_of_another_measure_are_not_held_against_one_another(
     assert said in " ".join(verb.report(session, ["fox-41", "owl-07"], html="").text.split())
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
     finished_run(session.home, "fox-41")
     page, content, _ = report(session, "fox-41")
@@ -158,6 +172,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_whatever_a_machine_says_the_page_only_quotes_it(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
     write_events(folder, [LYING_START, *events(), *HOSTILE, {"kind": "stop", "reason": "done", "step": 120}])
@@ -248,6 +263,7 @@ def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monke
     assert report(session, "fox-41")[2]["runs"][0]["no_receipt"] == "its receipt is not here any more"
 
 
+@pytest.mark.usefixtures("drawn")
 def test_dollars_count_from_the_moment_the_machine_was_asked_for(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
     records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
@@ -342,6 +358,7 @@ def test_the_marks_of_an_axis_are_written_out() -> None:
     assert ">2.1254<" in drawn
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_table_needs_no_matplotlib_and_a_page_says_that_it_does(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

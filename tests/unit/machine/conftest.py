@@ -63,7 +63,16 @@ class Box:
         return value
 
     def until_exited(self) -> Status:
-        return self.until(lambda: (s := self.status()).state == "exited" and s)
+        """Wait for the end; each question is a process, so most looks are at the file that the keeper leaves."""
+
+        def ended() -> Status | None:
+            exit_json, soon = self.folder / "agent" / "exit.json", time.monotonic() + 0.3
+            while not exit_json.exists() and time.monotonic() < soon:
+                time.sleep(0.01)
+            status = self.status()
+            return status if status.state == "exited" else None
+
+        return self.until(ended)
 
     def text(self, name: str) -> str:
         """What the trainer left in `bundle`; empty before it has."""

@@ -27,6 +27,7 @@ from gpurun.remote.agent import finish_upload, receive
 from gpurun.remote.agent.receive import Incoming
 from gpurun.remote.archive import Codec, Pack, survey
 from gpurun.remote.interface import FarRefusal
+from tests.later import examples
 
 ROOT = Path(__file__).parents[3]
 HEAD = struct.Struct(">QII32s")
@@ -413,7 +414,7 @@ TREES = st.dictionaries(
 ).filter(lambda tree: not any(b.startswith(a + "/") for a in tree for b in tree))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=TREES, codec=st.sampled_from(["zstd", "gzip"]))
 def test_what_arrives_is_what_was_packed(box: Box, files: dict[str, bytes], codec: Codec) -> None:
     source = box.folder.parent / "source"

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
 from gpurun.remote.archive import Pack, content_at, survey
+from tests.later import examples
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +48,7 @@ TREES = st.dictionaries(
 ).filter(lambda tree: not any(b.startswith(a + "/") for a in tree for b in tree))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=TREES, shuffle=st.randoms(use_true_random=False))
 def test_the_same_files_make_the_same_bytes_whatever_their_order_time_and_mode(
     tmp_path: Path, files: dict[str, bytes], shuffle: object
