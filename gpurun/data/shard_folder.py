@@ -148,10 +148,10 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
     if shard["tokens"] < 1 or size in (0, header_bytes):
         raise _bad_shard(path, "empty", "holds no tokens")
-    if size != shard.get("bytes", size):
-        raise _bad_shard(path, "truncated", f"has {size} bytes, where data.json says {shard['bytes']}")
     digest = hashlib.sha256()
     highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
+    if size != shard.get("bytes", size):
+        raise _bad_shard(path, "truncated", f"has {size} bytes, where data.json says {shard['bytes']}")
     with path.open("rb") as content:
         head = content.read(header_bytes)
         digest.update(head)

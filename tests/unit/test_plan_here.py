@@ -129,7 +129,8 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
 ) -> None:
     """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
     monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
-    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    lines = [f"{number:02} quick brown foxes jump over a lazy dog.\n" for number in range(100)]
+    (tmp_path / "text.txt").write_text("".join(lines))
     plan = make_plan(
         Request(
             recipe="mini-gpt",
