@@ -146,7 +146,7 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
     assert len(told) == is_told
     if told:
         assert f" would be read {steps * 1024 / plan.data.train_tokens:,.0f} times;" in told[0]
-        assert told[0].startswith("Your 4") is brought
+        assert told[0].startswith("Your 3") is brought
 
 
 def test_tokens_that_are_not_counted_yet_are_not_said_to_be_read_often(tmp_path: Path) -> None:
