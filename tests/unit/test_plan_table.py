@@ -288,7 +288,7 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "shards").mkdir()
-    with (tmp_path / "shards" / "train.bin").open("wb") as sparse:
+    with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(10**9)
     by_name, by_tilde = (
         planned(tmp_path, "60", data=name, gpu=parse_gpu("8xA100")).lease.ship_s
@@ -341,7 +341,7 @@ def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_lo
 ) -> None:
     """Of five gigabytes at hand `plan` said neither, nor what would save it; only `train` did."""
     (tmp_path / "shards").mkdir()
-    with (tmp_path / "shards" / "train.bin").open("wb") as sparse:
+    with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(5 * 10**9)
     asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards") if is_here else None}
     plan = planned(tmp_path, "60", **asked)
@@ -393,7 +393,7 @@ def test_data_that_goes_by_a_bucket_is_planned_at_its_pace(tmp_path: Path, has_m
     """The plan was for 2 Mbyte/s from here, where `train` then was for the bucket."""
     shards = tmp_path / "shards"
     shards.mkdir()
-    with (shards / "train.bin").open("wb") as sparse:
+    with (shards / "large.txt").open("wb") as sparse:
         sparse.truncate(10**9)
     if has_manifest:
         (shards / "data.json").write_text("{}")
