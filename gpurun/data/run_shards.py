@@ -25,7 +25,7 @@ from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
-from gpurun.data.prepare import Order, Prepared, prepare
+from gpurun.data.prepare import Order, prepare
 from gpurun.data.prepare_state import is_begun
 from gpurun.data.refusals import preparing, tally
 from gpurun.data.shard_folder import demand_whole, inspect
@@ -86,18 +86,18 @@ def prepared(
                 if wanted["source"] in BUILT_IN_PAIRS and data is None:
                     raise _no_pairs(wanted["source"], wanted["tokenizer"])
                 order = order_for(resolved, data or wanted["source"], into, accept_skipped=accept_skipped)
-                passed_over, source = _from_cache(order, cache, prompts, say).passed_over, order.source
+                passed_over, source = _from_cache(order, cache, prompts, say), order.source
             _demand_questions(resolved, into, "DIR")
     except BaseException:
         shutil.rmtree(into, ignore_errors=True)
         raise
     found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
-    _demand_a_batch(found, resolved, source)
+    _demand_enough(found, resolved, source)
     return found.model_copy(update={"passed_over": "" if source in BUILT_IN else tally(passed_over)})
 
 
-def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> Prepared:
-    """Prepare a text into the cache, or take what is there, and copy it into `order.out`."""
+def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:
+    """Prepare a text into the cache, or take what is there, and copy it into `order.out`; what is passed over."""
     source = open_source(
         order.source,
         order.column,
@@ -110,16 +110,19 @@ def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> 
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with exclusive(cache / ".lock"):
         entry = replace(order, out=cache / key)
-        if entry.out.exists() and not is_begun(entry.out) and not _is_sound(entry.out):
-            say(f"the cache entry {key} is damaged; it is made again")
-            shutil.rmtree(entry.out)
-        made = prepare(entry, say)
+        if _is_sound(entry.out):
+            say("its shards are in the cache")
+        else:
+            if entry.out.exists() and not is_begun(entry.out):
+                say(f"the cache entry {key} is damaged; it is made again")
+                shutil.rmtree(entry.out)
+            prepare(entry, say)
         order.out.mkdir(parents=True)
         for file in sorted(entry.out.iterdir()):
             shutil.copyfile(file, order.out / file.name)
     tokenizer = tokenizers.tokenizer_of(order.tokenizer, tokenizers.read_vocabulary(order.out))
     write_prompts(order.out, tokenizer, prompts, say)
-    return made
+    return dict(source.passed_over)
 
 
 def _is_sound(entry: Path) -> bool:
@@ -167,7 +170,7 @@ def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, sa
     found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
     _accompany(place, into, resolved, say)
     _demand_questions(resolved, into, data)
-    _demand_a_batch(found, resolved, data)
+    _demand_enough(found, resolved, data)
     return found.model_copy(update={"beside": str(into)})
 
 
@@ -264,15 +267,21 @@ def _lacking(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
     return "".join(one for one, ids in found if [tokenizer.tokens[i] for i in ids] == unknown)
 
 
-def _demand_a_batch(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
-    """Refuse a text of which one step would read all, and some of it twice; sentence pairs are counted otherwise."""
-    batch = resolved["train"]["batch_tokens"]
-    if found.train_tokens > batch or found.tokenizer.endswith("-pairs"):
+def _demand_enough(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
+    """Refuse a text of which one step would read all, and some of it twice, or that has no window held out.
+
+    What another recipe prepared may be too small for this one. Sentence pairs are counted otherwise.
+    """
+    batch, context = resolved["train"]["batch_tokens"], resolved["model"]["context"]
+    if found.tokenizer.endswith("-pairs") or (found.train_tokens > batch and found.val_tokens > context):
         return
+    few = f"{found.train_tokens:,} tokens to train; a step of the recipe reads {batch:,} and one more"
+    if found.train_tokens > batch:
+        few = f"{found.val_tokens:,} tokens to val; a window of the recipe has {context:,} and one more"
     raise UsageError(
         "data.too_small",
-        f"{source} gives {found.train_tokens:,} tokens to train; a step of the recipe reads {batch:,} and one more.",
-        hint="Take more text, or a smaller batch: --set train.batch_tokens=N, which the context divides.",
+        f"{source} gives {few}.",
+        hint="Take more text, or a smaller batch or context: --set train.batch_tokens=N, --set model.context=N.",
     )
 
 

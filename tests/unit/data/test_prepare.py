@@ -448,7 +448,7 @@ def test_the_second_run_takes_the_cache_and_gets_the_same(tmp_path: Path) -> Non
     talk: list[str] = []
     first, second = mini(tmp_path, "first"), mini(tmp_path, "second", talk.append)
     assert content(first) == content(second)
-    assert [line for line in talk if "was prepared from this already" in line]
+    assert [line for line in talk if "in the cache" in line]
 
 
 @pytest.mark.parametrize("file", ["train_000001.bin", "vocab.json"])
@@ -479,3 +479,24 @@ def test_a_refused_text_leaves_no_folder_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         mini(tmp_path, "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_in_the_cache_that_is_too_small_for_another_recipe_is_refused_here(tmp_path: Path) -> None:
+    """The trainer would refuse it on paid time."""
+    mini(tmp_path, "first")
+    resolved = resolve(load_recipe("mini-gpt"), "full").record
+    resolved["model"]["context"] = 100_000
+    with pytest.raises(UsageError, match=r"tokens to val; a window of the recipe has 100,000 and one more") as error:
+        prepared(
+            resolved, str(tmp_path / "text.txt"), into=tmp_path / "b", cache=tmp_path / "cache", say=lambda _: None
+        )
+    assert error.value.code == "data.too_small"
+
+
+def test_a_text_of_tomorrow_is_prepared_once(tmp_path: Path) -> None:
+    first, soon = mini(tmp_path, "first"), time.time() + 86_400
+    os.utime(tmp_path / "text.txt", (soon, soon))
+    talk: list[str] = []
+    assert content(mini(tmp_path, "second")) != {}
+    assert content(mini(tmp_path, "third", talk.append)).keys() == content(first).keys()
+    assert [line for line in talk if "in the cache" in line]
