@@ -1,7 +1,8 @@
-"""How much memory this process has held at most, for tests and measurements."""
+"""How much memory and processor time processes have taken, for tests and measurements."""
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
@@ -32,9 +33,29 @@ def tree_bytes(pid: int, *, shared_once: bool = False) -> int:
     name, field = ("smaps_rollup", "Pss") if shared_once else ("status", "VmRSS")
     try:
         told = Path(f"/proc/{pid}/{name}").read_text(encoding="ascii", errors="replace")
-        children = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
         return 0
     found = re.search(rf"^{field}:\s+(\d+) kB", told, re.MULTILINE)
     own = int(found[1]) * 1024 if found else 0
-    return own + sum(tree_bytes(int(child), shared_once=shared_once) for line in children for child in line.split())
+    return own + sum(tree_bytes(child, shared_once=shared_once) for child in _children(pid))
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Processor time of a process, all its descendants and those of them that have ended (Linux only).
+
+    What a forked worker takes is nobody's `ru_utime` who started the server that forked it.
+    """
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0
+    ticks = sum(map(int, told.rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(map(tree_cpu_s, _children(pid)))
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        lines = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for line in lines for child in line.split()]

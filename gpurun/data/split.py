@@ -10,12 +10,16 @@ from gpurun.core.errors import UsageError
 
 EVERY = 1 << 64
 """One more than the highest key."""
+_ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
 
 def key_of(text: str) -> int:
-    """64 bits of the sha256 of a text up to white space and the spelling of accents (NFC): 0 to EVERY - 1."""
-    squeezed = unicodedata.normalize("NFC", " ".join(text.split()))
-    return int.from_bytes(hashlib.sha256(squeezed.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    """64 bits of the sha256 of a text without white space, accents composed (NFC): 0 to EVERY - 1."""
+    if text.isascii():  # The same, ten times as fast.
+        letters = text.encode().translate(None, _ASCII_SPACE)
+    else:
+        letters = "".join(unicodedata.normalize("NFC", text).split()).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(letters).digest()[:8], "big")
 
 
 def bound_for(fraction: float) -> int:

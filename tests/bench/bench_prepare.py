@@ -33,7 +33,7 @@ import tiktoken
 from gpurun.data.documents import Document
 from gpurun.data.split import bound_for
 from gpurun.data.tasks import write_task
-from tests.memory import tree_bytes
+from tests.memory import tree_bytes, tree_cpu_s
 from trainer.tokenizer import Gpt2Tokenizer, shipped_gpt2_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +184,7 @@ def awkward(texts: list[str], folder: Path) -> None:
 def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:
     """CPU seconds, wall seconds and peak resident bytes of the tree, both ways, of a command that must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    peaks = (0, 0)
+    peaks, used = (0, 0), 0.0
 
     def once() -> None:
         nonlocal peaks
@@ -193,8 +193,9 @@ def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:
             ended = threading.Event()
 
             def watch() -> None:
-                nonlocal peaks
+                nonlocal peaks, used
                 while not ended.wait(0.03):
+                    used = max(used, tree_cpu_s(child.pid))
                     peaks = max(peaks[0], tree_bytes(child.pid)), max(peaks[1], tree_bytes(child.pid, shared_once=True))
 
             watcher = threading.Thread(target=watch)
@@ -205,8 +206,9 @@ def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:
             talk.seek(0)
             assert code == 0, talk.read().decode()[-2000:]
 
-    used, wall = cpu_s(once)
-    return used, wall, peaks
+    began = time.perf_counter()
+    once()
+    return used, time.perf_counter() - began, peaks
 
 
 def main() -> None:

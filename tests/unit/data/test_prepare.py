@@ -173,6 +173,8 @@ def test_the_held_out_bytes_come_as_near_to_the_fraction_as_documents_let_them()
     assert 0 < bound_for_few([(1, 5), (2, 5000)], 0.001, "it") <= 2, "one is held out, and one is not"
     assert key_of("a  b\n") == key_of(" a b") != key_of("a c")
     assert key_of("e\u0301") == key_of("\u00e9")
+    assert key_of("one\ttwo\x1f\n") == key_of("one\u3000two"), "white space of any kind"
+    assert key_of("one two é") != key_of("one two e")
 
 
 # Characters
