@@ -104,7 +104,8 @@ def _sending(plan: Plan) -> list[Cell]:
     rate, seconds = plan.offer.rate_micros_per_hour, plan.lease.ship_s
     if plan.mode.value != "paid" or not rate:
         return []
-    return [f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"]
+    sending = f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"
+    return [sending, f"uplink {plan.uplink.words}"]
 
 
 def _stage(stage: StagePlan, offer: Offer) -> list[Cell]:
