@@ -377,6 +377,17 @@ def test_a_plan_is_made_as_things_are_and_a_refusal_says_what_a_bucket_or_a_fast
     assert format_usd(best.expected_micros or usd(0)) == "$21.22"
 
 
+def test_the_first_screen_of_the_readme_has_the_figures_that_the_plan_has(tmp_path: Path) -> None:
+    first_screen = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("make demo")[0]
+    for recipe in ("gpt2-124m", "modern-124m"):
+        with pytest.raises(NoOffer) as refused:
+            planned(tmp_path, "25", recipe=recipe, gpu=parse_gpu("8xA100"), uplink_mbit=None)
+        assert re.findall(r"that does needs (\S+)", refused.value.what)[0] in first_screen
+        assert re.findall(r"over a line of (\d+ Mbit/s)", refused.value.hint)[0] in first_screen
+    assert "in 1 h 42 m, for $21.22 expected" in first_screen
+    assert "over 20 Mbit/s that takes 2 h 12 m" in first_screen
+
+
 def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_save_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
