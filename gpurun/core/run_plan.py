@@ -66,7 +66,8 @@ class Uplink(Frozen):
     @property
     def words(self) -> str:
         """`20 Mbit/s, assumed`."""
-        return f"{self.bits_per_s / 1e6:.3g} Mbit/s, {self.basis}"
+        mbit = self.bits_per_s / 1e6
+        return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
 
 
 class Request(Frozen):

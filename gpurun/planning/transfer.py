@@ -264,10 +264,12 @@ def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
         return ()
 
     def worth(seconds: float) -> str:
-        return f"{seconds / 60:.0f} min of the rental, {format_usd(cost_of(offer.rate_micros_per_hour, seconds, 1))}"
+        return f"{seconds / 60:.0f} min, {format_usd(cost_of(offer.rate_micros_per_hour, seconds, 1))}"
 
     bill = f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})" if offer.provider != "aws" else ""
-    what = f"Sending the shards takes {worth(saved_s)}, more than a bucket would: add --stage s3://BUCKET/PREFIX{bill}"
+    what = (
+        f"Sending the shards is paid time, {worth(saved_s)} more than by a bucket: add --stage s3://BUCKET/PREFIX{bill}"
+    )
     line = f"A line twice as fast would save {worth(sent_s / 2)}; a tenth of the tokens less, {worth(sent_s / 10)}"
     return (f"{what}. {line}.",)
 

@@ -64,7 +64,7 @@ def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(
     shown = plan_text(plan.model_copy(update={"stage": large}), Style(width=100, unicode=False))
     text = " ".join(shown.split())
     assert "1 of 2 files are there (9 GB)" in text
-    assert "1 GB to upload before renting, about 6 m 40 s" in text
+    assert "1 GB to upload before renting, about 6 m 40 s (uplink 20 Mbit/s, assumed)" in text
     assert "$26.1" in text, "sixty-five minutes of a machine for $24 an hour"
     assert "secrets on the machine: URLs for its part of the bucket" in text
 

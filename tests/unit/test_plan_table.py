@@ -332,7 +332,7 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
 
 @pytest.mark.parametrize(
     ("is_here", "more"),
-    [(True, "33 min of the rental, $6.06, more than a bucket would"), (False, "129 min of the rental, $23.96, more")],
+    [(True, "33 min, $6.06 more than by a bucket"), (False, "129 min, $23.96 more")],
     ids=["here", "not made yet"],
 )
 def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_look_at(
@@ -395,7 +395,7 @@ def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_s
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"), dry_run=True, uplink_mbit=None)
     told = " ".join(plan.notes)
     assert "They are counted as sent from here (20 Mbit/s, assumed), in 2 h 12 m." in told
-    assert "129 min of the rental, $23.96, more than a bucket would: add --stage s3://BUCKET/PREFIX" in told
+    assert "129 min, $23.96 more than by a bucket: add --stage s3://BUCKET/PREFIX" in told
 
 
 def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_path: Path) -> None:

@@ -181,8 +181,10 @@ MBIT = 125_000
         ([(4800 * MBIT, 100.0), (900 * MBIT, 90.0), (6000 * MBIT, 100.0)], None, "48 Mbit/s, as 3 earlier runs had"),
         ([(900 * MBIT, 90.0)] * 9 + [(4800 * MBIT, 100.0)] * 5, None, "48 Mbit/s, as 5 earlier runs had"),
         ([(4800 * MBIT, 100.0)], 100.0, "100 Mbit/s, as configured"),
+        ([], 10_000.0, "10000 Mbit/s, as configured"),
+        ([], 0.75, "0.75 Mbit/s, as configured"),
     ],
-    ids=["none", "too little to tell", "one", "the middle one", "the last few", "set"],
+    ids=["none", "too little to tell", "one", "the middle one", "the last few", "set", "fast", "slow"],
 )
 def test_the_uplink_is_the_one_that_was_set_else_that_of_the_last_few_uploads(
     sent: list[tuple[int, float]], configured: float | None, words: str
