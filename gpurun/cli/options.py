@@ -92,6 +92,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         host_key=typed["host_key"],
         identity=typed["identity"],
         price_micros_per_hour=parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
+        uplink_mbit=float(settings["uplink"].value) if settings["uplink"].value else None,
         continues=continues or "",
         choices=Choices(
             region=typed["region"] or None,

@@ -57,6 +57,19 @@ class Box(Frozen):
     trusted: Literal["given", "known", "first use"]
 
 
+class Uplink(Frozen):
+    """How fast this computer sends, and in the plan's words what that rests on."""
+
+    bits_per_s: float = 20e6
+    basis: str = "assumed"
+
+    @property
+    def words(self) -> str:
+        """`20 Mbit/s, assumed`."""
+        mbit = self.bits_per_s / 1e6
+        return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
+
+
 class Request(Frozen):
     """What the user asked for, as typed but for a recipe's file, which has its whole path; nothing is decided yet."""
 
@@ -73,6 +86,8 @@ class Request(Frozen):
     host_key: str = ""
     identity: str = ""
     price_micros_per_hour: Micros | None = None
+    uplink_mbit: float | None = None
+    """How fast this computer sends, in Mbit/s, as its user has set it."""
     continues: str = ""
     """The earlier run whose newest checkpoint this one goes on from."""
 
@@ -245,6 +260,7 @@ class Plan(Frozen):
     """By provider, where the recipe needs another image than its usual one and the user named none."""
     stage: StagePlan | None = None
     box: Box | None = None
+    uplink: Uplink = Uplink()
     continues: Earlier | None = None
     quoted_wall: float = 0.0
 

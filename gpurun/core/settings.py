@@ -21,6 +21,7 @@ DEFAULTS: Mapping[str, str] = {
     "providers": "",
     "color": "auto",
     "on_interrupt": "ask",
+    "uplink": "",
 }
 _CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
 
@@ -59,10 +60,22 @@ def _check(key: str, setting: Setting) -> None:
     place = f"{key} in the {setting.source}"
     if key == "max_cost" and setting.value:
         parse_usd(setting.value, name=place, example="max_cost = 25")
+    if key == "uplink" and setting.value and not _is_line(setting.value):
+        what = f"{place} is {setting.value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
+        raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
+                         "earlier uploads have shown.")  # fmt: skip
     choices = _CHOICES.get(key, ())
     if choices and setting.value not in choices:
         what = f"{place} is {setting.value!r}, which is not one of {', '.join(choices)}."
         raise UsageError(f"usage.{key}", what, hint="Leave it out, or choose one of the three.")
+
+
+def _is_line(text: str) -> bool:
+    """Whether a text is a speed of a line that there is, in Mbit/s."""
+    try:
+        return 0.1 <= float(text) <= 100_000
+    except ValueError:
+        return False
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil, floor, inf
 
 from gpurun.core.errors import NoOffer, UsageError
@@ -32,7 +33,14 @@ from gpurun.planning.estimate import NO_PRIORS, estimate, steps_of_work
 from gpurun.planning.history import Prior, Priors, loss_at, machine_of, same_recipe
 from gpurun.planning.memory import GIB, lacks_memory, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.transfer import COLLECT_START_S, KEPT_CHECKPOINTS, Load, load_home
+from gpurun.planning.transfer import (
+    BUCKET_BITS_PER_S,
+    COLLECT_START_S,
+    KEPT_CHECKPOINTS,
+    WORTH_A_BUCKET_S,
+    Load,
+    load_home,
+)
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
@@ -156,8 +164,28 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
         "offer.over_cap",
         f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
-        hint=f"Raise the cap ({on}--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), or {part}.",
+        hint=f"Raise the cap ({on}--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), "
+        f"{_by_bucket(within, load, cap, by_gpu=by_gpu)}or {part}.",
     )
+
+
+def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: bool) -> str:
+    """What finishing would need if the shards went by a bucket, and over which line the cap would do; "" for little."""
+    staged = replace(load, uplink_bits_per_s=BUCKET_BITS_PER_S)
+    if load.ship_s - staged.ship_s < WORTH_A_BUCKET_S:
+        return ""
+    needed, offer, guess = min(
+        ((_needed(one.offer, one.estimate, staged), one.offer, one.estimate) for one in found), key=lambda one: one[0]
+    )
+    on = f"--gpu {asked_as(offer)} " if by_gpu else ""
+    told = f"send the shards by a bucket first ({on}--stage s3://BUCKET/PREFIX: then it needs {format_usd(needed)}"
+    if needed > cap:
+        return f"{told}), "
+    # Each second less of sending is a second less of the lease.
+    bare = _lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
+    paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
+    line = ceil(8e-6 * load.ship_bytes / (paid_s - bare.total_s - bare.kill_allowance_s))
+    return f"{told}; over a line of {line} Mbit/s the cap would do, too), "
 
 
 def _none_fits(found: Sequence[Candidate]) -> NoOffer:

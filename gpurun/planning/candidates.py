@@ -10,11 +10,11 @@ from gpurun.core.clock import local_time
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import format_usd, usd
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request, Uplink
 from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
-from gpurun.planning.history import Priors
+from gpurun.planning.history import Priors, uplink_of
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
 from gpurun.planning.requirements import images_by_provider, outfitted, setup_limit_s
 from gpurun.planning.transfer import Load, load_for, named_data, not_prepared, vocabulary_of
@@ -32,6 +32,7 @@ class Quote:
 
     candidates: tuple[Candidate, ...]
     load: Load
+    uplink: Uplink
     notes: tuple[str, ...]
     read_wall: float = 0.0
     asked: tuple[str, ...] | None = None
@@ -53,7 +54,8 @@ def quote(
     With `is_shown` there may be none of the recipe's own GPU, which nobody asked for, if others are sold: it is said.
     """
     need = need_of(request, full)
-    load, notes = load_for(request, full, data)
+    uplink = uplink_of(request, priors)
+    load, notes = load_for(request, full, data, uplink)
     load = replace(load, setup_s=setup_limit_s(full.tables, request.choices, is_rented=True))
     try:
         offers = catalogued(request, need) if market is None else _live(market, need)
@@ -74,7 +76,7 @@ def quote(
     if not request.choices.weak_lease:
         found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))
     notes = (*_price_notes(request, offers, market), *notes)
-    return Quote(found, load, notes, market.read_wall if market else 0.0, market.asked if market else None)
+    return Quote(found, load, uplink, notes, market.read_wall if market else 0.0, market.asked if market else None)
 
 
 def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Quote:
@@ -165,6 +167,7 @@ def build_plan(
     chosen: Candidate,
     data: DataSummary,
     *,
+    uplink: Uplink,
     offered: tuple[Candidate, ...] = (),
     notes: tuple[str, ...] = (),
     ship_bytes: int = 0,
@@ -196,6 +199,7 @@ def build_plan(
         notes=(*notes, *said),
         choices=choices,
         images=images_by_provider(resolved.tables, {one.offer.provider for one in offered}, request.choices),
+        uplink=uplink,
         continues=resolved.earlier,
         quoted_wall=quoted_wall,
     )
@@ -222,6 +226,7 @@ def paid_plan(
         full,
         _chosen(request, quoted, by_gpu=by_gpu),
         data or not_prepared(request, full, quoted.load.ship_bytes),
+        uplink=quoted.uplink,
         offered=quoted.candidates,
         notes=quoted.notes,
         ship_bytes=quoted.load.ship_bytes,

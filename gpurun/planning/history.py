@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from statistics import median
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from gpurun.core.paths import Home
 from gpurun.core.records import Frozen, Offer
+from gpurun.core.run_plan import Request, Uplink
 from gpurun.planning.catalog import card_of
 from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, read_model
 
@@ -25,6 +27,8 @@ SHORT_S, MOST_BY_SHORTNESS = 2.0, 0.25
 """So many seconds of a training are anything: of runs of 12 to 20 s the same one was off by 4 to 25 %."""
 FURTHEST = log(4.0)
 MOST_LOSSES = 32
+LEAST_SENT_BYTES, MOST_UPLOADS = 20_000_000, 5
+"""So much must have been sent to tell anything of a line; the last few uploads of that size do."""
 
 Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
@@ -42,7 +46,8 @@ class Prior(Strict):
     """One run: what it trained, on which card, and what that took.
 
     `machine` tells one CPU from another, and is empty for a GPU. `flops_per_token` are the plan's (estimate.py);
-    `start_s` is from the trainer's start to the end of its first step; `val_losses` are (step, loss).
+    `start_s` is from the trainer's start to the end of its first step; `val_losses` are (step, loss). `sent_bytes` went
+    over SSH to a rented machine in `sent_s`; 0 where they were few, or went another way.
     """
 
     run: Word
@@ -68,6 +73,8 @@ class Prior(Strict):
     start_s: Annotated[float, Field(ge=0, lt=1e9)]
     memory_peak_bytes: Count | None
     val_losses: Annotated[Losses, Field(max_length=MOST_LOSSES, strict=False)] = ()
+    sent_bytes: int = Field(default=0, ge=0, le=2**53)
+    sent_s: Annotated[float, Field(ge=0, lt=1e9)] = 0.0
 
 
 class Priors(Strict):
@@ -153,6 +160,21 @@ def loss_at(prior: Prior, step: int) -> float | None:
         return None
     (low, first), (high, last) = before[-1], after[0]
     return first if high == low else first + (last - first) * (step - low) / (high - low)
+
+
+def uplink_of(request: Request, priors: Priors) -> Uplink:
+    """How fast this computer sends: as its user has set it, else as the last few runs that sent much have shown.
+
+    A plan counts bytes before they are compressed, and here are those that were sent: that is the margin.
+    """
+    if request.uplink_mbit is not None:
+        return Uplink(bits_per_s=1e6 * request.uplink_mbit, basis="as configured")
+    sent = [8 * one.sent_bytes / one.sent_s for one in priors.runs if one.sent_bytes >= LEAST_SENT_BYTES and one.sent_s]
+    if not sent:
+        return Uplink()
+    last = sent[-MOST_UPLOADS:]
+    runs = "an earlier run" if len(last) == 1 else f"{len(last)} earlier runs"
+    return Uplink(bits_per_s=median(last), basis=f"as {runs} had")
 
 
 _MOST_BYTES = 8 << 20

@@ -9,15 +9,18 @@ import os
 from pydantic import ValidationError
 
 from gpurun.core.filelock import exclusive
-from gpurun.core.journal_records import RunState
+from gpurun.core.journal_records import Event, RunState
 from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.core.trainer_events import Start, events_of
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.rental import last_of
 from gpurun.planning.catalog import card_of
 from gpurun.planning.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
 from gpurun.planning.memory import GIB
 from gpurun.planning.recipe import flops_per_token, read_model
 from gpurun.planning.throughput import Meter, Seen
+from gpurun.providers.registry import CLOUDS
 
 __all__ = ["add_prior"]
 
@@ -28,6 +31,7 @@ def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: 
         prior = _prior_of(state, plan, folder, wall)
         if prior is None:
             return
+        prior = _with_upload(prior, plan, folder)
         with exclusive(home.root / "priors.lock"):
             known, damage = load_priors(home)
             if damage:
@@ -61,6 +65,18 @@ def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
     except (ValidationError, KeyError, TypeError, ValueError):
         logging.info("what this run says of its speed is no sane figure, and is not kept")
         return None
+
+
+def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
+    """With what its upload shows of this computer's line; a box or a bucket may be beside it, and shows nothing."""
+    if plan.offer.provider not in CLOUDS or plan.choices.stage:
+        return prior
+    shipped = last_of(read_journal(folder.journal).records, Event.SHIP_OBSERVED)
+    try:
+        told = {"sent_bytes": shipped.data["sent_bytes"], "sent_s": shipped.data["seconds"]} if shipped else {}
+        return Prior.model_validate({**dict(prior), **told})
+    except (KeyError, ValidationError):  # An older journal does not say it.
+        return prior
 
 
 def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:

@@ -19,11 +19,11 @@ from gpurun.planning.budget import candidates, choose, reach_words
 from gpurun.planning.candidates import build_plan, need_of
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.cloud_plan import shards_of
-from gpurun.planning.history import load_priors
+from gpurun.planning.history import load_priors, uplink_of
 from gpurun.planning.memory import GIB, tensor_bytes, way_of
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import setup_limit_s
-from gpurun.planning.transfer import load_of
+from gpurun.planning.transfer import load_for
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import parse_host
@@ -151,10 +151,11 @@ def _plan_on(
     notes: Sequence[str] = (),
 ) -> Plan:
     """The plan of a run on the one machine that there is; NoOffer when it cannot train it, or not under the cap."""
-    load = load_of(resolved, data.bytes, vocab_size=data.vocab_size)
+    priors, damage = load_priors(home)
+    uplink = uplink_of(request, priors)
+    load, _ = load_for(request, resolved, data, uplink)
     load = replace(load, setup_s=setup_limit_s(resolved.tables, request.choices, is_rented=False))
     cap = request.max_cost_micros if mode is Mode.PAID else None
-    priors, damage = load_priors(home)
     found = candidates(
         [offer],
         resolved,
@@ -168,7 +169,7 @@ def _plan_on(
     )
     chosen = choose(found, load, cap=cap)
     notes = (*_part(chosen), *([damage] if damage else []), *notes)
-    return build_plan(request, run, mode, resolved, chosen, data, notes=notes)
+    return build_plan(request, run, mode, resolved, chosen, data, uplink=uplink, notes=notes)
 
 
 def _part(chosen: Candidate) -> list[str]:

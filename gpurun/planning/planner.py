@@ -110,7 +110,7 @@ def _planned(
             from gpurun.planning.staging import with_stage
 
             return with_stage(made, None, clock)
-        return made.model_copy(update={"notes": (*made.notes, *advice(made, made.ship_bytes))})
+        return made.model_copy(update={"notes": (*made.notes, *advice(made.offer, made.uplink, made.ship_bytes))})
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe, home)
@@ -151,7 +151,9 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
     full = _going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
     begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
-    return quoted.candidates, (*quoted.notes, *begins)
+    best = None if request.choices.stage else next(iter(quoted.candidates), None)
+    cure = advice(best.offer, quoted.uplink, quoted.load.ship_bytes) if best else ()
+    return quoted.candidates, (*quoted.notes, *cure, *begins)
 
 
 def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:

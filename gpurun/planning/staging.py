@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import Mode, Plan, StagePlan
-from gpurun.planning.transfer import BUCKET_BITS_PER_S, UPLINK_BITS_PER_S, advice, aws_bill, early_bytes
+from gpurun.planning.transfer import BUCKET_BITS_PER_S, advice, aws_bill, early_bytes
 from gpurun.remote.archive import PackedFile, Survey
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import find, is_worth_staging
@@ -33,7 +33,8 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     """
     if not plan.choices.stage:
         worth_bytes = sum(file.bytes for file in seen.files if is_worth_staging(file.bytes)) if seen else 0
-        return plan.model_copy(update={"notes": (*plan.notes, *advice(plan, worth_bytes))})
+        told = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
+        return plan.model_copy(update={"notes": (*plan.notes, *told)})
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
@@ -54,8 +55,8 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         bytes=whole,
         there_files=len(there),
         there_bytes=found,
-        upload_s=ceil(8 * (whole - found) / UPLINK_BITS_PER_S),
-        saves_s=int(8 * whole / UPLINK_BITS_PER_S - 8 * whole / BUCKET_BITS_PER_S),
+        upload_s=ceil(8 * (whole - found) / plan.uplink.bits_per_s),
+        saves_s=int(8 * whole / plan.uplink.bits_per_s - 8 * whole / BUCKET_BITS_PER_S),
     )
     return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, stage, plan))})
 

@@ -13,15 +13,14 @@ from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
-from gpurun.core.records import digest_of
-from gpurun.core.run_plan import DataSummary, Mode, Plan, Request
+from gpurun.core.records import Offer, digest_of
+from gpurun.core.run_plan import DataSummary, Request, Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
 from gpurun.view.number_format import format_bytes, format_duration
 
-UPLINK_BITS_PER_S = 20e6
 DOWNLINK_BITS_PER_S = 50e6
 BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
 WORTH_A_BUCKET_S = 120
@@ -39,7 +38,7 @@ EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that le
 
 @dataclass(frozen=True)
 class Load:
-    """What has to travel and to be stored, and over which link (an assumption until it is measured).
+    """What has to travel and to be stored, and how fast it gets there and home: that by a bucket is an assumption.
 
     `setup_s` is the limit for what has to run on the machine before anything is sent.
     """
@@ -47,7 +46,7 @@ class Load:
     ship_bytes: int
     collect_bytes: int
     disk_gb: int
-    uplink_bits_per_s: float = UPLINK_BITS_PER_S
+    uplink_bits_per_s: float = Uplink().bits_per_s
     downlink_bits_per_s: float = DOWNLINK_BITS_PER_S
     setup_s: int = 0
 
@@ -110,25 +109,25 @@ SOURCE_TOKENS = {
 """The tokens of what the bundled recipes read, at most: training may read them more than once."""
 
 
-def load_for(request: Request, full: ResolvedRecipe, data: DataSummary | None) -> tuple[Load, tuple[str, ...]]:
-    """What a paid run would move, and what should be said of that.
+def load_for(
+    request: Request, full: ResolvedRecipe, data: DataSummary | None, uplink: Uplink
+) -> tuple[Load, tuple[str, ...]]:
+    """What a paid run would move, over the user's own line unless --stage names a bucket, and what is said of that.
 
-    Without `data`, shards that do not exist yet are counted from a bucket: a home line would be the whole bill.
+    Without `data` it is what --data names, or shards that do not exist yet.
     """
     source, carried = full.tables.data.source, full.earlier.bytes if full.earlier else 0
     if data is not None:
         load = load_of(full, data.bytes, vocab_size=data.vocab_size)
-        return _staged(load, Path(data.folder), request), ()
+        return _staged(load, Path(data.folder), request, uplink), ()
     if request.data is not None or source in BUILT_IN:
         size, shards = _size_at(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
-        return _staged(load_of(full, carried + size, vocab_size=vocabulary_of(full)), shards, request), ()
+        return _staged(load_of(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink), ()
     size = carried + _tokens_of(full) * BYTES_PER_TOKEN
-    plain = load_of(full, size, vocab_size=vocabulary_of(full))
-    load = replace(plain, uplink_bits_per_s=BUCKET_BITS_PER_S)
-    note = f"The shards of {source} (about {format_bytes(size)}) are not here yet."
-    if plain.ship_s - load.ship_s < WORTH_A_BUCKET_S:
-        return plain, (note,)
-    return load, (f"{note} They are counted as pulled from a bucket in {format_duration(load.ship_s)}.",)
+    load = _staged(load_of(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
+    way = "pulled from the bucket" if request.choices.stage else f"sent from here ({uplink.words})"
+    told = f"They are counted as {way}, in {format_duration(load.ship_s)}."
+    return load, (f"The shards of {source} (about {format_bytes(size)}) are not here yet. {told}",)
 
 
 def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
@@ -185,22 +184,22 @@ def _tokens_of(full: ResolvedRecipe) -> int:
     return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))
 
 
-def _staged(load: Load, shards: Path | None, request: Request) -> Load:
-    """The load, by the bucket where one was named; `shards` is the folder that has them, if one has."""
+def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -> Load:
+    """The load over the line, or by the bucket that was named; `shards` is the folder that has them, if one has."""
     if not request.choices.stage or not load.ship_bytes:
-        return load
+        return replace(load, uplink_bits_per_s=uplink.bits_per_s)
     if shards is None:
         return replace(load, uplink_bits_per_s=BUCKET_BITS_PER_S)
-    return replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(shards, load.ship_bytes))
+    return replace(load, uplink_bits_per_s=staged_uplink_bits_per_s(shards, load.ship_bytes, uplink))
 
 
-def staged_uplink_bits_per_s(folder: Path, size_bytes: int) -> float:
+def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> float:
     """How fast a folder of shards gets to a machine on the whole: large files by the bucket, the others from here."""
     from gpurun.remote.s3.objects import is_worth_staging
 
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     small = min(size_bytes, sum(size for size in sizes if not is_worth_staging(size)))
-    seconds = small / UPLINK_BITS_PER_S + (size_bytes - small) / BUCKET_BITS_PER_S
+    seconds = small / uplink.bits_per_s + (size_bytes - small) / BUCKET_BITS_PER_S
     return size_bytes / seconds if seconds else BUCKET_BITS_PER_S
 
 
@@ -257,16 +256,22 @@ def unused_notes(request: Request, recipe: Recipe, told: Mapping[str, Any]) -> t
     return (f"{what}: {' and '.join(unused)} cannot act on them, only on text.",)
 
 
-def advice(plan: Plan, size_bytes: int) -> tuple[str, ...]:
-    """What would save the paid time of sending so many bytes of shards; nothing where that is little."""
-    saved_s = 8 * size_bytes / UPLINK_BITS_PER_S - 8 * size_bytes / BUCKET_BITS_PER_S
-    if plan.mode is not Mode.PAID or not plan.offer.rate_micros_per_hour or saved_s < WORTH_A_BUCKET_S:
+def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
+    """What would save the paid time of sending so many bytes of shards there; nothing where that is little."""
+    sent_s = 8 * size_bytes / uplink.bits_per_s
+    saved_s = sent_s - 8 * size_bytes / BUCKET_BITS_PER_S
+    if not offer.rate_micros_per_hour or saved_s < WORTH_A_BUCKET_S:
         return ()
-    dollars = format_usd(cost_of(plan.offer.rate_micros_per_hour, saved_s, 1))
-    what = f"Sending the shards over {UPLINK_BITS_PER_S / 1e6:.0f} Mbit/s takes {saved_s / 60:.0f} min of the rental"
-    is_charged = plan.offer.provider != "aws"
-    bill = f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})" if is_charged else ""
-    return (f"{what} more than a bucket would, {dollars}: add --stage s3://BUCKET/PREFIX{bill}, or take fewer shards.",)
+
+    def worth(seconds: float) -> str:
+        return f"{seconds / 60:.0f} min, {format_usd(cost_of(offer.rate_micros_per_hour, seconds, 1))}"
+
+    bill = f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})" if offer.provider != "aws" else ""
+    what = (
+        f"Sending the shards is paid time, {worth(saved_s)} more than by a bucket: add --stage s3://BUCKET/PREFIX{bill}"
+    )
+    line = f"A line twice as fast would save {worth(sent_s / 2)}; a tenth of the tokens less, {worth(sent_s / 10)}"
+    return (f"{what}. {line}.",)
 
 
 def aws_bill(size_bytes: int) -> str:

@@ -21,7 +21,6 @@ from gpurun.view.styled_text import Cell, Line, Span, hang, line, render
 from gpurun.view.table import fields
 
 if TYPE_CHECKING:
-    from gpurun.core.records import Offer
     from gpurun.core.run_plan import Earlier, Plan, StagePlan
 
 
@@ -39,7 +38,7 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[L
         limit = f"{format_exact(plan.lease.setup_s)} at most (--setup-limit)"
         lines += fields([("Set-up", ["a script on the machine, before anything is sent", limit])], style)
     if plan.stage is not None:
-        lines += fields([("Stage", _stage(plan.stage, plan.offer))], style)
+        lines += fields([("Stage", _stage(plan.stage, plan))], style)
     if plan.mode.value != "paid" or not plan.candidates:
         lines += fields([("Machine", _machine(plan))], style)
     if plan.candidates:
@@ -104,17 +103,19 @@ def _sending(plan: Plan) -> list[Cell]:
     rate, seconds = plan.offer.rate_micros_per_hour, plan.lease.ship_s
     if plan.mode.value != "paid" or not rate:
         return []
-    return [f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"]
+    sending = f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"
+    return [sending] if plan.choices.stage else [sending, f"uplink {plan.uplink.words}"]
 
 
-def _stage(stage: StagePlan, offer: Offer) -> list[Cell]:
+def _stage(stage: StagePlan, plan: Plan) -> list[Cell]:
     """What is in the bucket already, what goes there before anything is paid for, and what that saves."""
     if not stage.files:
         return [stage.url, "what is large enough goes there before anything is rented"]
     there = f"{stage.there_files} of {stage.files} files are there ({format_bytes(stage.there_bytes)})"
     left = f"{format_bytes(stage.bytes - stage.there_bytes)} to upload before renting"
-    todo = f"{left}, about {format_duration(stage.upload_s)}" if stage.upload_s else "nothing to upload"
-    worth = format_usd(cost_of(offer.rate_micros_per_hour, stage.saves_s, 1))
+    takes = f"about {format_duration(stage.upload_s)} (uplink {plan.uplink.words})"
+    todo = f"{left}, {takes}" if stage.upload_s else "nothing to upload"
+    worth = format_usd(cost_of(plan.offer.rate_micros_per_hour, stage.saves_s, 1))
     return [stage.url, there, todo, Span(f"saves {format_duration(stage.saves_s)} of the rental, {worth}", "good")]
 
 

@@ -12,7 +12,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Mode, Plan
+from gpurun.core.run_plan import Mode, Plan, Uplink
 from gpurun.planning import staging
 from gpurun.planning.staging import with_stage
 from gpurun.planning.transfer import staged_uplink_bits_per_s
@@ -64,7 +64,7 @@ def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(
     shown = plan_text(plan.model_copy(update={"stage": large}), Style(width=100, unicode=False))
     text = " ".join(shown.split())
     assert "1 of 2 files are there (9 GB)" in text
-    assert "1 GB to upload before renting, about 6 m 40 s" in text
+    assert "1 GB to upload before renting, about 6 m 40 s (uplink 20 Mbit/s, assumed)" in text
     assert "$26.1" in text, "sixty-five minutes of a machine for $24 an hour"
     assert "secrets on the machine: URLs for its part of the bucket" in text
 
@@ -170,6 +170,7 @@ def test_the_advice_to_take_a_bucket_says_what_aws_would_bill_for_it(plan: Plan)
 
 def test_only_large_files_are_counted_as_coming_from_the_bucket(tmp_path: Path) -> None:
     (tmp_path / "large.bin").write_bytes(bytes(SIZE))
-    assert staged_uplink_bits_per_s(tmp_path, SIZE) == pytest.approx(1e9)
+    assert staged_uplink_bits_per_s(tmp_path, SIZE, Uplink()) == pytest.approx(1e9)
     (tmp_path / "small.json").write_bytes(bytes(100_000))
-    assert 100_000 * 8 / 20e6 < (SIZE + 100_000) * 8 / staged_uplink_bits_per_s(tmp_path, SIZE + 100_000) < 0.05
+    whole = SIZE + 100_000
+    assert 100_000 * 8 / 20e6 < whole * 8 / staged_uplink_bits_per_s(tmp_path, whole, Uplink()) < 0.05

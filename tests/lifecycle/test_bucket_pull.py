@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.journal_records import Phase, RunState
-from gpurun.core.run_plan import Choices
+from gpurun.core.run_plan import Choices, Uplink
 from gpurun.lifecycle.connect import lost
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.steps import upload_files as room
@@ -72,7 +72,7 @@ def pulled(
     monkeypatch.setattr(room, "have_pulled", lambda _, __, ___, came, **more: scripted(came, **more))
     monkeypatch.setattr(Bucket, "look", lambda _: look())
     lease = SimpleNamespace(ship_s=110, train_s=10_000)  # For 10 GB at a gigabit, as they are counted.
-    plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease)
+    plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease, uplink=Uplink())
     context = cast(Context, SimpleNamespace(plan=plan, clock=clock, raise_if_stopped=lambda _: None))
     came = Pulled()
     notes = list(pull(RunState(run="fox-41", phase=Phase.READY), context, cast(FarSide, None), cast(Pack, None), came))

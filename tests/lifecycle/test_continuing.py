@@ -150,7 +150,7 @@ def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(ho
 
 def test_a_lease_reaches_further_by_what_is_done_already() -> None:
     earlier = Earlier(run="fox-41", step=9_000, bytes=1, receipt_sha256="0" * 64)
-    request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"), max_cost_micros=usd(8))
+    request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"), max_cost_micros=usd(8), uplink_mbit=1000)
     for recipe, first in ((RECIPE, 0), (replace(RECIPE, earlier=earlier), 9_000)):
         reaches = [one.reach.step for one in quote(request, recipe).candidates if one.reach]
         assert reaches

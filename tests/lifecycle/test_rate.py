@@ -16,6 +16,8 @@ from gpurun.core.trainer_events import EventLines
 from gpurun.lifecycle.steps.watch_training import Rating
 from gpurun.planning.history import Priors, load_priors
 from gpurun.planning.history_file import add_prior
+from gpurun.remote.archive import Pack
+from gpurun.remote.messages import Shipped
 from gpurun.view.event_text import is_alarming, tell_record
 from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import LEASE, RATE, World
@@ -151,6 +153,31 @@ def test_a_run_that_trained_is_what_later_plans_rest_on_and_settling_twice_adds_
     add_prior(world.state, context.plan, context.folder, context.home, context.clock.wall())
     assert len(load_priors(world.home)[0].runs) == 1
     assert world.home.priors.with_suffix(".damaged").read_bytes() == b"half a fi", "it is set aside, not lost"
+
+
+@pytest.mark.parametrize(
+    ("provider", "stage", "is_kept"), [("runpod", "", True), ("ssh", "", False), ("runpod", "s3://b/p", False)]
+)
+def test_what_the_upload_to_a_rented_machine_took_is_what_later_plans_know_of_the_line(
+    world: World, provider: str, stage: str, is_kept: bool
+) -> None:
+    let_it_say(world, step_s=0.01)
+    unpack = world.far.unpack
+
+    def send(pack: Pack, **told: Any) -> Shipped:
+        pack.sent_bytes = 30_000_000
+        world.clock.sleep(7.0)
+        return unpack(pack, **told)
+
+    world.far.unpack = send  # type: ignore[method-assign,assignment]
+    world.drive()
+    plan, context = world.context.plan, world.context
+    offer = plan.offer.model_copy(update={"provider": provider})
+    rented = changed_plan(plan, {"offer": offer, "choices": plan.choices.model_copy(update={"stage": stage})})
+    add_prior(world.state, rented, context.folder, context.home, context.clock.wall())
+    (one,) = load_priors(world.home)[0].runs
+    assert one.sent_bytes == (30_000_000 if is_kept else 0)
+    assert one.sent_s == pytest.approx(7.0 if is_kept else 0.0, abs=1.0)
 
 
 def test_a_run_that_failed_shows_nothing(world: World) -> None:

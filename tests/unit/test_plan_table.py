@@ -14,13 +14,13 @@ from gpurun.cli.commands.recipes import list_all
 from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer, UsageError
-from gpurun.core.money import parse_usd, usd
+from gpurun.core.money import format_usd, parse_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Choices, Estimate, Plan, Request
+from gpurun.core.run_plan import Choices, Estimate, Plan, Request, Uplink
 from gpurun.lifecycle.job_spec import command_of
 from gpurun.planning import catalog
 from gpurun.planning.budget import candidates, rental_cost
-from gpurun.planning.candidates import WEAK
+from gpurun.planning.candidates import WEAK, quote
 from gpurun.planning.catalog import all_offers, asked_as, offers_for, parse_gpu, terms_of
 from gpurun.planning.estimate import estimate
 from gpurun.planning.live_offers import Market
@@ -37,7 +37,7 @@ OFFERS = [offer for offer in all_offers() if offer.gpu_count]
 
 
 def planned(home: Path, cap: str, **asked: object) -> Plan:
-    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap)} | asked
+    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | asked
     request = Request(**wanted)  # type: ignore[arg-type]
     return make_plan(request, run="fox-41", home=Home(home).prepare(), clock=SystemClock(), say=print, need_data=False)
 
@@ -291,7 +291,7 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(10**9)
     by_name, by_tilde = (
-        planned(tmp_path, "60", data=name, gpu=parse_gpu("8xA100")).lease.ship_s
+        planned(tmp_path, "60", data=name, gpu=parse_gpu("8xA100"), uplink_mbit=20).lease.ship_s
         for name in (f"{tmp_path}/shards", "~/shards")
     )
     assert by_tilde == by_name > 8 * 10**9 / 20e6
@@ -328,12 +328,11 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     assert plan.data.train_tokens * 2 == plan.ship_bytes
     told = " ".join(plan.notes)
     assert f"(about {format_bytes(plan.ship_bytes)}) are not here yet." in told
-    assert ("pulled from a bucket" in told) is (plan.ship_bytes > 1e9)
 
 
 @pytest.mark.parametrize(
     ("is_here", "more"),
-    [(True, "33 min of the rental more than a bucket would, $6.06"), (False, "129 min of the rental more")],
+    [(True, "33 min, $6.06 more than by a bucket"), (False, "129 min, $23.96 more")],
     ids=["here", "not made yet"],
 )
 def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_look_at(
@@ -343,14 +342,60 @@ def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_lo
     (tmp_path / "shards").mkdir()
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(5 * 10**9)
-    asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards") if is_here else None}
+    asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards") if is_here else None, "uplink_mbit": None}
     plan = planned(tmp_path, "60", **asked)
     told = " ".join(plan.notes)
     assert more in told
     assert "add --stage s3://BUCKET/PREFIX" in told
-    assert "or take fewer shards" in told
+    assert "a tenth of the tokens less" in told
     shown = " ".join(plan_text(plan, Style(width=120)).split())
-    assert f"{format_duration(plan.lease.ship_s)} to send and unpack, ${6.28 if is_here else 0.59}" in shown
+    assert f"{format_duration(plan.lease.ship_s)} to send and unpack, ${6.28 if is_here else 24.54}" in shown
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "not made yet"])
+def test_a_plan_is_made_as_things_are_and_a_refusal_says_what_a_bucket_or_a_faster_line_would_do(
+    tmp_path: Path, is_here: bool
+) -> None:
+    """Of shards that were not made yet it said $21.22, by a bucket that nobody had; once they lay there, $46.83."""
+    (tmp_path / "shards").mkdir()
+    with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
+        sparse.truncate(18865 * 524288 * 2)
+    asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards") if is_here else None}
+    with pytest.raises(NoOffer, match=r"The cheapest that does needs \$46\.83") as refused:
+        planned(tmp_path, "25", **asked, uplink_mbit=None)
+    hint = refused.value.hint
+    assert "(--stage s3://BUCKET/PREFIX: then it needs $22.84; over a line of 185 Mbit/s the cap would do, too)" in hint
+    assert planned(tmp_path, "25", **asked, uplink_mbit=185).worst_micros <= usd(25)
+    with pytest.raises(NoOffer):
+        planned(tmp_path, "25", **asked, uplink_mbit=184)
+    with pytest.raises(NoOffer, match=r"needs \$46\.83") as dear:
+        planned(tmp_path, "20", **asked, uplink_mbit=None)
+    assert "then it needs $22.84), or" in dear.value.hint
+    staged = Request(recipe="gpt2-124m", **asked, max_cost_micros=usd(25), choices=Choices(stage="s3://b"))
+    (best, *_) = quote(staged, resolve(load_recipe("gpt2-124m"), "full"), is_shown=True).candidates
+    assert best.finishes
+    assert format_usd(best.expected_micros or usd(0)) == "$21.22"
+
+
+def test_the_first_screen_of_the_readme_has_the_figures_that_the_plan_has(tmp_path: Path) -> None:
+    first_screen = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("make demo")[0]
+    for recipe in ("gpt2-124m", "modern-124m"):
+        with pytest.raises(NoOffer) as refused:
+            planned(tmp_path, "25", recipe=recipe, gpu=parse_gpu("8xA100"), uplink_mbit=None)
+        assert re.findall(r"that does needs (\S+)", refused.value.what)[0] in first_screen
+        assert re.findall(r"over a line of (\d+ Mbit/s)", refused.value.hint)[0] in first_screen
+    assert "in 1 h 42 m, for $21.22 expected" in first_screen
+    assert "over 20 Mbit/s that takes 2 h 12 m" in first_screen
+
+
+def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_save_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"), dry_run=True, uplink_mbit=None)
+    told = " ".join(plan.notes)
+    assert "They are counted as sent from here (20 Mbit/s, assumed), in 2 h 12 m." in told
+    assert "129 min, $23.96 more than by a bucket: add --stage s3://BUCKET/PREFIX" in told
 
 
 def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_path: Path) -> None:
@@ -401,7 +446,7 @@ def test_data_that_goes_by_a_bucket_is_planned_at_its_pace(tmp_path: Path, has_m
     by = {
         stage: Request(recipe="gpt2-124m", data=str(shards), choices=Choices(stage=stage)) for stage in ("", "s3://b")
     }
-    seconds = {stage: load_for(request, full, None)[0].ship_s for stage, request in by.items()}
+    seconds = {stage: load_for(request, full, None, Uplink())[0].ship_s for stage, request in by.items()}
     assert seconds[""] > 400
     assert seconds["s3://b"] < 40
 

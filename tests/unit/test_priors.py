@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gpurun.planning.budget import candidates, choose
 from gpurun.planning.candidates import quote
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.estimate import LAUNCH_S, estimate
-from gpurun.planning.history import MOST_RUNS, Prior, Priors, load_priors, loss_at
+from gpurun.planning.history import MOST_RUNS, Prior, Priors, load_priors, loss_at, uplink_of
 from gpurun.planning.recipe import ResolvedRecipe, flops_per_token, load_recipe, resolve
 from gpurun.planning.transfer import load_of
 
@@ -168,6 +169,34 @@ def test_without_a_run_of_the_same_recipe_nothing_is_said_of_the_loss() -> None:
     assert all(one.reach is not None and one.reach.val_loss is None for one in found)
 
 
+MBIT = 125_000
+
+
+@pytest.mark.parametrize(
+    ("sent", "configured", "words"),
+    [
+        ([], None, "20 Mbit/s, assumed"),
+        ([(48 * MBIT, 1.0)], None, "20 Mbit/s, assumed"),
+        ([(4800 * MBIT, 100.0)], None, "48 Mbit/s, as an earlier run had"),
+        ([(4800 * MBIT, 100.0), (900 * MBIT, 90.0), (6000 * MBIT, 100.0)], None, "48 Mbit/s, as 3 earlier runs had"),
+        ([(900 * MBIT, 90.0)] * 9 + [(4800 * MBIT, 100.0)] * 5, None, "48 Mbit/s, as 5 earlier runs had"),
+        ([(4800 * MBIT, 100.0)], 100.0, "100 Mbit/s, as configured"),
+        ([], 10_000.0, "10000 Mbit/s, as configured"),
+        ([], 0.75, "0.75 Mbit/s, as configured"),
+    ],
+    ids=["none", "too little to tell", "one", "the middle one", "the last few", "set", "fast", "slow"],
+)
+def test_the_uplink_is_the_one_that_was_set_else_that_of_the_last_few_uploads(
+    sent: list[tuple[int, float]], configured: float | None, words: str
+) -> None:
+    runs = tuple(prior_of(sent_bytes=size, sent_s=seconds) for size, seconds in sent)
+    asked = Request(recipe="gpt2-124m", gpu=parse_gpu("8xA100-80GB"), uplink_mbit=configured)
+    uplink = uplink_of(asked, Priors(runs=runs))
+    assert uplink.words == words
+    quoted = quote(asked, FULL, priors=Priors(runs=runs))
+    assert quoted.load.ship_s == 30 + ceil(8 * quoted.load.ship_bytes / uplink.bits_per_s)
+
+
 @pytest.mark.parametrize(("data", "is_told"), [("", True), ("text.txt", False), ("shards", True), ("others", False)])
 def test_before_anything_is_prepared_no_loss_is_told_that_was_on_other_data(
     data: str, is_told: bool, tmp_path: Path
@@ -180,7 +209,7 @@ def test_before_anything_is_prepared_no_loss_is_told_that_was_on_other_data(
         (tmp_path / name / "data.json").write_text(json.dumps({**manifest, "train": [shard]}))
     mine = digest_of(read_manifest(tmp_path / "shards"))
     asked = Request(recipe="gpt2-124m", gpu=parse_gpu("8xA100-80GB"), max_cost_micros=parse_usd("5"),
-                    data=str(tmp_path / data) if data else None)  # fmt: skip
+                    uplink_mbit=1000, data=str(tmp_path / data) if data else None)  # fmt: skip
     found = quote(asked, FULL, priors=Priors(runs=(prior_of(data_sha256=mine),))).candidates
     told = [one.reach.val_loss is not None for one in found if one.reach and one.reach.step]
     assert set(told) == {is_told}

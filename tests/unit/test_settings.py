@@ -60,6 +60,9 @@ def test_colour_is_as_the_settings_say_and_as_the_flag_says_before_that(
         ("max_cost = -3", "max_cost in the project file gpurun.toml '-3' is not a positive amount"),
         ('max_cost = "lots"', "max_cost in the project file gpurun.toml 'lots' is not an amount"),
         ('color = "pink"', "color in the project file gpurun.toml is 'pink'"),
+        ('uplink = "fast"', "uplink in the project file gpurun.toml is 'fast', which is no speed of a line"),
+        ("uplink = nan", "a number of Mbit/s from 0.1 to 100000"),
+        ("uplink = 0", "a number of Mbit/s from 0.1 to 100000"),
         ('on_interrupt = "wait"', "on_interrupt in the project file gpurun.toml is 'wait'"),
     ],
 )
@@ -76,6 +79,20 @@ def test_providers_may_be_parted_by_commas_and_spaces(gpurun: Gpurun) -> None:
     code, said = gpurun("plan", "mini-gpt", "--gpu", "1xH100", "--max-cost", "25", "--json")
     assert {one["offer"]["provider"] for one in json.loads(said)["data"]["candidates"]} <= {"runpod", "aws"}
     assert code == 0
+
+
+@pytest.mark.parametrize("by", ["environment", "project file", "user file"])
+def test_the_uplink_that_is_set_is_what_a_plan_counts_with(
+    by: str, gpurun: Gpurun, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Home(own_home).prepare()
+    if by == "environment":
+        monkeypatch.setenv("GPURUN_UPLINK", "187.5")
+    else:
+        (Path("gpurun.toml") if by == "project file" else own_home / "config.toml").write_text("uplink = 187.5\n")
+    code, said = gpurun("plan", "gpt2-124m", "--gpu", "8xA100", "--max-cost", "25", "--json")
+    assert code == 0
+    assert json.loads(said)["data"]["uplink"] == {"bits_per_s": 187.5e6, "basis": "as configured"}
 
 
 @pytest.mark.parametrize("words", [["config", "show"], ["plan", "mini-gpt"], ["train", "mini-gpt"], ["offers"]])

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil
 
-from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.connect import AWAY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.planning.transfer import UPLINK_BITS_PER_S
 from gpurun.planning.upload_list import sources_of
 from gpurun.remote.archive import Pack, PackedFile, survey
 from gpurun.remote.client import FarSide
@@ -92,7 +90,7 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
     bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
         patiently(context.clock, PATIENCE_S, bucket.look, raise_if_stopped=partial(context.raise_if_stopped, state))
-        patience, pace = Patience(state, context, limit_s=lease.ship_s + lease.train_s), _Pace(came, context.clock)
+        patience, pace = Patience(state, context, limit_s=lease.ship_s + lease.train_s), _Pace(came, context)
 
         def on_progress() -> None:
             patience.moved()
@@ -117,8 +115,8 @@ def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pull
 class _Pace:
     """How fast the bucket brings something. As long as that is faster than SSH it is not left, however slow it is."""
 
-    def __init__(self, came: Pulled, clock: Clock) -> None:
-        self._came, self._clock = came, clock
+    def __init__(self, came: Pulled, context: Context) -> None:
+        self._came, self._clock, self._uplink = came, context.clock, context.plan.uplink
         self._since_mono = self._heard_mono = float("-inf")
         self._since_bytes = 0
 
@@ -130,7 +128,7 @@ class _Pace:
         if was_away:  # The lid was closed, or the line down: what came meanwhile is not known yet.
             self._since_mono, self._since_bytes = now_mono, came_bytes
         elif seconds >= PATIENCE_S:
-            if 8 * brought_bytes < UPLINK_BITS_PER_S * seconds:
+            if 8 * brought_bytes < self._uplink.bits_per_s * seconds:
                 what = f"it brought {brought_bytes:,} bytes in {seconds:.0f} s, less than SSH is counted to"
                 raise SetupError("stage.slow", what, hint="Nothing to do.")
             self._since_mono, self._since_bytes = now_mono, came_bytes
