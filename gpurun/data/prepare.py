@@ -258,7 +258,7 @@ def _bound(order: Order, source: Source, tasks: Sequence[Task]) -> int:
     if source.text_bytes > _FEW_BYTES:
         return bound_for(order.val_fraction)
     found = ((key_of(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.column))
-    return bound_for_few(found, order.val_fraction, order.source)
+    return bound_for_few(found, order.val_fraction, order.source, once=order.dedupe is not None)
 
 
 def _mark_duplicates(order: Order, begun: Begun, workers: int, executor: str, meter: _Meter, say: Say) -> None:

@@ -27,14 +27,15 @@ def bound_for(fraction: float) -> int:
     return int(fraction * EVERY)
 
 
-def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source: str) -> int:
+def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source: str, *, once: bool = False) -> int:
     """The bound for documents that are all known, (key, bytes) each: at least one is held out, and one trained on.
 
-    The bytes that are held out come as near to the fraction as the documents let them. UsageError where all are equal.
+    The bytes that are held out come as near to the fraction as the documents let them; equal ones count `once` where
+    duplicates are left out. UsageError where all are equal.
     """
     sizes: dict[int, int] = {}
     for key, size in documents:
-        sizes[key] = sizes.get(key, 0) + size
+        sizes[key] = size if once else sizes.get(key, 0) + size
     if len(sizes) < 2:
         raise UsageError(
             "data.one_document",
