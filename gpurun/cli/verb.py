@@ -19,7 +19,7 @@ from gpurun.cli.render import OutputLost, lost, render_result, without_output
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
-from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
+from gpurun.core.errors import ExitCode, GpurunError, Interrupted, SetupError, UsageError
 from gpurun.core.paths import Home, default_home, home_at
 
 COMMON: dict[str, tuple[Any, Any]] = {
@@ -139,7 +139,8 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except GpurunError as error:
         result = Result(errors=(error,), exit_code=error.exit_code)
     except KeyboardInterrupt:  # Typer would answer it with a bare exit code, and --json with nothing.
-        result = _interrupted()
+        left = Interrupted("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
+        result = Result(errors=(left,), exit_code=left.exit_code)
     except OutputLost as loss:
         return without_output(loss, Result(), session)
     except BrokenPipeError as error:
@@ -148,11 +149,6 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
         told = _not_ours(session, bug)
         result = Result(errors=(told,), exit_code=told.exit_code) if told else _bug(session, bug)
     return render_result(name, session.json, result, session)
-
-
-def _interrupted() -> Result:
-    error = GpurunError("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
-    return Result(errors=(error,), exit_code=ExitCode.INTERRUPTED)
 
 
 def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
