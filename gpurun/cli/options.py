@@ -41,12 +41,15 @@ def _complete_provider(incomplete: str) -> list[str]:
     return [name for name in PROVIDERS if name.startswith(incomplete)]
 
 
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Name, unique beginning, or @last.", autocompletion=_complete_run)
+_NAMED, _USUAL = "Name, unique beginning, or @last", "the only open one, else the last"
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=f"{_NAMED}.", autocompletion=_complete_run)]
+UsualRun = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help=f"{_NAMED}; without: {_USUAL}.", autocompletion=_complete_run),
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN", help="Names, unique beginnings, or @last.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help=f"{_NAMED}; without: {_USUAL}.", autocompletion=_complete_run),
 ]
 ACCEPT_SKIPPED = "Go on where more of a folder is passed over than read."
 RecipeArgument = Annotated[

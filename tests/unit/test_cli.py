@@ -292,3 +292,34 @@ def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.Mo
     shown = CliRunner().invoke(build_app(), words, standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unknown")
+
+
+UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["resume"], ["sample", "--prompt", "x"]]
+
+
+@pytest.mark.parametrize("words", UNNAMED, ids=lambda words: words[0])
+def test_a_verb_that_looks_or_goes_on_means_the_usual_run_and_says_which(
+    words: list[str], own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.cli.viewer.follow", lambda *_, **__: Result())
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *_: None)
+    none = json.loads(gpurun(*words, "--json").stdout)
+    assert (none["exit_code"], none["errors"][0]["code"]) == (2, "run.none")
+    for name, begun_wall in (("fox-41", 1e9), ("owl-7", 5e8)):
+        run = opened_run(Home(own_home), name)
+        run.clock.jump_wall(begun_wall - run.clock.wall())
+        run.write(run.opened())
+    assert "fox-41, the last run" in gpurun(*words).stderr.splitlines()
+    run = opened_run(Home(own_home), "ant-3")
+    run.clock.jump_wall(6e8 - run.clock.wall())
+    monkeypatch.setattr("gpurun.core.paths.RunFolder.is_closed", property(lambda folder: folder.name != "ant-3"))
+    run.write(run.opened())
+    assert "ant-3, the only open run" in gpurun(*words).stderr.splitlines()
+
+
+@pytest.mark.parametrize("verb", ["destroy", "stop"])
+def test_a_verb_that_ends_a_machine_wants_a_name(verb: str, own_home: Path) -> None:
+    make_run(Home(own_home), "fox-41")
+    assert gpurun(verb).returncode == 2
+    assert gpurun(verb, "").returncode == 2
+    assert "run.blank" in gpurun("logs", "").stderr, "a script's variable was not set"
