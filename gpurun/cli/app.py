@@ -26,6 +26,7 @@ VERBS = {
     "train": "Rent, train, bring it home, destroy, prove it, and leave a receipt.",
     "ps": "List the unfinished runs; one that may be billing while nobody drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",
+    "wait": "Wait for a run's end in silence, and exit as it did; Ctrl-C ends the waiting alone.",
     "logs": "Print the trainer's log; it works after the instance is gone.",
     "stop": "Save a checkpoint, bring it home, destroy the instance, write the receipt.",
     "resume": "Finish what the journal says is unfinished: after a crash, sleep or reboot.",
