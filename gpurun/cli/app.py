@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from gpurun import __version__
 from gpurun.cli.render import OutputLost, lost, put, render_result, without_output
 from gpurun.cli.result import Result
+from gpurun.cli.verb import COMMON, takes
 from gpurun.core.errors import ExitCode, UsageError
 
 VERBS = {
@@ -99,12 +100,12 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def options_of_all(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
-    ] = False,
-) -> None:
+def options_of_all(**given: Any) -> None:
     """Rent a GPU under a hard total-dollar cap, train, bring the checkpoints home, prove that the machine is gone."""
+
+
+_VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
+takes(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
 
 
 def run_app(app: typer.Typer) -> int:

@@ -323,3 +323,14 @@ def test_a_verb_that_ends_a_machine_wants_a_name(verb: str, own_home: Path) -> N
     assert gpurun(verb).returncode == 2
     assert gpurun(verb, "").returncode == 2
     assert "run.blank" in gpurun("logs", "").stderr, "a script's variable was not set"
+
+
+def test_the_common_flags_may_stand_before_the_verb(tmp_path: Path) -> None:
+    there, here = str(tmp_path / "there"), str(tmp_path / "here")
+    assert json.loads(gpurun("--json", "ps").stdout)["command"] == "ps"
+    assert json.loads(gpurun("--json", "recipes", "list").stdout)["command"] == "recipes list"
+    assert f"No runs in {there}." in gpurun("--home", there, "ps").stdout
+    assert f"No runs in {here}." in gpurun("--home", there, "ps", "--home", here).stdout, "the nearer one"
+    assert "usage.color" in gpurun("--color", "pink", "ps").stderr
+    assert "--home is empty" in gpurun("--home", "", "ps").stderr, "a script's variable was not set"
+    assert json.loads(gpurun("--json", "pss").stdout)["exit_code"] == 2
