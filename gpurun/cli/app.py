@@ -57,6 +57,15 @@ VERBS = {
 }
 """Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (a hyphen is an underscore there)."""
 
+GROUPS = {
+    "Rent and train": ("offers", "plan", "train", "stop", "resume", "collect", "destroy"),
+    "Look": ("ps", "attach", "wait", "logs", "report", "sample", "export"),
+    "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
+    "Data": ("data", "recipes", "pack"),
+    "Set-up": ("doctor", "auth", "aws", "config", "version"),
+}
+"""The verbs as the help lists them."""
+
 
 class LazyVerbs(TyperGroup):
     """The group of VERBS."""
@@ -73,9 +82,11 @@ class LazyVerbs(TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of verbs into the help, without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        """Write the verbs into the help, group by group, without importing one."""
+        wide = max(map(len, VERBS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(wide), VERBS[name]) for name in names])
 
 
 def build_app() -> typer.Typer:
