@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,23 @@ def _complete_recipe(incomplete: str) -> list[str]:
     from gpurun.planning.recipe import list_recipes
 
     return [name for name in list_recipes() if name.startswith(incomplete)]
+
+
+def complete_gpu(incomplete: str) -> list[str]:
+    """What of the catalogue, with or without its number, begins so."""
+    from gpurun.planning.catalog import all_offers, asked_as, cards
+
+    names = {asked_as(offer) for offer in all_offers()} | {card.name for card in cards().values()}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    from dataclasses import fields
+
+    from gpurun.core.installed_files import recipe
+
+    keys = (f"{table}.{key.name}=" for table, kind in recipe.TABLES.items() for key in fields(kind))
+    return [key for key in keys if key.startswith(incomplete)]
 
 
 def _complete_provider(incomplete: str) -> list[str]:
@@ -67,7 +85,12 @@ Continues = Annotated[
     str | None,
     typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=_complete_run),
 ]  # fmt: skip
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.")]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.", autocompletion=_complete_key
+    ),
+]
 Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="NAME", help="best, last, or a step: 000120.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -150,15 +173,18 @@ def _flag(name: str, help_text: str) -> Any:
     return Annotated[bool, typer.Option(name, help=help_text)]
 
 
-def _text(name: str, metavar: str, help_text: str) -> Any:
-    return Annotated[str, typer.Option(name, metavar=metavar, help=help_text)]
+def _text(name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    return Annotated[str, typer.Option(name, metavar=metavar, help=help_text, autocompletion=complete)]
 
 
 REQUEST = Shared(
     "request",
     {
         "recipe": (RecipeArgument, ""),
-        "gpu": (_text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu."), ""),
+        "gpu": (
+            _text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu.", complete_gpu),
+            "",
+        ),
         "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),
         "provider": (Providers, []),
         "region": (_text("--region", "R", "Only this region."), ""),

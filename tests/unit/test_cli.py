@@ -264,11 +264,31 @@ def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) 
 @pytest.mark.parametrize("home", ["~nobody-here/x", "/dev/null"])
 def test_the_names_of_runs_are_completed_in_silence_where_there_is_no_home(home: str) -> None:
     """A traceback stood in the middle of what was being typed."""
-    asked = {"COMP_WORDS": "gpurun receipt ", "COMP_CWORD": "2", "_GPURUN_COMPLETE": "complete_bash"}
+    assert completed("gpurun receipt ", GPURUN_HOME=home) == []
+
+
+def completed(line: str, **environment: str) -> list[str]:
+    """What a shell is offered for the word that a line ends with."""
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
-    words = {**os.environ, **asked, "GPURUN_HOME": home}
+    words = {**os.environ, **asked, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=words)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("gpurun plan --gpu 8xA1", ["8xA100", "8xA10G"]),
+        ("gpurun offers --gpu GH", ["GH200"]),
+        ("gpurun train mini-gpt --set train.spike_", ["train.spike_z="]),
+        ("gpurun plan --set model.lay", ["model.layers="]),
+        ("gpurun plan --set nothing.", []),
+    ],
+)
+def test_gpus_and_the_keys_of_recipes_are_completed(line: str, offered: list[str]) -> None:
+    assert completed(line) == offered
 
 
 def test_a_home_that_is_a_file_has_not_just_no_runs(tmp_path: Path) -> None:
