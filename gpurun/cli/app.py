@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from gpurun import __version__
 from gpurun.cli.render import OutputLost, lost, put, render_result, without_output
 from gpurun.cli.result import Result
+from gpurun.cli.verb import COMMON, takes
 from gpurun.core.errors import ExitCode, UsageError
 
 VERBS = {
@@ -26,6 +27,7 @@ VERBS = {
     "train": "Rent, train, bring it home, destroy, prove it, and leave a receipt.",
     "ps": "List the unfinished runs; one that may be billing while nobody drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",
+    "wait": "Wait for a run's end in silence, and exit as it did; Ctrl-C ends the waiting alone.",
     "logs": "Print the trainer's log; it works after the instance is gone.",
     "stop": "Save a checkpoint, bring it home, destroy the instance, write the receipt.",
     "resume": "Finish what the journal says is unfinished: after a crash, sleep or reboot.",
@@ -55,6 +57,15 @@ VERBS = {
 }
 """Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (a hyphen is an underscore there)."""
 
+GROUPS = {
+    "Rent and train": ("offers", "plan", "train", "stop", "resume", "collect", "destroy"),
+    "Look": ("ps", "attach", "wait", "logs", "report", "sample", "export"),
+    "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
+    "Data": ("data", "recipes", "pack"),
+    "Set-up": ("doctor", "auth", "aws", "config", "version"),
+}
+"""The verbs as the help lists them."""
+
 
 class LazyVerbs(TyperGroup):
     """The group of VERBS."""
@@ -71,9 +82,11 @@ class LazyVerbs(TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of verbs into the help, without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        """Write the verbs into the help, group by group, without importing one."""
+        wide = max(map(len, VERBS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(wide), VERBS[name]) for name in names])
 
 
 def build_app() -> typer.Typer:
@@ -98,12 +111,12 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def options_of_all(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
-    ] = False,
-) -> None:
+def options_of_all(**given: Any) -> None:
     """Rent a GPU under a hard total-dollar cap, train, bring the checkpoints home, prove that the machine is gone."""
+
+
+_VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
+takes(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
 
 
 def run_app(app: typer.Typer) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_time
-from gpurun.core.errors import Declined
+from gpurun.core.errors import Interrupted
 from gpurun.core.journal_records import Phase
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
@@ -103,7 +103,7 @@ def _ask(session: Session, sight: Sight) -> str:
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)", flag="--on-interrupt").lower()
-    except Declined:
+    except Interrupted:
         return "d"
     finally:
         signal.signal(signal.SIGINT, heard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,18 +36,38 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in list_recipes() if name.startswith(incomplete)]
 
 
+def complete_gpu(incomplete: str) -> list[str]:
+    """What of the catalogue, with or without its number, begins so."""
+    from gpurun.planning.catalog import all_offers, asked_as, cards
+
+    names = {asked_as(offer) for offer in all_offers()} | {card.name for card in cards().values()}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    from dataclasses import fields
+
+    from gpurun.core.installed_files import recipe
+
+    keys = (f"{table}.{key.name}=" for table, kind in recipe.TABLES.items() for key in fields(kind))
+    return [key for key in keys if key.startswith(incomplete)]
+
+
 def _complete_provider(incomplete: str) -> list[str]:
     from gpurun.providers.registry import PROVIDERS
 
     return [name for name in PROVIDERS if name.startswith(incomplete)]
 
 
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Name, unique beginning, or @last.", autocompletion=_complete_run)
+_NAMED, _USUAL = "Name, unique beginning, or @last", "the only open one, else the last"
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=f"{_NAMED}.", autocompletion=_complete_run)]
+UsualRun = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help=f"{_NAMED}; without: {_USUAL}.", autocompletion=_complete_run),
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN", help="Names, unique beginnings, or @last.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help=f"{_NAMED}; without: {_USUAL}.", autocompletion=_complete_run),
 ]
 ACCEPT_SKIPPED = "Go on where more of a folder is passed over than read."
 RecipeArgument = Annotated[
@@ -64,7 +85,12 @@ Continues = Annotated[
     str | None,
     typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=_complete_run),
 ]  # fmt: skip
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.")]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.", autocompletion=_complete_key
+    ),
+]
 Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="NAME", help="best, last, or a step: 000120.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -148,15 +174,18 @@ def _flag(name: str, help_text: str) -> Any:
     return Annotated[bool, typer.Option(name, help=help_text)]
 
 
-def _text(name: str, metavar: str, help_text: str) -> Any:
-    return Annotated[str, typer.Option(name, metavar=metavar, help=help_text)]
+def _text(name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    return Annotated[str, typer.Option(name, metavar=metavar, help=help_text, autocompletion=complete)]
 
 
 REQUEST = Shared(
     "request",
     {
         "recipe": (RecipeArgument, ""),
-        "gpu": (_text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu."), ""),
+        "gpu": (
+            _text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu.", complete_gpu),
+            "",
+        ),
         "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),
         "provider": (Providers, []),
         "region": (_text("--region", "R", "Only this region."), ""),

@@ -19,11 +19,22 @@ ANSWER_S = 20.0
 """So long the supervisor of a run has to begin its end; then the command that asked for it sends the request."""
 
 
-def find(session: Session, run: str) -> Sight:
-    """The run that was meant, as it stands."""
-    from gpurun.ledger.runs import find_run, look
+def meant(session: Session, run: str | None) -> str:
+    """The name of the run that was typed; where none was, the usual one, and it is said which."""
+    from gpurun.ledger.runs import find_run, usual_run
 
-    return look(session.home, find_run(session.home, run))
+    if run is not None:
+        return find_run(session.home, run)
+    name, why = usual_run(session.home)
+    session.say(f"{name}, {why}")
+    return name
+
+
+def find(session: Session, run: str | None) -> Sight:
+    """The run that is `meant`, as it stands."""
+    from gpurun.ledger.runs import look
+
+    return look(session.home, meant(session, run))
 
 
 def demand_here(session: Session, sight: Sight) -> None:

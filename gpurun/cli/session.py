@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurun.core.clock import Clock, SystemClock
-from gpurun.core.errors import Declined, UsageError
+from gpurun.core.errors import Interrupted, UsageError
 from gpurun.core.paths import Home
 
 if TYPE_CHECKING:
@@ -82,4 +82,5 @@ class Session:
             return sys.stdin.readline().strip()
         except KeyboardInterrupt:
             print(file=sys.stderr)
-            raise Declined("input.interrupted", "Interrupted; nothing was started.", hint="Run it again.") from None
+            what = "Interrupted at the question: nothing was begun, and nothing spent."
+            raise Interrupted("input.interrupted", what, hint="Run it again.") from None

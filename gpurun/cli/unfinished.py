@@ -16,6 +16,7 @@ SILENT = (
     "ps",
     "resume",
     "attach",
+    "wait",
     "stop",
     "collect",
     "destroy",

@@ -19,7 +19,7 @@ from gpurun.cli.render import OutputLost, lost, render_result, without_output
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
-from gpurun.core.errors import ExitCode, GpurunError, SetupError, UsageError
+from gpurun.core.errors import ExitCode, GpurunError, Interrupted, SetupError, UsageError
 from gpurun.core.paths import Home, default_home, home_at
 
 COMMON: dict[str, tuple[Any, Any]] = {
@@ -31,7 +31,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "home": (Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")], ""),
     "no_progress": (Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")], False),
 }
-"""The flags of every verb, each with its type and default."""
+"""The flags of every verb, each with its type and default; `gpurun` takes them before the verb, too."""
 
 Verb = Callable[..., Result]
 
@@ -66,8 +66,10 @@ def verb(
         own = {p.name: (types[p.name], p.default) for p in written.values() if p.name not in given_by_us}
 
         def command(context: typer.Context, **given: Any) -> int:
-            common = {key: given.pop(key) for key in COMMON}
+            before = context.find_root().params
+            common = {key: given.pop(key) or before.get(key, usual) for key, (_, usual) in COMMON.items()}
             try:
+                _refuse_blanks(context.find_root())
                 _refuse_blanks(context)
                 session = _session(common)
             except GpurunError as error:
@@ -86,10 +88,7 @@ def verb(
             **own,
             **COMMON,
         }
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in flags.items()]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        takes(command, flags)
         first = (function.__doc__ or "").strip().splitlines()[0]
         lines = "\n".join(f"  $ {example}" for example in examples)
         app.command(name.split()[-1], help=f"\b\n{lines}\n\n{first}", short_help=first)(command)
@@ -98,7 +97,15 @@ def verb(
     return register
 
 
-def _refuse_blanks(context: typer.Context) -> None:
+def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a function with `**given` the flags that Typer is to see, each with its type and default."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in flags.items()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+
+
+def _refuse_blanks(context: Any) -> None:
     """Refuse an empty text where to say nothing means whatever is usual: a script's variable may not be set."""
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -139,7 +146,8 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except GpurunError as error:
         result = Result(errors=(error,), exit_code=error.exit_code)
     except KeyboardInterrupt:  # Typer would answer it with a bare exit code, and --json with nothing.
-        result = _interrupted()
+        left = Interrupted("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
+        result = Result(errors=(left,), exit_code=left.exit_code)
     except OutputLost as loss:
         return without_output(loss, Result(), session)
     except BrokenPipeError as error:
@@ -148,11 +156,6 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
         told = _not_ours(session, bug)
         result = Result(errors=(told,), exit_code=told.exit_code) if told else _bug(session, bug)
     return render_result(name, session.json, result, session)
-
-
-def _interrupted() -> Result:
-    error = GpurunError("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
-    return Result(errors=(error,), exit_code=ExitCode.INTERRUPTED)
 
 
 def _not_ours(session: Session, fault: Exception) -> GpurunError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from gpurun.cli.interrupts import Interrupts, decide
-from gpurun.cli.panes import open_pane
+from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -24,13 +24,21 @@ RESTARTS = 2
 class Viewer:
     """One person watching one run."""
 
-    def __init__(self, session: Session, folder: RunFolder, on_interrupt: str, *, stream: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        folder: RunFolder,
+        on_interrupt: str,
+        *,
+        stream: bool = True,
+        pane: Pane | None = None,
+    ) -> None:
         self._session = session
         self._folder = folder
         self._on_interrupt = on_interrupt
         self._plan, _ = plan_of(folder, read_journal(folder.journal).records)
         self._reader = RunReader(folder)
-        self._pane = open_pane(session, self._plan, stream=stream)
+        self._pane = pane or open_pane(session, self._plan, stream=stream)
         self._restarts = 0
         self._warned_while_destroying = False
         self._is_unseen = False
@@ -63,12 +71,18 @@ class Viewer:
             sight = look(self._session.home, self._folder.name)
             if not sight.unfinished:
                 return finished(self._session, sight)
-            if gave_up(sight) or self._restarts >= RESTARTS:
-                return abandoned(sight)
-            # It was killed. The journal says where it was, and being driven again is the only way on.
-            self._restarts += 1
-            start_supervisor(self._folder, self._session.home, self._session.clock)
+            if (left := self._undriven(sight)) is not None:
+                return left
         self._session.clock.sleep(PERIOD_S)
+        return None
+
+    def _undriven(self, sight: Sight) -> Result | None:
+        """What to do about a run that is not over and that nobody drives; a Result where it is to be left."""
+        if gave_up(sight) or self._restarts >= RESTARTS:
+            return abandoned(sight)
+        # It was killed. The journal says where it was, and being driven again is the only way on.
+        self._restarts += 1
+        start_supervisor(self._folder, self._session.home, self._session.clock)
         return None
 
     def _answer(self, number: int) -> Result | None:
@@ -117,7 +131,7 @@ def left_while_destroying(sight: Sight) -> Result:
 def abandoned(sight: Sight) -> Result:
     """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
     name = sight.folder.name
-    told = gave_up(sight) or f"The supervisor of {name} ended before the run did: {_last_words(sight)}"
+    told = gave_up(sight) or f"The supervisor of {name} ended before the run did: {last_words(sight)}"
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
             "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"
@@ -129,7 +143,7 @@ def abandoned(sight: Sight) -> Result:
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 
-def _last_words(sight: Sight) -> str:
+def last_words(sight: Sight) -> str:
     """The last line that the supervisor wrote."""
     log = sight.folder.supervisor_log
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []

@@ -11,7 +11,8 @@
     ├── VerificationFailed     10   an audit or a digest of ours does not hold
     ├── CollectFailed          11   collected data failed its digest or could not be stored
     │   └── StoreFull          11   nothing can be stored here just now; the instance is kept to its lease meanwhile
-    └── RunHeld                12   another gpurun holds this run
+    ├── RunHeld                12   another gpurun holds this run
+    └── Interrupted           130   Ctrl-C where nothing had begun
 
 An error says what happened, why, and what to do next; nothing else.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "Declined",
     "ExitCode",
     "GpurunError",
+    "Interrupted",
     "MayBeBilling",
     "NoOffer",
     "RunHeld",
@@ -155,3 +157,9 @@ class RunHeld(GpurunError):
     """Another gpurun process owns this run."""
 
     exit_code = ExitCode.RUN_HELD
+
+
+class Interrupted(GpurunError):
+    """Ctrl-C, where no run had begun that would answer it."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -132,6 +132,17 @@ def find_run(home: Home, wanted: str) -> str:
     raise UsageError("run.unknown", f"There is no run {wanted!r} in {home.root}.", hint=hint)
 
 
+def usual_run(home: Home) -> tuple[str, str]:
+    """The run that is meant where none is named, and in words why: the only open one, else the last."""
+    still_open = planned_runs(home, only_open=True)
+    if len(still_open) == 1:
+        return still_open[0], "the only open run"
+    if every := planned_runs(home):
+        return every[-1], "the last run"
+    hint = "gpurun train --dry-run makes one, free; for those of another home add --home DIR, as it was started."
+    raise UsageError("run.none", f"There is no run in {home.root} yet.", hint=hint)
+
+
 def demand_free(home: Home, name: str) -> None:
     """Refuse a name that a run has, or had."""
     if home.run(name).path.exists():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENVELOPE_KEYS = ("v", "command", "ok", "data", "errors", "exit_code")
 ERROR_KEYS = ("code", "message", "hint")
 _DEEPEST = 64
-_OK = (0, 8)  # Done, and detached while the run goes on: the command did what was asked.
+_OK = (0, 8)  # Done, and left while the run goes on: the command did what was asked.
 
 
 def envelope_json(command: str, data: Mapping[str, Any], errors: Sequence[Mapping[str, str]], exit_code: int) -> str:

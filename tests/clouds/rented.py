@@ -73,8 +73,19 @@ class User:
 
     def trains(self, *more: str, name: str = "fox-41", timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
         """`gpurun train mini-gpt` on the cloud, with a cap of five dollars."""
-        return self.types("train", "mini-gpt", "--provider", self.cloud.name, "--max-cost", "5", "--yes", "--json",
-                          "--name", name, *self.cloud.asks, *SMALL, *more, timeout_s=timeout_s)  # fmt: skip
+        return self.types(*self._training(*more, name=name), timeout_s=timeout_s)
+
+    def begins(self, *more: str) -> subprocess.Popen[bytes]:
+        """The same with `--detach`, as soon as it has a supervisor: it still waits for its machine."""
+        command = [sys.executable, "-m", "gpurun.cli.app", *self._training(*more, "--detach")]
+        silent = subprocess.DEVNULL
+        begun = subprocess.Popen(command, env=self.environment(), stdin=silent, stdout=silent, stderr=silent)
+        assert any(supervisors(self.home) for _ in ticks(SystemClock(), 0.02, 60)), self.said()
+        return begun
+
+    def _training(self, *more: str, name: str = "fox-41") -> list[str]:
+        return ["train", "mini-gpt", "--provider", self.cloud.name, "--max-cost", "5", "--yes", "--json",
+                "--name", name, *self.cloud.asks, *SMALL, *more]  # fmt: skip
 
     def tells(self, *words: str) -> tuple[int, Any]:
         """The exit code and the envelope of one command with --json."""

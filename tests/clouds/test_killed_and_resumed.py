@@ -109,12 +109,12 @@ def test_killed_in_upload_training_and_collect_and_resumed_all_is_at_home_and_no
     user, ways = far
     text = tmp_path / "text.txt"
     text.write_bytes(base64.encodebytes(random.Random(5).randbytes(TEXT_BYTES * 3 // 4)))
-    started = user.trains("--data", str(text), "--set", "data.limit_mb=0", "--set", "train.steps=900", "--set",
-                          "train.checkpoint_every=300", "--detach")  # fmt: skip
-    assert started.returncode == 8, started.stderr
+    begun = user.begins("--data", str(text), "--set", "data.limit_mb=0", "--set", "train.steps=900", "--set",
+                        "train.checkpoint_every=300")  # fmt: skip
 
     until(lambda: Event.SHIP_INTENDED in user.events() and ways.sent_bytes > UNDER_WAY_BYTES, user)
     kill_supervisors(user.home)
+    assert begun.wait(60) == 0, "its machine was ready"
     assert Event.SHIP_OBSERVED not in user.events(), "killed while it uploaded"
     shown = json.loads((user.home / "runs" / "fox-41" / "moving.json").read_bytes())
     assert (shown["what"], shown["total"] > 2 * TEXT_BYTES) == ("ship", True), "what a viewer was shown"

@@ -72,7 +72,7 @@ def test_shards_are_pulled_checkpoints_pushed_and_a_second_run_uploads_nothing(u
 def taken_away(user: User, s3: S3Emulator) -> str:
     """A run whose machine was taken away while the laptop was closed, once the laptop is open again."""
     started = user.trains(*STAGE, "--set", "train.steps=100000", "--detach", name="bee-3")
-    assert started.returncode == 8, started.stderr
+    assert started.returncode == 0, started.stderr
     pushed = ""
     for _ in ticks(SystemClock(), 0.2, 180):
         pushed = pushed or place(user, s3, "bee-3")

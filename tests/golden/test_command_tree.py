@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpurun.cli.app import VERBS, build_app
+from gpurun.cli.app import GROUPS, VERBS, build_app
 
 GOLDEN = Path(__file__).with_name("command_tree.txt")
 
@@ -60,6 +61,18 @@ def test_every_help_begins_with_an_example_and_fits_a_screen() -> None:
 def test_the_list_of_verbs_says_of_each_what_it_says_itself() -> None:
     group: Any = typer.main.get_command(build_app())
     assert {name: group.get_command(None, name).get_short_help_str(len(line)) for name, line in VERBS.items()} == VERBS
+
+
+def test_the_help_has_each_verb_once_under_what_it_is_for() -> None:
+    from typer.testing import CliRunner
+
+    shown = CliRunner().invoke(build_app(), ["--help"]).output
+    told = re.findall(r"^(?:(\S.*):|  ([a-z-]+)  +\S)", shown, re.MULTILINE)
+    listed = [title or name for title, name in told]
+    assert listed[listed.index("Rent and train") :] == [
+        word for group in GROUPS.items() for word in (group[0], *group[1])
+    ]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(VERBS)
 
 
 @pytest.mark.parametrize(

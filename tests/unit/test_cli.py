@@ -264,11 +264,31 @@ def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) 
 @pytest.mark.parametrize("home", ["~nobody-here/x", "/dev/null"])
 def test_the_names_of_runs_are_completed_in_silence_where_there_is_no_home(home: str) -> None:
     """A traceback stood in the middle of what was being typed."""
-    asked = {"COMP_WORDS": "gpurun receipt ", "COMP_CWORD": "2", "_GPURUN_COMPLETE": "complete_bash"}
+    assert completed("gpurun receipt ", GPURUN_HOME=home) == []
+
+
+def completed(line: str, **environment: str) -> list[str]:
+    """What a shell is offered for the word that a line ends with."""
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
-    words = {**os.environ, **asked, "GPURUN_HOME": home}
+    words = {**os.environ, **asked, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=words)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("gpurun plan --gpu 8xA1", ["8xA100", "8xA10G"]),
+        ("gpurun offers --gpu GH", ["GH200"]),
+        ("gpurun train mini-gpt --set train.spike_", ["train.spike_z="]),
+        ("gpurun plan --set model.lay", ["model.layers="]),
+        ("gpurun plan --set nothing.", []),
+    ],
+)
+def test_gpus_and_the_keys_of_recipes_are_completed(line: str, offered: list[str]) -> None:
+    assert completed(line) == offered
 
 
 def test_a_home_that_is_a_file_has_not_just_no_runs(tmp_path: Path) -> None:
@@ -292,3 +312,45 @@ def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.Mo
     shown = CliRunner().invoke(build_app(), words, standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unknown")
+
+
+UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["resume"], ["sample", "--prompt", "x"]]
+
+
+@pytest.mark.parametrize("words", UNNAMED, ids=lambda words: words[0])
+def test_a_verb_that_looks_or_goes_on_means_the_usual_run_and_says_which(
+    words: list[str], own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.cli.viewer.follow", lambda *_, **__: Result())
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *_: None)
+    none = json.loads(gpurun(*words, "--json").stdout)
+    assert (none["exit_code"], none["errors"][0]["code"]) == (2, "run.none")
+    for name, begun_wall in (("fox-41", 1e9), ("owl-7", 5e8)):
+        run = opened_run(Home(own_home), name)
+        run.clock.jump_wall(begun_wall - run.clock.wall())
+        run.write(run.opened())
+    assert "fox-41, the last run" in gpurun(*words).stderr.splitlines()
+    run = opened_run(Home(own_home), "ant-3")
+    run.clock.jump_wall(6e8 - run.clock.wall())
+    monkeypatch.setattr("gpurun.core.paths.RunFolder.is_closed", property(lambda folder: folder.name != "ant-3"))
+    run.write(run.opened())
+    assert "ant-3, the only open run" in gpurun(*words).stderr.splitlines()
+
+
+@pytest.mark.parametrize("verb", ["destroy", "stop"])
+def test_a_verb_that_ends_a_machine_wants_a_name(verb: str, own_home: Path) -> None:
+    make_run(Home(own_home), "fox-41")
+    assert gpurun(verb).returncode == 2
+    assert gpurun(verb, "").returncode == 2
+    assert "run.blank" in gpurun("logs", "").stderr, "a script's variable was not set"
+
+
+def test_the_common_flags_may_stand_before_the_verb(tmp_path: Path) -> None:
+    there, here = str(tmp_path / "there"), str(tmp_path / "here")
+    assert json.loads(gpurun("--json", "ps").stdout)["command"] == "ps"
+    assert json.loads(gpurun("--json", "recipes", "list").stdout)["command"] == "recipes list"
+    assert f"No runs in {there}." in gpurun("--home", there, "ps").stdout
+    assert f"No runs in {here}." in gpurun("--home", there, "ps", "--home", here).stdout, "the nearer one"
+    assert "usage.color" in gpurun("--color", "pink", "ps").stderr
+    assert "--home is empty" in gpurun("--home", "", "ps").stderr, "a script's variable was not set"
+    assert json.loads(gpurun("--json", "pss").stdout)["exit_code"] == 2

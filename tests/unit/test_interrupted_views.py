@@ -6,6 +6,8 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,3 +83,20 @@ def test_off_a_terminal_a_run_that_trains_or_may_is_stopped_with_a_checkpoint(
     request = read_stop_request(folder)
     assert request is not None
     assert (request.how, request.signal) == ("save", "SIGTERM")
+
+
+def test_a_ctrl_c_at_the_question_of_the_price_spends_nothing_and_is_no_refusal(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that goes on after a person's `n` (3) must end with the person's Ctrl-C, as a shell's commands do."""
+    monkeypatch.setattr(Session, "interactive", property(lambda self: True))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=Mock(side_effect=KeyboardInterrupt)))
+    priced = Mock(worst_micros=4_000_000, most_micros=4_000_000)
+    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda *_, **__: priced)
+    monkeypatch.setattr("gpurun.cli.commands.plan.shown", lambda *_: "the plan")
+    monkeypatch.setattr(sys, "argv", ["gpurun", "train", "mini-gpt", "--max-cost", "5"])
+    assert run_app(build_app()) == 130
+    asked, _, said = capsys.readouterr().err.partition("[y/N]")
+    assert "Spend up to $4" in asked
+    assert "nothing spent" in said
+    assert Home(own_home).run_names() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gpurun.cli.options import RunArgument
+from gpurun.cli.options import UsualRun
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -12,8 +12,8 @@ from gpurun.cli.verb import verb
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "attach", examples=["gpurun attach fox-41", "gpurun attach @last"])
-def attach(session: Session, run: RunArgument) -> Result:
+@verb(app, "attach", examples=["gpurun attach", "gpurun attach fox-41"])
+def attach(session: Session, run: UsualRun = None) -> Result:
     """Watch a run live; closing the view changes nothing."""
     from gpurun.cli.interrupts import ATTACHED
     from gpurun.cli.run_control import find

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.options import RunArgument
+from gpurun.cli.options import UsualRun
 from gpurun.cli.render import put, put_bytes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -26,10 +26,10 @@ _LONGEST_LINE_BYTES = 4 << 20
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "logs", examples=["gpurun logs fox-41", "gpurun logs @last -f"])
+@verb(app, "logs", examples=["gpurun logs -f", "gpurun logs fox-41"])
 def logs(
     session: Session,
-    run: RunArgument,
+    run: UsualRun = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Byte for byte; not to a terminal.")] = False,
 ) -> Result:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import Providers
+from gpurun.cli.options import Providers, complete_gpu
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -22,7 +22,10 @@ app = typer.Typer(rich_markup_mode=None)
 def offers(
     session: Session,
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="GPU", help="For instance 8xA100; any lists the catalogue.")
+        str,
+        typer.Option(
+            "--gpu", metavar="GPU", help="For instance 8xA100; any lists the catalogue.", autocompletion=complete_gpu
+        ),
     ] = "",
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
     max_price: Annotated[str, typer.Option("--max-price", metavar="USD", help="At most so many dollars an hour.")] = "",

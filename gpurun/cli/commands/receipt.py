@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import RunArgument
+from gpurun.cli.options import UsualRun
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "receipt", examples=["gpurun receipt fox-41", "gpurun receipt @last --md > receipt.md"])
+@verb(app, "receipt", examples=["gpurun receipt fox-41", "gpurun receipt --md > receipt.md"])
 def receipt(
     session: Session,
-    run: RunArgument,
+    run: UsualRun = None,
     md: Annotated[bool, typer.Option("--md", help="As Markdown.")] = False,
 ) -> Result:
     """Show a run's signed receipt."""
     from gpurun.cli.receipts import receipt_text
+    from gpurun.cli.run_control import meant
     from gpurun.cli.shutdown_probe import shutdown_line
-    from gpurun.ledger.runs import find_run
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.view.receipt_screen import receipt_markdown
 
-    folder = session.home.run(find_run(session.home, run))
+    folder = session.home.run(meant(session, run))
     read = read_receipt(session.home, folder)
     shutdown = shutdown_line(session, folder.name, read)
     text = receipt_markdown(read, shutdown=shutdown) if md else receipt_text(read, folder, session, shutdown)

@@ -20,15 +20,16 @@ from gpurun.core.paths import is_stream
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "report", examples=["gpurun report @last", "gpurun report fox-41 owl-7 --html report.html"])
+@verb(app, "report", examples=["gpurun report", "gpurun report fox-41 owl-7 --html report.html"])
 def report(
     session: Session,
-    runs: Runs,
+    runs: Runs = [],  # noqa: B006
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write one self-contained page there.")] = "",
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
+    from gpurun.cli.run_control import meant
     from gpurun.cli.run_material import material_of
-    from gpurun.ledger.runs import find_run, look
+    from gpurun.ledger.runs import look
     from gpurun.view.number_format import format_bytes
     from gpurun.view.report.page import report_page
     from gpurun.view.report.report_model import differences
@@ -38,7 +39,7 @@ def report(
     if html == "-" and session.json:
         hint = "Name a file: --html report.html"
         raise UsageError("report.two_outputs", "--json and --html - both want standard output.", hint=hint)
-    names = list(dict.fromkeys(find_run(session.home, run) for run in runs))
+    names = list(dict.fromkeys(meant(session, run) for run in runs or (None,)))
     if html and len(names) > MOST_RUNS:
         what = f"{len(names)} runs cannot be told apart in one chart; {MOST_RUNS} can."
         raise UsageError(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import RunArgument
+from gpurun.cli.options import UsualRun
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -14,10 +14,10 @@ from gpurun.cli.verb import verb
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "resume", examples=["gpurun resume fox-41", "gpurun resume @last --json"])
+@verb(app, "resume", examples=["gpurun resume", "gpurun resume fox-41 --json"])
 def resume(
     session: Session,
-    run: RunArgument,
+    run: UsualRun = None,
     here: Annotated[
         bool, typer.Option("--here", help="Go on from this machine with a run that another one opened.")
     ] = False,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import Checkpoint, RunArgument
+from gpurun.cli.options import Checkpoint, UsualRun
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -31,12 +31,13 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(
     app,
     "sample",
-    examples=['gpurun sample fox-41 --prompt "def "', 'gpurun sample @last --prompt "the dog sleeps." --beams 4'],
+    examples=['gpurun sample fox-41 --prompt "def "', 'gpurun sample --prompt "the dog sleeps." --beams 4'],
 )
 def sample(
     session: Session,
-    run: RunArgument,
+    *,
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What the model continues, or translates.")],
+    run: UsualRun = None,
     tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="How many tokens to write.")] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token each time.")

@@ -28,14 +28,15 @@ def train(
     session: Session,
     request: Request,
     yes: Yes = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Start it and return at once.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once its machine is ready.")] = False,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
     on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
 ) -> Result:
     """Rent, train, bring it home, destroy, prove it, and leave a receipt."""
     from gpurun.cli.commands.plan import plan_run, run_name
     from gpurun.cli.interrupts import Interrupts
-    from gpurun.cli.viewer import follow, left_running
+    from gpurun.cli.viewer import follow
+    from gpurun.cli.waiting import wait_until_ready
     from gpurun.ledger.runs import open_run
     from gpurun.lifecycle.supervisor import start_supervisor
 
@@ -50,7 +51,9 @@ def train(
         with Interrupts() as heard:
             folder = open_run(session.home, request, made)
             start_supervisor(folder, session.home, session.clock)
-            return left_running(folder) if detach else follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+            if detach:
+                return wait_until_ready(session, folder, on_interrupt, heard)
+            return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:

@@ -1,0 +1,21 @@
+"""`gpurun wait`: for scripts, what `attach` is for people."""
+
+from __future__ import annotations
+
+import typer
+
+from gpurun.cli.options import UsualRun
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "wait", examples=["gpurun wait fox-41", "gpurun train --yes --detach && gpurun wait"])
+def wait(session: Session, run: UsualRun = None) -> Result:
+    """Wait for a run's end in silence, and exit as it did; Ctrl-C ends the waiting alone."""
+    from gpurun.cli.run_control import find
+    from gpurun.cli.waiting import wait_until_over
+
+    return wait_until_over(session, find(session, run).folder)

@@ -1,0 +1,69 @@
+"""Waits for a run: for its machine, as `train --detach` does, or for its end, as `wait` does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from gpurun.cli.interrupts import Interrupts
+from gpurun.cli.panes import SilentPane
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.viewer import Viewer, abandoned, last_words, left_running
+from gpurun.core.errors import ExitCode, GpurunError, Interrupted
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import RunFolder
+from gpurun.core.stop_request import read_stop_request
+from gpurun.ledger.runs import Sight, gave_up, look
+
+_FIRST = Path("/proc/1/comm")
+_INITS = ("systemd", "init", "launchd")
+_CODES: dict[int, ExitCode] = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+
+
+class _UntilReady(Viewer):
+    """Follows a run until its machine is ready, or the run is over; a supervisor that dies is not started again."""
+
+    def _turn(self) -> Result | None:
+        return self._ready() or super()._turn()  # A signal is answered right before this.
+
+    def _ready(self) -> Result | None:
+        sight = look(self._session.home, self._folder.name)
+        is_ending = read_stop_request(self._folder) or sight.state.failure or not sight.unfinished
+        if is_ending or sight.owner is None or not any(one.event is Event.READY_OBSERVED for one in sight.records):
+            return None
+        return replace(left_running(self._folder), exit_code=ExitCode.DONE)
+
+    def _undriven(self, sight: Sight) -> Result | None:
+        if gave_up(sight):
+            return abandoned(sight)
+        name = sight.folder.name
+        what = f"The supervisor of {name} ended while its machine was awaited: {last_words(sight)}"
+        error = GpurunError("detach.undriven", what, hint=f"gpurun resume {name}, or gpurun destroy {name}")
+        return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=ExitCode.PENDING)
+
+
+class _UntilEnd(Viewer):
+    """Follows a run in silence until it is over; a signal ends the waiting and leaves the run."""
+
+    def _answer(self, number: int) -> Result | None:
+        name = self._folder.name
+        error = Interrupted("wait.interrupted", f"{name} goes on; only the waiting ended.", hint=f"gpurun wait {name}")
+        return Result(data={"run": name}, errors=(error,), exit_code=_CODES.get(number, ExitCode.PENDING))
+
+
+def wait_until_ready(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts) -> Result:
+    """Leave a run, with 0, once a supervisor drives it and its machine is ready; else end as the run did.
+
+    Where its supervisor died the run is pending (8).
+    """
+    if (os.getpid() == 1 or os.getppid() == 1) and _FIRST.exists() and _FIRST.read_text().strip() not in _INITS:
+        session.say(f"This container ends with its first process, and the supervisor too: gpurun wait {folder.name}")
+    return _UntilReady(replace(session, no_progress=True), folder, on_interrupt, stream=False).follow(heard)
+
+
+def wait_until_over(session: Session, folder: RunFolder) -> Result:
+    """The Result of a run that is over, with its own exit code; 130 or 143 where a signal ended the waiting."""
+    return _UntilEnd(session, folder, "", pane=SilentPane()).follow()
