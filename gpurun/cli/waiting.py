@@ -42,7 +42,8 @@ class _UntilReady(Viewer):
         name = sight.folder.name
         what = f"The supervisor of {name} ended while its machine was awaited: {last_words(sight)}"
         error = GpurunError("detach.undriven", what, hint=f"gpurun resume {name}, or gpurun destroy {name}")
-        return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=ExitCode.PENDING)
+        code = ExitCode.MAY_BE_BILLING if sight.state.may_be_billing else ExitCode.PENDING
+        return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=code)
 
 
 class _UntilEnd(Viewer):
@@ -57,7 +58,7 @@ class _UntilEnd(Viewer):
 def wait_until_ready(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts) -> Result:
     """Leave a run, with 0, once a supervisor drives it and its machine is ready; else end as the run did.
 
-    Where its supervisor died the run is pending (8).
+    Where its supervisor died the run is pending (8), or may be billing (9).
     """
     if (os.getpid() == 1 or os.getppid() == 1) and _FIRST.exists() and _FIRST.read_text().strip() not in _INITS:
         session.say(f"This container ends with its first process, and the supervisor too: gpurun wait {folder.name}")

@@ -128,7 +128,7 @@ def test_a_client_that_is_killed_right_after_the_launch_leaves_an_armed_machine(
     begun = user.begins(*FOREVER)
     until(lambda: user.cloud.alive(), user)
     kill_supervisors(user.home)
-    assert begun.wait(60) == 8
+    assert begun.wait(60) == 9
     assert Event.READY_OBSERVED not in user.events()
     until(lambda: timers(user), user)
     (timer,) = timers(user)

@@ -182,7 +182,7 @@ def test_a_client_killed_right_after_the_launch_leaves_a_machine_that_ends_itsel
         begun = user.begins()
         assert any(cloud.emulator.count("launch") for _ in ticks(SystemClock(), 0.02, 120)), user.said()
         kill_supervisors(user.home)
-        assert begun.wait(60) == 8
+        assert begun.wait(60) == 9
         assert not told(user, Event.READY_OBSERVED)
         assert "not armed yet" in user.types("ps").stdout
         assert any(cloud.guests for _ in ticks(SystemClock(), 0.1, 60))

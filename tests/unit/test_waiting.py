@@ -67,10 +67,10 @@ def test_a_detached_train_returns_when_its_machine_is_ready_and_no_sooner(driven
     assert "gpurun attach fox-41" in left.after
 
 
-def test_where_its_supervisor_died_it_is_pending_and_says_so(created: CloudRun) -> None:
+def test_where_its_supervisor_died_the_machine_may_be_billing_and_that_is_said(created: CloudRun) -> None:
     """It said only that the run goes on, while nobody drove it and a machine was billed."""
     left = awaited(created)
-    assert left.exit_code is ExitCode.PENDING
+    assert left.exit_code is ExitCode.MAY_BE_BILLING
     assert "The supervisor of fox-41 ended" in left.errors[0].what
     assert "gpurun resume fox-41" in left.errors[0].hint
 
