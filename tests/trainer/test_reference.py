@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Train, events, recipe_record
+from conftest import TEXT, events, recipe_record, train_here
 from torch import Tensor
 
+from gpurun.data.adopt import adopt
 from trainer.data import Samples, TokenRow
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
@@ -83,7 +87,24 @@ def reference_losses(data_folder: Path, vocab_size: int) -> list[float]:
     return losses
 
 
-def test_fifty_steps_have_the_losses_of_a_plain_loop(tmp_path: Path, data: Path, train: Train) -> None:
+def as_nanogpt_has_it(folder: Path) -> Path:
+    """The text as nanoGPT's data/shakespeare_char/prepare.py leaves it, adopted."""
+    theirs, ours, alphabet = folder / "theirs", folder / "ours", sorted({*TEXT})
+    theirs.mkdir()
+    ids, held_out = np.array([alphabet.index(one) for one in TEXT], dtype=np.uint16), len(TEXT) // 10
+    ids[:-held_out].tofile(theirs / "train.bin")
+    ids[-held_out:].tofile(theirs / "val.bin")
+    numbers = {one: number for number, one in enumerate(alphabet)}
+    meta = {"vocab_size": len(alphabet), "itos": dict(enumerate(alphabet)), "stoi": numbers}
+    (theirs / "meta.pkl").write_bytes(pickle.dumps(meta))
+    adopt(theirs, "char", ours, print)
+    (ours / "prompts.json").write_text(json.dumps([{"text": "the ", "ids": [numbers[one] for one in "the "]}]))
+    return ours
+
+
+@pytest.mark.parametrize("made", ["by gpurun", "by nanoGPT"])
+def test_fifty_steps_have_the_losses_of_a_plain_loop(tmp_path: Path, data: Path, made: str) -> None:
+    folder = data if made == "by gpurun" else as_nanogpt_has_it(tmp_path)
     recipe = recipe_record(
         model={"layers": LAYERS, "heads": HEADS, "width": WIDTH, "context": CONTEXT, "dropout": 0.0},
         optim={"lr": PEAK, "weight_decay": DECAY, "grad_clip": CLIP},
@@ -92,7 +113,7 @@ def test_fifty_steps_have_the_losses_of_a_plain_loop(tmp_path: Path, data: Path,
         train={"steps": STEPS, "batch_tokens": SEQUENCES * CONTEXT, "micro_batch": 2, "checkpoint_every": STEPS},
         eval={"every": STEPS},
     )
-    assert train(recipe, tmp_path) == 0
-    losses = [event["loss"] for event in events(tmp_path, "step")]
-    assert losses == pytest.approx(reference_losses(data, 64), abs=1e-3)
+    assert train_here(recipe, folder, tmp_path / "out") == 0
+    losses = [event["loss"] for event in events(tmp_path / "out", "step")]
+    assert losses == pytest.approx(reference_losses(folder, 64), abs=1e-3)
     assert losses[-1] < losses[0] - 0.5, "a curve that does not move would prove little"
