@@ -19,10 +19,10 @@ STEPS = "gpurun/lifecycle/steps/"
 
 
 def plan() -> set[str]:
-    """`gpurun plan --gpu 8xA100 --max-cost 25`, at the catalogue's prices."""
+    """`gpurun plan --gpu 8xA100 --max-cost 60`, at the catalogue's prices."""
     from gpurun.cli.app import main
 
-    sys.argv = ["gpurun", "plan", "--gpu", "8xA100", "--max-cost", "25", "--json"]
+    sys.argv = ["gpurun", "plan", "--gpu", "8xA100", "--max-cost", "60", "--json"]
     with traced() as trace, contextlib.suppress(SystemExit):
         main()
     return trace.files

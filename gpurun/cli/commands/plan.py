@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,15 +16,18 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
 if TYPE_CHECKING:
+    from gpurun.core.clock import Clock
+    from gpurun.core.paths import Home
     from gpurun.core.run_plan import Plan
 
 app = typer.Typer(rich_markup_mode=None)
+ABANDONED_S = 86_400.0
 
 
 @verb(
     app,
     "plan",
-    examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 25", "gpurun plan mini-gpt --json"],
+    examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 60", "gpurun plan mini-gpt --json"],
     shares=REQUEST,
 )
 def plan(session: Session, request: Request) -> Result:
@@ -39,11 +43,10 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
     So are those of commands that were killed.
     """
-    from gpurun.data.abandoned_shards import drop_abandoned
     from gpurun.planning.planner import free_name
 
     home = session.home.prepare()
-    drop_abandoned(home, session.clock)
+    _drop_abandoned(home, session.clock)
     if wanted:
         from gpurun.ledger.runs import demand_free
 
@@ -68,3 +71,22 @@ def shown(session: Session, made: Plan) -> str:
     from gpurun.view.plan_screen import plan_text
 
     return plan_text(made, session.style, now=session.clock.wall())
+
+
+def _drop_abandoned(home: Home, clock: Clock) -> None:
+    """Remove the shards of commands that are gone, a day after; one that waits for its answer keeps its own."""
+    for staged in home.staged.glob("*.*"):
+        with suppress(OSError):  # Another command may be doing the same.
+            if clock.wall() - staged.stat().st_mtime > ABANDONED_S and not _exists(staged.suffix[1:]):
+                shutil.rmtree(staged)
+
+
+def _exists(pid: str) -> bool:
+    """Whether there is a process of this number; what is no number is none."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
