@@ -30,9 +30,10 @@ spike.py        notices a loss or gradient that jumps
 compile_cache.py  carries what torch.compile made from one rental to the next
 events.py       what is reported: events.jsonl for programs, lines for people
 recipe.py       the recipe: every key with its bounds, what keys may not be together, its counts; gpurun reads it too
+recipe_file.py  its file, with what `--rehearse` and `--set` lay over it
 errors.py       the ways in which training ends badly
 translation/    the encoder-decoder, its sentence pairs and its searches, for the same loop
-prepare/        text in, shards out (runs at home, before anything is rented)
+prepare.py      a text file in, shards out: the command `python -m trainer.prepare`
 """
 
 import time

@@ -7,15 +7,13 @@ data prepare` does besides (folders, rows, duplicates, many cores, going on) is 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
 
 from trainer.errors import Refused
-from trainer.recipe import parse_recipe
+from trainer.recipe_file import add_recipe_words, read_recipe
 from trainer.shards import ShardWriter, manifest_of, write_json
 from trainer.tokenizer import (
     GPT2_EOT,
@@ -65,15 +63,11 @@ def main() -> int:
     """Do what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.prepare", description="A text file in, shards out.")
     parser.add_argument("text", type=Path, help="a UTF-8 text file")
-    parser.add_argument(
-        "--recipe", type=Path, required=True, help="whose tokeniser, val_fraction and prompts are meant"
-    )
+    add_recipe_words(parser)  # Its tokeniser, val_fraction and prompts are meant.
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     given = parser.parse_args()
     try:
-        content = given.recipe.read_text("utf-8")
-        read = tomllib.loads if given.recipe.suffix == ".toml" else json.loads
-        recipe = parse_recipe(read(content), is_whole=False)
+        recipe = read_recipe(given.recipe, overrides=given.overrides, rehearse=given.rehearse)
         data, prompts = recipe.data, recipe.sample.prompts
         print(prepare(given.text.read_text("utf-8"), data.tokenizer, data.val_fraction, tuple(prompts), given.out))
     except (Refused, OSError, ValueError) as error:

@@ -122,9 +122,7 @@ class TrainConfig:
     micro_batch: Whole  # Sequences a process and micro-step, at most.
     seed: Seed = 42
     loop: Literal["own", "huggingface"] = "own"  # The same run by the Hugging Face Trainer, for comparison.
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = (
-        "auto"  # Of a card: bf16, or fp16 where it has none; else fp32.
-    )
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # Of a card bf16, or fp16 if it must; else fp32.
     compile: bool = False
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # Each card holds all weights, or a part: the first if it fits.
     init_from: InsideData = ""  # Weights to start from, a file or folder; empty: freshly drawn ones.
@@ -244,11 +242,15 @@ def _check_names(table: Mapping[str, Any], cls: Any, dot: str) -> None:
     known = tuple(f"{dot}{key.name}" for key in fields(cls))
     for key in (f"{dot}{name}" for name in table):
         if key not in known:
-            from difflib import get_close_matches  # Only for what is wrong.
+            raise unknown_key(key, known)
 
-            near = get_close_matches(key, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise RecipeError("unknown_key", f"unknown key {key}{meant}", key, known)
+
+def unknown_key(key: str, known: tuple[str, ...]) -> RecipeError:
+    """Return what is wrong with a key that nothing has, and the nearest one that there is."""
+    from difflib import get_close_matches  # Only for what is wrong.
+
+    meant = "".join(f"; did you mean {near}?" for near in get_close_matches(key, known, n=1))
+    return RecipeError("unknown_key", f"unknown key {key}{meant}", key, known)
 
 
 def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Trains a GPT, or a translator: `python -m trainer.train --recipe bundle/recipe.json --data data --out out`.
+"""Trains a GPT, or a translator: `python -m trainer.train --recipe recipes/mini-gpt.toml --data data --out out`.
 
 On several cards: `python -m trainer.launch --processes 8 …`; on several machines `python -m torch.distributed.run
 --nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=… -m trainer.train …`. The command goes on from the newest
@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
@@ -32,12 +31,13 @@ from trainer.distributed import Processes, joined, leave
 from trainer.due import Due, finish_saving, make_what_is_owed, save
 from trainer.errors import BeginAnew, NonFinite, Refused, Spiked, TrainerError
 from trainer.events import UNKNOWN_S, Reporter
-from trainer.recipe import Recipe, RecipeError, parse_recipe
+from trainer.recipe import Recipe
+from trainer.recipe_file import add_recipe_words, read_recipe
 from trainer.room import begins_anew, without_room
 from trainer.run import Progress, Run
 from trainer.step import Stepper
 
-__all__ = ["as_planned", "load_recipe", "main", "train"]
+__all__ = ["as_planned", "main", "train"]
 
 LAUNCHER_EVERY_S = 1.0
 """How often a process looks whether torchrun is still there: without it nobody would wait for the end, nor know it."""
@@ -127,18 +127,6 @@ def _asked_to_stop() -> threading.Event:
     return asked
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read and check recipe.json; raise Refused."""
-    try:
-        return parse_recipe(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise Refused(f"the recipe {path} cannot be read: {error.strerror}") from error
-    except RecipeError as error:
-        raise Refused(str(error)) from error
-    except ValueError as error:
-        raise Refused(f"the recipe {path} is not JSON: {error}") from error
-
-
 def as_planned(recipe: Recipe, most: int | None, parallel: str | None) -> Recipe:
     """Return the recipe with at most `most` sequences at once, and shared in that way where it leaves that open.
 
@@ -157,7 +145,8 @@ def as_planned(recipe: Recipe, most: int | None, parallel: str | None) -> Recipe
 def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter, progress: Progress) -> None:
     """Read the recipe, train, report the end."""
     stop_asked = _asked_to_stop()
-    recipe = as_planned(load_recipe(arguments.recipe), arguments.micro_batch, arguments.parallel)
+    recipe = read_recipe(arguments.recipe, overrides=arguments.overrides, rehearse=arguments.rehearse)
+    recipe = as_planned(recipe, arguments.micro_batch, arguments.parallel)
     device = choose_device(recipe.train.precision, processes.local_rank, processes.local_count)
     if recipe.hardware.on_cpu != "as_written" and not device.is_cuda:
         # A rented card that torch cannot see would be paid for while the processor crawls.
@@ -182,7 +171,7 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.train", description="Train a GPT on token shards.")
-    parser.add_argument("--recipe", type=Path, required=True, help="the resolved recipe, a JSON file")
+    add_recipe_words(parser)
     parser.add_argument("--data", type=Path, required=True, help="the folder with the shards and data.json")
     parser.add_argument("--out", type=Path, required=True, help="the folder for events, checkpoints and samples")
     room = "sequences at once that the card has room for, where the recipe's train.micro_batch asks for more"

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from trainer import items as items
     from trainer import pair_tokenizer as pair_tokenizer
     from trainer import recipe as recipe
+    from trainer import recipe_file as recipe_file
     from trainer import shards as shards
     from trainer import tokenizer as tokenizer
 
-SHARED = ("errors", "items", "pair_tokenizer", "recipe", "shards", "tokenizer")
+SHARED = ("errors", "items", "pair_tokenizer", "recipe", "recipe_file", "shards", "tokenizer")
 """The trainer's modules that gpurun uses: they need numpy and tiktoken at most, and one another."""
 
 

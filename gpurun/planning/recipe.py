@@ -6,16 +6,14 @@ a sentence that names the file, the key and the nearest right word.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gpurun.core.errors import UsageError, did_you_mean
-from gpurun.core.installed_files import bundle_root, page
+from gpurun.core.installed_files import bundle_root, page, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Earlier
@@ -29,8 +27,6 @@ differing_keys = schema.differing_keys
 flops_per_token = schema.flops_per_token
 padded_vocab = schema.padded_vocab
 parameters_of = schema.parameters_of
-
-_BARE_WORD = re.compile(r"[A-Za-z0-9_./:~+-]+")
 
 
 @dataclass(frozen=True)
@@ -120,18 +116,8 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
 
     `processes` None means what the recipe says: its rehearsal's number, or one for each GPU. Raises UsageError.
     """
-    tables = deepcopy(recipe.tables.as_record())
     parsed = [parse_override(text) for text in overrides]
-    for path, value in parsed:
-        if path[0] == "rehearsal":
-            _put(tables, path, value)
-    if form == "rehearsal":
-        for name in schema.REHEARSED:
-            tables[name].update(tables["rehearsal"][name])
-        tables["hardware"]["on_cpu"] = "as_written"  # What a machine without CUDA should do has just been done.
-    for path, value in parsed:
-        if path[0] != "rehearsal":
-            _put(tables, path, value)
+    tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
     where = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else "")
     checked = check_tables(tables, where=where)
     if processes is None:
@@ -151,60 +137,16 @@ def hardware_of(recipe: Recipe, overrides: Sequence[str]) -> schema.HardwareConf
     return check_tables(tables, where=f"{recipe.name} with --set").hardware
 
 
-def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Read `table.key=value` into its path and its value.
-
-    A key alone will do where only one table has it; `rehearsal.` in front means the rehearsal's. The value is TOML; a
-    bare word is a string. Raises UsageError for what cannot be read and for a key that no table has.
-    """
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip() or not value.strip():
-        raise UsageError(
-            "set.malformed",
-            f"--set {text!r} is not of the form key=value.",
-            hint="Write for instance --set train.steps=500",
-        )
-    return _path_of(name.strip()), _value_of(value.strip(), text)
-
-
-def _value_of(value: str, text: str) -> Any:
-    """A TOML value, or the word itself."""
+def parse_override(text: str) -> recipe_file.Override:
+    """Read `table.key=value` as the trainer's --set does, into its path and its value; raise UsageError."""
     try:
-        parsed = tomllib.loads(f"value = {value}")
-    except ValueError:  # No TOML, or a number of more digits than Python reads.
-        parsed = {}
-    if parsed.keys() == {"value"}:
-        return parsed["value"]
-    if _BARE_WORD.fullmatch(value):
-        return value
-    raise UsageError(
-        "set.malformed",
-        f"The value in --set {text!r} is not TOML.",
-        hint="""Put a text in quotes, twice over for the shell: --set 'data.source="my texts"'""",
-    )
-
-
-def _path_of(name: str) -> tuple[str, ...]:
-    """The path of a key: (table, key), or ("rehearsal", …)."""
-    paths = _paths()
-    if name in paths:
-        return paths[name]
-    bare = [path for path in paths.values() if path[-1] == name and path[0] != "rehearsal"]
-    if len(bare) == 1:
-        return bare[0]
-    if bare:
-        both = " or ".join(".".join(path) for path in bare)
-        raise UsageError("set.ambiguous", f"--set {name}: more than one table has it.", hint=f"Say which: {both}.")
-    names = [*paths, *(path[-1] for path in paths.values())]
-    hint = did_you_mean(name, names, otherwise="gpurun recipes show NAME lists the keys.")
-    raise UsageError("set.unknown_key", f"No recipe has a key {name!r}.", hint=hint)
-
-
-def _paths() -> dict[str, tuple[str, ...]]:
-    """Every key that may be set, by its dotted name."""
-    plain = [(table, key.name) for table, kind in schema.TABLES.items() for key in fields(kind)]
-    rehearsed = [("rehearsal", *path) for path in plain if path[0] in schema.REHEARSED]
-    return {".".join(path): path for path in [*plain, *rehearsed, ("rehearsal", "processes")]}
+        return recipe_file.parse_override(text)
+    except schema.RecipeError as error:
+        what, hint = f"{str(error)[0].upper()}{str(error)[1:]}.", "Write for instance --set train.steps=500"
+        if error.kind == "unknown_key":
+            what = f"No recipe has a key {error.key!r}."
+            hint = did_you_mean(error.key, error.known, otherwise="gpurun recipes show NAME lists the keys.")
+        raise UsageError(f"set.{error.kind}", what, hint=hint) from None
 
 
 def new_recipe(name: str) -> str:
@@ -266,12 +208,6 @@ def _check_batch(recipe: RecipeTables, processes: int, where: str) -> None:
 
 def _refuse(where: str, what: str) -> None:
     raise UsageError("recipe.does_not_add_up", f"{where}: {what}.", hint="Change one of them, in the file or by --set.")
-
-
-def _put(tables: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        tables = tables[name]
-    tables[path[-1]] = value
 
 
 _NEW_RECIPE = """\

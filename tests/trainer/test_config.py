@@ -13,7 +13,7 @@ from conftest import recipe_record
 
 from trainer.errors import Refused
 from trainer.recipe import TABLES, RecipeError, RehearsalConfig, differing_keys, parse_recipe
-from trainer.train import load_recipe
+from trainer.recipe_file import read_recipe
 
 
 def test_a_recipe_comes_back_as_it_was_written() -> None:
@@ -60,13 +60,13 @@ def test_every_key_of_every_table_is_required() -> None:
 def test_a_recipe_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "recipe.json"
     with pytest.raises(Refused, match="cannot be read"):
-        load_recipe(file)
+        read_recipe(file)
     file.write_text("{")
     with pytest.raises(Refused, match="is not JSON"):
-        load_recipe(file)
+        read_recipe(file)
     file.write_text(json.dumps([]))
     with pytest.raises(Refused, match="the recipe must be a table"):
-        load_recipe(file)
+        read_recipe(file)
 
 
 def test_the_tables_keys_and_defaults_are_those_of_the_formats_page() -> None:

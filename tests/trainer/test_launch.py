@@ -25,8 +25,8 @@ from trainer.distributed import BEGINNING
 from trainer.errors import BeginAnew, OutOfMemory
 from trainer.events import UNKNOWN_S
 from trainer.optim import BatchPlan
+from trainer.recipe_file import read_recipe
 from trainer.room import read_room, without_room
-from trainer.train import load_recipe
 
 NO_DROPOUT = {"dropout": 0.0}
 
@@ -227,7 +227,7 @@ def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
     monkeypatch.setenv(BEGINNING, "the first")
     (tmp_path / "recipe.json").write_text(json.dumps(in_parts()))
     run: Any = SimpleNamespace(
-        recipe=load_recipe(tmp_path / "recipe.json"), plan=BatchPlan(8, 4, 1), stop_asked=threading.Event(),
+        recipe=read_recipe(tmp_path / "recipe.json"), plan=BatchPlan(8, 4, 1), stop_asked=threading.Event(),
         parallel=SimpleNamespace(is_collective=True), processes=SimpleNamespace(count=2),
         device=SimpleNamespace(cuda_name="NVIDIA A100"), progress=SimpleNamespace(step=3),
     )  # fmt: skip

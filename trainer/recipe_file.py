@@ -1,0 +1,115 @@
+"""A recipe's file, read for training: recipe.toml with its defaults, or recipe.json, which has every key.
+
+Over it go its `[rehearsal]`, where one is asked for, and then every `--set`. gpurun lays them over by the same
+functions. It needs the standard library alone, and Python 3.11 for TOML only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import Refused
+from trainer.recipe import REHEARSED, TABLES, Recipe, RecipeError, parse_recipe, unknown_key
+
+__all__ = ["Override", "add_recipe_words", "laid_over", "parse_override", "read_recipe"]
+
+Override = tuple[tuple[str, ...], Any]
+"""The path of a key, (table, key) or ("rehearsal", …), and its value."""
+_BARE_WORD = re.compile(r"[A-Za-z0-9_./:~+-]+")
+
+
+def add_recipe_words(parser: argparse.ArgumentParser) -> None:
+    """Let a command say which recipe it means, and in what it differs from its file."""
+    parser.add_argument("--recipe", type=Path, required=True, help="a recipe: TOML, or the resolved one, recipe.json")
+    change = "replace one key of the recipe, as in --set train.steps=500; may be given several times"
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=change)
+    parser.add_argument("--rehearse", action="store_true", help="train the small form in the recipe's [rehearsal]")
+
+
+def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = False) -> Recipe:
+    """Read a recipe, lay its rehearsal and the overrides over it, and check what comes of that; raise Refused."""
+    is_toml = path.suffix == ".toml"
+    try:
+        text = path.read_text(encoding="utf-8-sig" if is_toml else "utf-8")
+        recipe = parse_recipe(_toml(text) if is_toml else json.loads(text), is_whole=not is_toml)
+        return parse_recipe(laid_over(recipe, [parse_override(text) for text in overrides], rehearse=rehearse))
+    except OSError as error:
+        raise Refused(f"the recipe {path} cannot be read: {error.strerror}") from error
+    except RecipeError as error:
+        raise Refused(str(error)) from error
+    except ValueError as error:
+        raise Refused(f"the recipe {path} is not {'TOML' if is_toml else 'JSON'}: {error}") from error
+
+
+def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) -> dict[str, Any]:
+    """Return the recipe's record with its rehearsal, if that is asked for, and the overrides, which win; unchecked."""
+    tables = deepcopy(recipe.as_record())
+    _put(tables, (one for one in overrides if one[0][0] == "rehearsal"))
+    if rehearse:
+        for name in REHEARSED:
+            tables[name].update(tables["rehearsal"][name])
+        tables["hardware"]["on_cpu"] = "as_written"  # What a machine without CUDA should do has just been done.
+    _put(tables, (one for one in overrides if one[0][0] != "rehearsal"))
+    return tables
+
+
+def parse_override(text: str) -> Override:
+    """Read `table.key=value` into its path and its value.
+
+    A key alone will do where only one table has it; `rehearsal.` in front means the rehearsal's. The value is TOML; a
+    bare word is a string. Raises RecipeError: "malformed", "ambiguous" or "unknown_key".
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise RecipeError("malformed", f"--set {text!r} is not of the form key=value, as in train.steps=500")
+    return _path_of(name), _value_of(value, text)
+
+
+def _put(tables: dict[str, Any], overrides: Iterable[Override]) -> None:
+    for (*outer, key), value in overrides:
+        table = tables
+        for name in outer:
+            table = table[name]
+        table[key] = value
+
+
+def _value_of(value: str, text: str) -> Any:
+    """A TOML value, or the word itself."""
+    try:
+        parsed = _toml(f"value = {value}")
+    except ValueError:  # No TOML, or a number of more digits than Python reads.
+        parsed = {}
+    if parsed.keys() == {"value"}:
+        return parsed["value"]
+    if _BARE_WORD.fullmatch(value):
+        return value
+    quoted = """put a text in quotes, twice over for the shell: --set 'data.source="my texts"'"""
+    raise RecipeError("malformed", f"the value in --set {text!r} is not TOML; {quoted}")
+
+
+def _path_of(name: str) -> tuple[str, ...]:
+    """The path of a key: (table, key), or ("rehearsal", …)."""
+    plain = [(table, key.name) for table, kind in TABLES.items() for key in fields(kind)]
+    rehearsed = [("rehearsal", *path) for path in plain if path[0] in REHEARSED]
+    paths = {".".join(path): path for path in [*plain, *rehearsed, ("rehearsal", "processes")]}
+    if name in paths:
+        return paths[name]
+    alike = [path for path in plain if path[-1] == name]
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        raise RecipeError("ambiguous", f"--set {name} could mean {' or '.join(map('.'.join, alike))}")
+    raise unknown_key(name, (*paths, *(key for _, key in plain)))
+
+
+def _toml(text: str) -> dict[str, Any]:
+    import tomllib  # A machine that reads recipe.json alone may have an older Python.
+
+    return tomllib.loads(text)
