@@ -11,6 +11,7 @@ from trainer.distributed import COLLECTIVE_LIMIT_S
 from trainer.events import UNKNOWN_S
 from trainer.run import Run
 from trainer.sample import generate
+from trainer.translation.model import Translator
 
 __all__ = ["write_samples"]
 
@@ -59,10 +60,11 @@ def _answers(run: Run, numbers: range, stopping: Callable[[], bool]) -> list[str
     tokenizer, sample = run.data.tokenizer, run.recipe.sample
     prompts = [run.data.prompts[number].ids for number in numbers]
     if run.translation is not None:
+        assert isinstance(run.model, Translator)
         found = run.translation.translate(
             run.model, prompts, beams=sample.beams, alpha=sample.length_penalty, most=sample.tokens, stopping=stopping
         )
         return [run.translation.text(one.ids) for one in found]
     seeds = [position_seed(run.recipe.train.seed, run.progress.step, number) for number in numbers]
-    written = generate(run.model, prompts, sample, vocab_size=tokenizer.vocab_size, seeds=seeds, stopping=stopping)
+    written = generate(run.gpt, prompts, sample, vocab_size=tokenizer.vocab_size, seeds=seeds, stopping=stopping)
     return [tokenizer.decode(ids) for ids in written]

@@ -80,7 +80,7 @@ def _start_from(run: Run, data_folder: Path) -> None:
         from trainer.pretrained import load_weights
 
         sha256 = run.data.tokenizer.sha256
-        run.processes.agree(lambda: load_weights(run.model, data_folder / name, tokenizer_sha256=sha256))
+        run.processes.agree(lambda: load_weights(run.gpt, data_folder / name, tokenizer_sha256=sha256))
 
 
 def _parallel(run: Run) -> Alone:
@@ -103,7 +103,7 @@ def _compile(run: Run, folders: tuple[Path, Path]) -> str | None:
         return None
     name = cache_name(run.model.config, run.device, run.plan.micro_batch, run.parallel.kind, run.processes.count)
     run.compile_cache = CompileCache(name, run.processes)
-    run.forward = torch.compile(run.model, dynamic=False)  # type: ignore[assignment]
+    run.forward = torch.compile(run.model, dynamic=False)
     # What this run has brought to the disk already is newer than what came along.
     return "loaded" if run.compile_cache.load(folders[::-1]) else "none"
 

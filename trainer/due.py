@@ -108,7 +108,7 @@ def _evaluate(run: Run) -> bool:
         raise NonFinite(f"after step {run.progress.step} the validation loss is {found.val_loss}; nothing was saved")
     run.progress.val_loss, right = found.val_loss, None
     if run.hellaswag:
-        right = accuracy(run.model, run.hellaswag, device=run.device, processes=run.processes, stopping=stopping)
+        right = accuracy(run.gpt, run.hellaswag, device=run.device, processes=run.processes, stopping=stopping)
     figures = {
         "val_loss": found.val_loss,
         "perplexity": found.perplexity,

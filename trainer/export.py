@@ -190,8 +190,7 @@ def _figures(path: Path | None) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Refused(f"the figures {path} cannot be read: {error}") from error
-    plain = isinstance(record, dict) and not any(isinstance(value, dict | list) for value in record.values())
-    if not plain:
+    if not isinstance(record, dict) or any(isinstance(value, dict | list) for value in record.values()):
         raise Refused(f"the figures {path} must be one JSON object of plain values")
     return record
 

@@ -136,6 +136,7 @@ def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     if beams < 1 or alpha < 0:
         raise Refused(f"--beams {beams} and --length-penalty {alpha}: at least 1 and 0 are needed")
     assert trained.special is not None
+    assert isinstance(trained.model, Translator)
     interpreter = Interpreter(tokenizer=trained.tokenizer, special=trained.special)
     most = sample.tokens if given.tokens is None else given.tokens
     (found,) = interpreter.translate(trained.model, [ids], beams=beams, alpha=alpha, most=most)
@@ -157,6 +158,7 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     if not 0 <= seed <= MOST_SEED:
         raise Refused(f"--seed {seed} is not between 0 and {MOST_SEED:,}")
     ids = encode(given.prompt, trained.tokenizer)
+    assert isinstance(trained.model, GPT)
     (written,) = generate(trained.model, [ids], config, vocab_size=trained.tokenizer.vocab_size, seeds=[seed])
     text = trained.tokenizer.decode(written[len(ids) :])
     made = {"prompt": given.prompt, "text": text, "step": trained.step, "seed": seed}

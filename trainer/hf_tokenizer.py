@@ -59,7 +59,7 @@ def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
     vocab = {token: index for index, token in enumerate([*written, end])}
     pairs = [line.split(" ") for line in merges]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,

@@ -107,7 +107,7 @@ def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Sett
 
 
 # torch.compile leaves this alone: unrolled over its chunks it would only make a long compile longer.
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # In torch it has no types.
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

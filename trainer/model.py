@@ -119,7 +119,8 @@ class GPT(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return what the head reads (batch, time, width) for token ids (batch, time)."""
-        time, turned = ids.shape[1], ()
+        time = ids.shape[1]
+        turned: tuple[Tensor, ...] = ()
         if self.wpe is None:  # modern: no learned positions, every block turns its queries and keys
             x = rms_norm(self.wte(ids))
             turned = rotation(time, self.config.width // self.config.heads, ids.device)

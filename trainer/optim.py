@@ -57,7 +57,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     peak, schedule, steps = recipe.optim.lr, recipe.schedule, recipe.train.steps
     if schedule.kind == "noam":
         number = step + 1
-        return peak * recipe.model.width**-0.5 * min(number**-0.5, number * schedule.warmup_steps**-1.5)
+        return float(peak * recipe.model.width**-0.5 * min(number**-0.5, number * schedule.warmup_steps**-1.5))
     if step < schedule.warmup_steps:
         return peak * (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant" or step >= steps:
@@ -97,7 +97,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
 
-def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
+def _block_matrices(model: nn.Module) -> list[Tensor]:
     """Return the matrices that map vectors to vectors; embeddings and the head, which map tokens, are none of them."""
     named = model.named_modules()
     return [m.weight for name, m in named if isinstance(m, nn.Linear) and not name.endswith("lm_head")]
@@ -121,7 +121,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     return MuonAndAdamW((_make_muon(matrices, config), adamw)) if with_muon else adamw
 
 
-def _make_muon(matrices: list[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
+def _make_muon(matrices: list[Tensor], config: OptimConfig) -> torch.optim.Optimizer:
     """Return torch's Muon, whose updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982)."""
     muon = getattr(torch.optim, "Muon", None)
     if muon is None:

@@ -24,7 +24,7 @@ def places(model: GPT | Translator) -> str:
     translates = isinstance(model, Translator)
     ideas: dict[str, Callable[..., Any]] = {
         "embedding": Translator._embed if translates else GPT.hidden,
-        "attention": Attention.forward if translates else type(model.blocks[0].attn).forward,
+        "attention": Attention.forward if translates else type(model.blocks[0].get_submodule("attn")).forward,
         "loss": chunked_cross_entropy,
         "checkpoint": CheckpointStore.save,
         "generation": beam_search if translates else generate,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from trainer.compile_cache import CompileCache
 from trainer.data import Samples
@@ -72,7 +73,7 @@ class Run:
     spikes: SpikeGuard
     parallel: Alone = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
-    forward: nn.Module = field(init=False)
+    forward: Callable[..., Tensor] = field(init=False)
     """`model`, perhaps compiled: what training calls."""
     translation: TranslationTask | None = None
     """What there is to translate; None where text is continued."""
@@ -81,3 +82,9 @@ class Run:
     saved_step: int | None = None
     compile_cache: CompileCache | None = None
     """What was compiled here; None where nothing is."""
+
+    @property
+    def gpt(self) -> GPT:
+        """`model`, of a run that continues text."""
+        assert isinstance(self.model, GPT)
+        return self.model

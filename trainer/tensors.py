@@ -47,7 +47,7 @@ def write_tensors(write: Callable[[memoryview], Any], tensors: Mapping[str, Tens
     write(memoryview(len(text).to_bytes(8, "little") + text))
     for tensor in tensors.values():
         if tensor.numel():
-            write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+            write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -123,11 +124,11 @@ def _asked_to_stop() -> threading.Event:
         signal.signal(number, ask)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # Started by torchrun, which tells nobody when it is killed.
         threading.Thread(target=watch, args=(os.getppid(),), name="launcher", daemon=True).start()
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # where every thread stands, when it is found stuck
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or sys.stderr)  # every thread's stack, if found stuck
     return asked
 
 
-def as_planned(recipe: Recipe, most: int | None, parallel: str | None) -> Recipe:
+def as_planned(recipe: Recipe, most: int | None, parallel: Literal["ddp", "fsdp"] | None) -> Recipe:
     """Return the recipe with at most `most` sequences at once, and shared in that way where it leaves that open.
 
     The steps and their tokens stay.

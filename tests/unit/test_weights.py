@@ -67,7 +67,9 @@ def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_har
     session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "secret")
-    result = sample(session, "fox", "--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1)
+    result = sample(
+        session, run="fox", prompt="--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1
+    )
     asked = result.data["argv"]
     assert asked[:3] == [str(folder.artifacts / WEIGHTS), "--data", "/nowhere"]
     assert asked[3:] == ["--tokens=7", "--temperature=0.0", "--seed=1", "--prompt=--help"]
@@ -77,55 +79,55 @@ def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_har
 
 
 def test_a_translation_stands_below_its_source(session: Session, folder: RunFolder) -> None:
-    assert sample(session, "fox", "ein Hund", checkpoint="best", beams=4).text == "ein Hund\na dog"
+    assert sample(session, run="fox", prompt="ein Hund", checkpoint="best", beams=4).text == "ein Hund\na dog"
 
 
 @pytest.mark.parametrize("name", ["last", "best", "120", "000120", WEIGHTS])
 def test_a_checkpoint_has_several_names(session: Session, folder: RunFolder, name: str) -> None:
-    assert sample(session, "fox-41", "a", checkpoint=name).data["prompt"] == "a"
+    assert sample(session, run="fox-41", prompt="a", checkpoint=name).data["prompt"] == "a"
 
 
 def test_a_checkpoint_that_is_not_the_one_that_came_home_is_never_opened(session: Session, folder: RunFolder) -> None:
     path = folder.artifacts / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(VerificationFailed, match="changed since it came home"):
-        sample(session, "fox-41", "a", checkpoint="best")
+        sample(session, run="fox-41", prompt="a", checkpoint="best")
     path.unlink()
     with pytest.raises(VerificationFailed, match="No such file"):
-        sample(session, "fox-41", "a", checkpoint="best")
+        sample(session, run="fox-41", prompt="a", checkpoint="best")
 
 
 def test_what_collect_brought_while_the_run_goes_on_is_used_and_no_other(session: Session, tmp_path: Path) -> None:
     instance, going = Instance(tmp_path / "instance"), opened_run(session.home, "owl-07").folder
     instance.save(10, 20, best=10)
     with pytest.raises(UsageError, match="goes on") as early:
-        sample(session, "owl-07", "a", checkpoint="last")
+        sample(session, run="owl-07", prompt="a", checkpoint="last")
     assert "gpurun collect owl-07" in early.value.hint
     bring_now(instance.far, going, "best", VirtualClock(), lambda file, have_bytes: None, FREE)
     for name in ("best", "last", "10"):
-        asked = sample(session, "owl-07", "a", checkpoint=name).data["argv"]
+        asked = sample(session, run="owl-07", prompt="a", checkpoint=name).data["argv"]
         assert asked[0] == str(going.artifacts / "checkpoints/000010.weights")
     with pytest.raises(UsageError, match="no checkpoint '20'"):
-        sample(session, "owl-07", "a", checkpoint="20")
+        sample(session, run="owl-07", prompt="a", checkpoint="20")
     made = export(session, "owl-07", tmp_path / "hf", to="hf", checkpoint="best")
     assert made.data["figures"]["receipt sha256"] is None
     brought = going.artifacts / "checkpoints/000010.state"
     brought.write_bytes(b"S" + brought.read_bytes()[1:])
     with pytest.raises(VerificationFailed, match="changed since it came home"):
-        sample(session, "owl-07", "a", checkpoint="best")
+        sample(session, run="owl-07", prompt="a", checkpoint="best")
 
 
 def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no checkpoint '7'") as unknown:
-        sample(session, "fox-41", "a", checkpoint="7")
+        sample(session, run="fox-41", prompt="a", checkpoint="7")
     assert "000120" in unknown.value.hint
     with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
-        sample(session, "fox-41", "refuse", checkpoint="best")
+        sample(session, run="fox-41", prompt="refuse", checkpoint="best")
     with pytest.raises(SetupError, match="MemoryError: no room"):
-        sample(session, "fox-41", "break", checkpoint="best")
+        sample(session, run="fox-41", prompt="break", checkpoint="best")
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="PyTorch") as missing:
-        sample(session, "fox-41", "a", checkpoint="best")
+        sample(session, run="fox-41", prompt="a", checkpoint="best")
     assert "'.[local]'" in missing.value.hint
 
 
@@ -145,7 +147,7 @@ def test_a_setting_that_no_sampler_takes_is_refused_before_torch_is_loaded(
 ) -> None:
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=re.escape(told)):
-        sample(session, "fox-41", "a", checkpoint="best", **setting)
+        sample(session, run="fox-41", prompt="a", checkpoint="best", **setting)
 
 
 def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFolder, tmp_path: Path) -> None:
@@ -182,8 +184,8 @@ def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, f
     """The plan has them where they were."""
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
     folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
-    asked = sample(session, "fox-41", "a", checkpoint="best").data["argv"]
+    asked = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
     assert asked[2] == old, "where they are nowhere, it is told where they were"
     folder.data.mkdir()
-    asked = sample(session, "fox-41", "a", checkpoint="best").data["argv"]
+    asked = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
     assert asked[2] == str(folder.data)

@@ -73,8 +73,10 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 class _Trainer(transformers.Trainer):
     """Theirs, with our schedule, our seeds of the dropout masks, and a loss and a gradient that must be numbers."""
 
+    optimizer: torch.optim.Optimizer  # There before it is asked for, whatever their type says.
+
     def __init__(self, run: Run, folder: str) -> None:
-        self._run, self._twin = run, Twin(run.model)
+        self._run, self._twin = run, Twin(run.gpt)
         self._first = run.progress.step
         self._inputs: list[Any] = []
         self._portion = 0
@@ -111,6 +113,7 @@ class _Trainer(transformers.Trainer):
             cut_smaller(self._run, _dividing(self._run.plan))
         if len(self._inputs) == self.args.gradient_accumulation_steps:
             self._inputs, self._portion = [], 0
+        assert loss is not None
         return loss
 
     def _in_portions(self, model: nn.Module, inputs: Mapping[str, Tensor], *given: Any) -> Tensor | None:
@@ -144,14 +147,15 @@ class _After(transformers.TrainerCallback):
         self._began_s = time.perf_counter()
         self.reason = "done"
 
-    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Raise NonFinite where the gradient, clipped already, holds what is no number."""
-        sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
+        sums = [parameter.grad.sum() for parameter in given["model"].parameters() if parameter.grad is not None]
         if not math.isfinite(torch.stack(sums).sum().item()):
             raise NonFinite(f"step {self._run.progress.step + 1} has no finite gradient; the weights did not move")
 
-    def on_log(self, _: Any, __: Any, control: Any, logs: Mapping[str, float], **___: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Do what is due: their log comes after every step, with its loss and the norm before clipping."""
+        logs: Mapping[str, float] = given["logs"]
         if "grad_norm" not in logs:
             return  # the summary at the end
         run, loss, norm = self._run, float(logs["loss"]), float(logs["grad_norm"])

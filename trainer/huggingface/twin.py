@@ -27,7 +27,7 @@ class Twin:
             n_head=shape.heads, attn_pdrop=shape.dropout, embd_pdrop=shape.dropout, resid_pdrop=shape.dropout,
             bos_token_id=0, eos_token_id=0, use_cache=False,
         )  # fmt: skip
-        self.model = GPT2LMHeadModel(config).to(ours.wte.weight.device)
+        self.model = GPT2LMHeadModel(config).to(ours.wte.weight.device)  # type: ignore[arg-type]  # Typed without self.
         theirs = dict(self.model.transformer.named_parameters())
         self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
         for name, parameter in ours.named_parameters():

@@ -21,7 +21,7 @@ class Bleu:
 def corpus_bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
     """Score translations, each against its one reference; Refused where sacrebleu is not installed."""
     try:
-        from sacrebleu.metrics import BLEU
+        from sacrebleu import BLEU
     except ImportError:
         raise Refused('BLEU needs sacrebleu, which is not installed: pip install "sacrebleu>=2.4"') from None
     metric = BLEU()

@@ -35,8 +35,9 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
-        for name in ("query", "key", "value", "out"):
-            setattr(self, name, nn.Linear(config.width, config.width, bias=config.bias))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(config.width, config.width, bias=config.bias) for _ in range(4)
+        )
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, time, width) -> (batch, heads, time, width / heads)."""
@@ -103,6 +104,8 @@ class DecoderBlock(nn.Module):
 
 class Translator(nn.Module):
     """The whole network: `config.layers` blocks on either side; `config.vocab_size` must be resolved (not 0)."""
+
+    positions: Tensor
 
     def __init__(self, config: ModelConfig, *, pad_id: int, label_smoothing: float = 0.0) -> None:
         super().__init__()

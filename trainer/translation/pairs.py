@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ def read_special_tokens(folder: Path, vocab_size: int) -> SpecialTokens:
     names = ("pad_id", "start_id", "end_id")
     if not isinstance(record, dict):
         raise Refused('data.json has no "pairs": these shards hold text, not a parallel text')
-    ids = [record.get(name) for name in names]
+    ids: list[Any] = [record.get(name) for name in names]
     sound = all(type(i) is int and 0 <= i < vocab_size for i in ids)
     if not sound or len(set(ids)) != len(ids):
         raise Refused(f'"pairs" in data.json must give {", ".join(names)}: three different ids of the vocabulary')

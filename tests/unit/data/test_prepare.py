@@ -453,10 +453,10 @@ def test_the_second_run_takes_the_cache_and_gets_the_same(tmp_path: Path) -> Non
     assert [line for line in talk if "in the cache" in line]
 
 
-@pytest.mark.parametrize("file", ["train_000001.bin", "vocab.json"])
+@pytest.mark.parametrize("file", ["train_*.bin", "vocab.json"])
 def test_a_damaged_cache_entry_is_made_again(tmp_path: Path, file: str) -> None:
     first = mini(tmp_path, "first")
-    (damaged,) = (tmp_path / "cache").glob(f"*/{file}")
+    damaged = next((tmp_path / "cache").glob(f"*/{file}"))
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert content(mini(tmp_path, "second")) == content(first)
 
