@@ -117,12 +117,10 @@ def held(folder: Path) -> Iterator[None]:
                 f"Another prepare is writing into {folder}.",
                 hint="Wait for it to end, or name another folder with --out.",
             )
-        yield
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-    except BaseException:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        raise
+        try:
+            yield
+        finally:  # Never of a folder that another one holds, which may be empty still.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     finally:
         os.close(descriptor)

@@ -17,9 +17,8 @@ def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
 
 
 def modules_of(trainer: Path) -> dict[str, Path]:
-    """The trainer's modules that go to the machine, by name: those that train, not those that prepare shards."""
-    found = {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
-    return {name: path for name, path in found.items() if not name.startswith("prepare/")}
+    """The trainer's modules, which go to the machine, by name."""
+    return {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
 
 
 def _data(plan: Plan) -> dict[str, Path | bytes]:

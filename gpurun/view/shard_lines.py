@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpurun.core.run_plan import DataSummary
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_whole, short_hash
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, line
@@ -17,14 +18,9 @@ _BAR_CELLS = 24
 
 @dataclass(frozen=True)
 class DataFigures:
-    """What is told of a folder of shards; `source` is as in its data.json, `shards` their number by split."""
+    """What a folder of shards holds; `source` is as in its data.json, `shards` their number by split."""
 
-    tokenizer: str
-    tokenizer_sha256: str
-    vocab_size: int
-    train_tokens: int
-    val_tokens: int
-    shard_bytes: int
+    found: DataSummary
     source: Mapping[str, Any]
     skipped: Mapping[str, int] = field(default_factory=dict)
     shards: Mapping[str, int] = field(default_factory=dict)
@@ -33,11 +29,12 @@ class DataFigures:
 
 def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
     """The folder's name, then one row for each thing to know."""
+    found = data.found
     rows = [
-        ("train", f"{format_whole(data.train_tokens)} tokens{_in_shards(data, 'train')}"),
-        ("held out", f"{format_whole(data.val_tokens)} tokens{_in_shards(data, 'val')}{_share(data)}"),
-        ("tokeniser", f"{data.tokenizer}, {format_whole(data.vocab_size)} ids, {short_hash(data.tokenizer_sha256)}"),
-        ("on disk", format_bytes(data.shard_bytes)),
+        ("train", f"{format_whole(found.train_tokens)} tokens{_in_shards(data, 'train')}"),
+        ("held out", f"{format_whole(found.val_tokens)} tokens{_in_shards(data, 'val')}{_share(data)}"),
+        ("tokeniser", f"{found.tokenizer}, {format_whole(found.vocab_size)} ids, {short_hash(found.tokenizer_sha256)}"),
+        ("on disk", format_bytes(found.bytes)),
         ("made of", _source(data.source)),
     ]
     if data.eot:
@@ -70,8 +67,8 @@ def _in_shards(data: DataFigures, split: str) -> str:
 
 
 def _share(data: DataFigures) -> str:
-    every = data.train_tokens + data.val_tokens
-    return f" ({100 * data.val_tokens / every:.2f} %)" if every else ""
+    every = data.found.train_tokens + data.found.val_tokens
+    return f" ({100 * data.found.val_tokens / every:.2f} %)" if every else ""
 
 
 def _source(source: Mapping[str, Any]) -> str:

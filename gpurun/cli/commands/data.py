@@ -18,7 +18,6 @@ from gpurun.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from gpurun.core.run_plan import DataSummary
-    from gpurun.view.shard_lines import DataFigures
 
 app = typer.Typer(help="Make shards from text, and check them.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards, with a data.json.")]
@@ -91,7 +90,7 @@ def _prepared(
     from gpurun.data.run_shards import order_for
     from gpurun.data.shard_folder import inspect_data
     from gpurun.planning.recipe import load_recipe, resolve
-    from gpurun.view.shard_lines import data_lines
+    from gpurun.view.shard_lines import DataFigures, data_lines
 
     name = recipe or session.settings["recipe"].value
     resolved = resolve(load_recipe(name), "full")
@@ -113,7 +112,7 @@ def _prepared(
         return Result(exit_code=ExitCode.INTERRUPTED, after=kept)
     finally:
         bar.end()
-    figures = _figures(found, manifest, skipped=made.passed_over)
+    figures = DataFigures(found, manifest["source"], skipped=made.passed_over)
     text = session.draw(data_lines(place.name, figures, session.style))
     after = f"Train on it: gpurun train {shlex.quote(name)} --data {shlex.quote(out or place.name)}"
     data = {**found.model_dump(exclude={"beside"}), "made": made.made, "documents": manifest["source"]["documents"]}
@@ -182,26 +181,10 @@ def inspect(session: Session, folder: Folder) -> Result:
 
 def _told(session: Session, name: str, found: DataSummary, manifest: Mapping[str, Any], *, after: str = "") -> Result:
     """What a folder of shards holds."""
-    from gpurun.view.shard_lines import data_lines
+    from gpurun.view.shard_lines import DataFigures, data_lines
 
     shards = {split: len(manifest[split]) for split in ("train", "val")}
-    figures = _figures(found, manifest, shards=shards, eot=str(manifest.get("eot", "unknown")))
+    figures = DataFigures(found, manifest["source"], shards=shards, eot=str(manifest.get("eot", "unknown")))
     told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
     text = session.draw(data_lines(name, figures, session.style))
     return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text, after=after)
-
-
-def _figures(found: DataSummary, manifest: Mapping[str, Any], **more: Any) -> DataFigures:
-    """What is told of a folder of shards."""
-    from gpurun.view.shard_lines import DataFigures
-
-    return DataFigures(
-        tokenizer=found.tokenizer,
-        tokenizer_sha256=found.tokenizer_sha256,
-        vocab_size=found.vocab_size,
-        train_tokens=found.train_tokens,
-        val_tokens=found.val_tokens,
-        shard_bytes=found.bytes,
-        source=manifest["source"],
-        **more,
-    )

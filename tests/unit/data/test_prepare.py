@@ -373,11 +373,11 @@ def test_asked_for_again_a_finished_folder_is_left_as_it_is(corpus: Path, tmp_pa
 
 def test_two_prepares_into_one_folder_are_refused(corpus: Path, tmp_path: Path) -> None:
     with prepare_state.held(tmp_path / "out"):
-        (tmp_path / "out" / "x").touch()
         with pytest.raises(UsageError, match="Another prepare is writing") as error:
             made(corpus, tmp_path / "out")
+        assert (tmp_path / "out").exists(), "the first keeps its folder, empty as it is"
     assert error.value.code == "prepare.busy"
-    assert (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_path: Path) -> None:
