@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.core import aws_session
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import RunHeld
 from gpurun.core.known_hosts import known_host, remember_host
@@ -160,3 +161,27 @@ def test_threads_that_ask_aws_at_once_share_one_session_and_one_client(
         thread.join()
     assert most == 1
     assert made == [1]
+
+
+def test_threads_that_need_aws_credentials_at_once_ask_for_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class SlowCall:
+        def __init__(self, _: object) -> None:
+            threading.Event().wait(0.05)
+            asked.append(1)
+
+        def wait(self, seconds: float) -> bool:
+            return seconds > 0
+
+        def result(self) -> str:
+            return "session"
+
+    monkeypatch.setattr(aws_session, "Background", SlowCall)
+    session = aws_session.AwsSession(VirtualClock())
+    threads = [threading.Thread(target=session.keyed) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert asked == [1]
