@@ -7,7 +7,6 @@ tokenised with a space before it, as it would follow the context; so the figures
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import items as question_items
 from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.core.paths import write_atomic
 from gpurun.data.refusals import preparing
 from gpurun.data.sources import Say
 
@@ -27,23 +27,16 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
 
     Raises UsageError for a file that cannot be read, and names the line that is no question with its answer.
     """
-    count = 0
-    half = shards / f".{question_items.FILE}.{os.getpid()}"
-    try:
-        with preparing("Nothing was left behind."), half.open("w", encoding="utf-8") as out:
-            tokenizer = _tokenizer_of(shards, say)
-            for context, endings, label in _questions(questions):
-                first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {one}" for one in endings)]))
-                out.write(json.dumps({"context": first, "endings": rest, "label": label}) + "\n")
-                count += 1
-            out.flush()
-            os.fsync(out.fileno())
-        if not count:
+    lines, written = [], shards / question_items.FILE
+    with preparing("Nothing was left behind."):
+        tokenizer = _tokenizer_of(shards, say)
+        for context, endings, label in _questions(questions):
+            first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {one}" for one in endings)]))
+            lines.append(json.dumps({"context": first, "endings": rest, "label": label}) + "\n")
+        if not lines:
             raise UsageError("data.empty", f"{questions} holds no question.", hint="Take hellaswag_val.jsonl.")
-        os.replace(half, shards / question_items.FILE)
-    finally:
-        half.unlink(missing_ok=True)
-    return shards / question_items.FILE, count
+        write_atomic(written, "".join(lines).encode())
+    return written, len(lines)
 
 
 def _tokenizer_of(shards: Path, say: Say) -> tokenizers.TextTokenizer:

@@ -18,7 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.lifecycle import driver
 from gpurun.lifecycle.context import BETWEEN_S, Context
-from gpurun.lifecycle.instance import terminate
+from gpurun.lifecycle.instance import monitor, terminate
 from gpurun.lifecycle.steps import close_run
 from gpurun.providers.fake import cloud
 from gpurun.providers.local import LocalProvider
@@ -93,6 +93,23 @@ def test_the_destroy_is_sent_although_a_call_hangs(own: Home, hanging: str) -> N
     assert driven.wait(20)
     world.let_go.set()
     assert driven.result() is ExitCode.INTERRUPTED
+    assert world.cloud.alive == []
+
+
+def test_a_second_machine_is_ended_although_a_call_hangs(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = RealWorld(own, "far.poll")
+    world.cloud.creates = ["made twice"]
+    world.cloud.list_lag_s = 1.5
+    monkeypatch.setattr(monitor, "SOON_S", 0.3)
+    monkeypatch.setattr(monitor, "LATER_S", 0.3)
+    driven = Background(world.drive)
+    assert world.hangs.wait(20)
+    for _ in ticks(world.clock, 0.05, LIMIT_S):
+        if len(world.cloud.alive) == 1:
+            break
+    assert len(world.cloud.alive) == 1
+    world.let_go.set()
+    assert driven.wait(20)
     assert world.cloud.alive == []
 
 

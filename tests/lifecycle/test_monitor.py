@@ -59,8 +59,9 @@ def test_a_second_machine_that_the_list_shows_late_is_ended_while_the_first_one_
     assert second.died_s < 100
     assert first.died_s is not None
     assert first.died_s < LEASE.total_s - 60, "what the second one cost is taken off its time"
-    assert world.far.shortened
-    assert world.far.shortened[-1][1] < world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"] - 50
+    planned = world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"]
+    told_first, told_last = world.far.shortened[0][1], world.far.shortened[-1][1]
+    assert told_last < told_first < planned - 60 - LEASE.destroy_s - LEASE.kill_allowance_s, "it is still to be ended"
     assert incidents(world)[:2] == ["create.duplicate", "create.duplicate_gone"]
     assert kept(world)
 
@@ -88,6 +89,14 @@ def test_where_the_cap_does_not_pay_for_both_no_second_one_is_asked_for(world: W
     assert kept(world)
 
 
+def test_a_third_one_is_asked_for_only_where_the_cap_pays_for_all_that_may_exist(world: World) -> None:
+    capped(world, 2)
+    world.cloud.creates = [str(Fault.DROPPED)] * 3
+    assert world.drive() is ExitCode.NO_OFFER
+    assert world.cloud.created == 2
+    assert incidents(world) == ["create.unseen"]
+
+
 def test_a_create_that_never_arrived_is_looked_for_until_its_deadline_and_costs_nothing(world: World) -> None:
     world.cloud.creates = [str(Fault.DROPPED)]
     assert world.drive() is ExitCode.NO_OFFER
@@ -98,13 +107,14 @@ def test_a_create_that_never_arrived_is_looked_for_until_its_deadline_and_costs_
 
 
 def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
-    rose_s = 100.0
+    rose_s, began_wall = 100.0, world.clock.wall()
     world.cloud.told_rate = lambda verb: usd(4) if world.clock.monotonic() >= rose_s else RATE
     assert world.drive() is ExitCode.BUDGET_STOP
     (box,) = world.cloud.boxes
     assert box.died_s is not None
     paid = total(cost_of(RATE, rose_s), cost_of(usd(4), box.died_s - rose_s))
     assert incidents(world) == ["price.rose"]
+    assert world.far.shortened[-1][1] < began_wall + box.died_s, "the trainer is told in time to save"
     assert paid <= (world.plan.cap_micros or Micros(0))
     assert paid > (world.plan.cap_micros or 0) * 0.45, "it is not ended before it has to be"
 

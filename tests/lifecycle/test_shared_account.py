@@ -172,6 +172,18 @@ def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
     assert (found.fate, found.owner.whose, found.owner.run) == ("within lease", "here", "fox-41")
 
 
+def test_a_second_machine_past_its_deadline_ends_without_the_run_whose_own_is_within_its_lease(
+    world: World, reap: Reap
+) -> None:
+    own, past = world.cloud.boxes[0], world.clock.wall() - 60
+    token = make_token(world.home.id, past, "fox-41")
+    extra = world.cloud.create(own.order.model_copy(update={"token": token, "deadline_wall": past}))
+    told = {"code": "create.duplicate", "message": "A second machine.", "id": extra.id, "token": token}
+    Journal.open(world.folder.journal, world.clock).append(Event.INCIDENT, told)
+    assert reap(world.home)[0] == 0
+    assert [box.id for box in world.cloud.alive] == [own.id]
+
+
 def test_a_long_runs_machine_without_its_tags_is_found_in_the_journal_of_its_whole_name(tmp_path: Path) -> None:
     token = make_token("3fa9c1", 1_800_009_000.0, "a-run-with-the-longest-name-that-fits")
     home = Home(tmp_path / "home").prepare()
@@ -191,12 +203,13 @@ def test_side_resources_of_another_home_stay_within_their_lease(world: World, ot
     world.cloud.profile = replace(world.cloud.profile, leaves=("ssh_key",))
     order = world.cloud.boxes[0].order
     world.cloud._leave_things(order)
-    world.cloud.boxes[0].died_s = world.clock.monotonic()
 
     def fates(home: Home, **asked: bool) -> list[str]:
         asks = {"remove_all": False, "look_only": False, **asked}
         return [one.fate for one in sweep_leftovers([world.cloud], home, world.clock, **asks)]
 
+    assert fates(other, remove_all=True, anyones=True) == ["kept"], "its machine lives"
+    world.cloud.boxes[0].died_s = world.clock.monotonic()
     assert fates(other, remove_all=True) == ["kept"]
     assert fates(other, remove_all=True, anyones=True, look_only=True) == ["kept"]
     assert fates(world.home, remove_all=True) == ["removed"]

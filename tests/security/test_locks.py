@@ -6,15 +6,16 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpurun.core import aws_session
+from gpurun.core import aws_session, paths
 from gpurun.core.clock import VirtualClock
-from gpurun.core.errors import RunHeld
+from gpurun.core.errors import RunHeld, SetupError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop, read_stop_request
@@ -185,3 +186,46 @@ def test_threads_that_need_aws_credentials_at_once_ask_for_them_once(monkeypatch
     for thread in threads:
         thread.join()
     assert asked == [1]
+
+
+def test_credentials_that_hang_are_given_up_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another thread may have begun to ask again in between, and its answer would be thrown away."""
+    session, hangs, is_held, seen = aws_session.AwsSession(VirtualClock()), threading.Event(), threading.Event(), []
+
+    class Hangs:
+        def __init__(self, _: object) -> None: ...
+
+        def wait(self, seconds: float) -> bool:
+            hangs.set()
+            return not is_held.wait(5)
+
+    def hold() -> None:
+        hangs.wait(5)
+        with session._lock:
+            is_held.set()
+            threading.Event().wait(0.1)
+            seen.append(session._asking)
+
+    monkeypatch.setattr(aws_session, "Background", Hangs)
+    holder = threading.Thread(target=hold)
+    holder.start()
+    with pytest.raises(SetupError):
+        session.keyed()
+    holder.join()
+    assert isinstance(seen[0], Hangs)
+    assert session._asking is None
+
+
+def test_threads_that_need_the_homes_id_at_once_are_given_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them would make machines that this home takes for somebody else's."""
+    write = paths.write_atomic
+
+    def slowly(*what: object) -> None:
+        threading.Event().wait(0.05)
+        write(*what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(paths, "write_atomic", slowly)
+    with ThreadPoolExecutor(6) as pool:
+        assert len({*pool.map(lambda _: Home(tmp_path / "home").id, range(6))}) == 1

@@ -34,7 +34,8 @@ _SYNCS = (f"{_SIM}test_syncs.py", f"{_SAFE}test_syncs_far_and_near.py")
 _CLOUD = (
     f"{_LIFE}test_faults.py", f"{_LIFE}test_matrix_provision.py", f"{_LIFE}test_matrix_run.py",
     f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_offers_in_turn.py",
-    f"{_LIFE}test_money_review.py", f"{_LIFE}test_other_account.py",
+    f"{_LIFE}test_money_review.py", f"{_LIFE}test_other_account.py", f"{_LIFE}test_monitor.py",
+    f"{_LIFE}test_hanging_calls.py", f"{_LIFE}test_late.py", f"{_LIFE}test_rate.py", f"{_LIFE}test_left_billed.py",
     f"{_SIM}test_found.py", f"{_SIM}test_crash_sweep.py", f"{_SIM}test_scenarios.py",
 )  # fmt: skip
 _UNWRITTEN = (f"{_LIFE}test_full_disk.py", f"{_LIFE}test_never_gives_up.py")
@@ -60,7 +61,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/": _CLOUD,
     "gpurun/lifecycle/steps/await_ready.py": (*_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py"),
     "gpurun/ledger/runs.py": _SYNCS,
-    "gpurun/lifecycle/steps/close_run.py": (f"{_LIFE}test_late.py", f"{_LIFE}test_left_billed.py", *_CLOUD),
+    "gpurun/lifecycle/instance/monitor.py": (f"{_LIFE}test_monitor.py", *_CLOUD),
+    "gpurun/lifecycle/steps/close_run.py": (f"{_LIFE}test_late.py", *_CLOUD),
     "gpurun/lifecycle/instance/terminate.py": (*_CLOUD, f"{_LIFE}test_never_gives_up.py"),
     "gpurun/lifecycle/steps/destroy_machine.py": (f"{_LIFE}test_ends_itself.py", *_CLOUD),
     "gpurun/core/stop_request.py": (f"{_SAFE}test_locks.py", f"{_LIFE}test_money_review.py", *_UNWRITTEN),
@@ -81,8 +83,16 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/planning/compile_cache.py": (f"{_LIFE}test_warm.py",),
     "gpurun/planning/verified_run.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
     "gpurun/planning/continue_from.py": (f"{_LIFE}test_continuing.py",),
-    "gpurun/data/run_shards.py": (f"{_UNIT}test_shards.py",),
-    "gpurun/lifecycle/reaper.py": (f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_money_review.py", *_CLOUD),
+    "gpurun/data/": (
+        f"{_UNIT}data", f"{_UNIT}test_prepare_hub.py", f"{_UNIT}test_shards.py", f"{_UNIT}test_data_verbs.py",
+        f"{_UNIT}test_executors.py",
+    ),
+    "gpurun/data/adopt.py": (f"{_UNIT}test_adopt.py",),
+    "gpurun/data/foreign_shards.py": (f"{_UNIT}test_adopt.py",),
+    "gpurun/data/dedupe/": (f"{_UNIT}test_dedupe.py", f"{_UNIT}test_dedupe_prepare.py"),
+    "gpurun/data/hellaswag.py": (f"{_UNIT}test_hellaswag_items.py",),
+    "gpurun/data/run_shards.py": (f"{_UNIT}test_shards.py", f"{_UNIT}data/test_prepare.py"),
+    "gpurun/lifecycle/reaper.py": (f"{_LIFE}test_shared_account.py", f"{_LIFE}test_matrix_destroy.py", *_CLOUD),
     **dict.fromkeys(
         (
             "gpurun/planning/staging.py",

@@ -358,7 +358,8 @@ def make_empty(folder: Path) -> None:
 
 
 def make_text(folder: Path) -> None:
-    (folder / "notes.txt").write_text(TEXT)
+    for name in ("notes.txt", "notes_train.npy"):
+        (folder / name).write_text(TEXT)
 
 
 UNUSABLE = {

@@ -246,14 +246,20 @@ def _without_owl(links: Records) -> Records:
     return [links[0], links[2] | {"seq": 2, "prev": links[0]["receipt_sha256"]}]
 
 
+def _spaced(receipt: Path) -> None:
+    """The same envelope in other bytes."""
+    receipt.write_text(json.dumps(json.loads(receipt.read_bytes()), indent=3))
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         (lambda home: rewrite_chain(home, _without_owl), "receipt #2 (elk-33) is not the one in the chain"),
         (lambda home: home.run("owl-07").receipt.write_text("{}"), "receipt #2 (owl-07) is not the one in the chain"),
+        (lambda home: _spaced(home.run("owl-07").receipt), "receipt #2 (owl-07) is not the one in the chain"),
         (lambda home: home.run("owl-07").receipt.unlink(), "receipt #2 (owl-07) is missing"),
     ],
-    ids=["removed with its line", "changed", "removed"],
+    ids=["removed with its line", "changed", "other bytes", "removed"],
 )
 def test_a_kept_head_stands_for_every_receipt_whichever_runs_are_asked_for(
     home: Home, change: Callable[[Home], Any], what: str

@@ -56,6 +56,16 @@ def test_made_by_another_tokeniser(tmp_path: Path) -> None:
     assert refused(folder_of_shards(tmp_path / "s"), tokenizer="gpt2") == "data.other_tokenizer"
 
 
+def test_shards_of_some_other_gpt2_tokeniser_are_not_given_gpt2s_words(tmp_path: Path) -> None:
+    other = {"name": "gpt2", "sha256": "0" * 64, "vocab_size": 97, "eot_id": None}
+    folder = folder_of_shards(tmp_path / "s", tokenizer=other)
+    record = resolve(load_recipe("mini-gpt"), "full", ["data.tokenizer=gpt2", "model.context=8"]).record
+    places = {"into": tmp_path / "out", "cache": tmp_path / "cache"}
+    with pytest.raises(UsageError) as raised:
+        prepared(record, str(folder), **places, say=lambda _: None)
+    assert raised.value.code == "data.other_tokenizer"
+
+
 @pytest.mark.parametrize("is_text", [True, False])
 def test_less_than_a_batch_is_refused_at_home_as_prepare_does(tmp_path: Path, is_text: bool) -> None:
     """It was trained on, over and over within every step, on paid time."""

@@ -18,7 +18,6 @@ from types import TracebackType
 import numpy as np
 
 from gpurun.core.errors import UsageError
-from gpurun.core.installed_files import shards as shard_files
 from gpurun.data.dedupe.fingerprint import PERMUTATIONS, band_keys, signature, text_key, url_key
 from gpurun.data.documents import Document
 
@@ -160,9 +159,7 @@ class SignatureWriter:
         self._file.seek(0)
         self._file.write(json.dumps(record).encode("utf-8").ljust(_HEADER_BYTES))
         self._file.flush()
-        os.fsync(self._file.fileno())
         os.rename(self._unfinished, self._path)
-        shard_files.sync_folder(self._path.parent)
 
 
 class SignatureFile:

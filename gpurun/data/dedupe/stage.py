@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,10 +64,7 @@ def find_duplicates(
     entries = []
     for index, ordinals in enumerate(found.ordinals):
         path = _dropped_path(folder, index)
-        with open(path, "wb") as file:
-            file.write(ordinals.astype("<u4", copy=False).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+        path.write_bytes(ordinals.astype("<u4", copy=False).tobytes())
         entries.append({"name": path.name, "documents": len(ordinals), "sha256": shard_files.sha256_of_file(path)})
     record = {
         "v": 1,

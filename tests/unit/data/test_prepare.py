@@ -453,11 +453,19 @@ def test_the_second_run_takes_the_cache_and_gets_the_same(tmp_path: Path) -> Non
     assert [line for line in talk if "in the cache" in line]
 
 
-@pytest.mark.parametrize("file", ["train_*.bin", "vocab.json"])
-def test_a_damaged_cache_entry_is_made_again(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train_*.bin", lambda raw: raw[:-9]),
+        ("vocab.json", lambda raw: raw[:-9]),
+        ("vocab.json", lambda raw: json.dumps({"tokens_b64": json.loads(raw)["tokens_b64"][::-1]}).encode()),
+    ],
+    ids=["a shard", "no vocabulary", "another vocabulary"],
+)
+def test_a_damaged_cache_entry_is_made_again(tmp_path: Path, file: str, damage: Callable[[bytes], bytes]) -> None:
     first = mini(tmp_path, "first")
     damaged = next((tmp_path / "cache").glob(f"*/{file}"))
-    damaged.write_bytes(damaged.read_bytes()[:-9])
+    damaged.write_bytes(damage(damaged.read_bytes()))
     assert content(mini(tmp_path, "second")) == content(first)
 
 
