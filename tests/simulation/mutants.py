@@ -126,6 +126,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/remote/agent/": (*_SYNCS, f"{_SAFE}test_locks.py", *_AGENT),
     "gpurun/remote/agent/watchdog.py": (f"{_UNIT}bucket/test_linger.py", *_AGENT),
     "gpurun/remote/agent/setup_process.py": (f"{_FAR}test_agent_setup.py",),
+    "gpurun/providers/_http.py": (f"{_UNIT}test_http.py", f"{_UNIT}test_lambda.py"),
     "gpurun/providers/aws/": (f"{_SAFE}test_locks.py", f"{_UNIT}test_aws.py"),
     "gpurun/providers/local": ("tests/contract/test_local.py", "tests/contract/test_provider.py"),
     "gpurun/providers/ssh.py": (*_SYNCS, f"{_UNIT}test_ssh_provider.py"),

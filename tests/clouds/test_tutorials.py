@@ -1,0 +1,67 @@
+"""The tutorials, typed as they stand: each line of their ```sh blocks is a command that ends as it should."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.secrets import child_environment
+from tests.clouds.rented import SMALL, runpod, somebody
+from tests.emulators import guests
+
+pytestmark = pytest.mark.slow
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def commands(page: str) -> list[str]:
+    """What a reader of a page types, line by line."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def typed(line: str, folder: Path, environment: Mapping[str, str], stdin: str = "") -> str:
+    """What a command says, in the folder where the reader works; one that fails is a failure of the page."""
+    gpurun = f'gpurun() {{ "{sys.executable}" -m gpurun "$@"; }}\n'
+    told = {**environment, "PYTHONPATH": str(DOCS.parent)}
+    command = ["bash", "-c", gpurun + line]
+    done = subprocess.run(command, cwd=folder, env=told, input=stdin, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_the_course_lab_ends_with_what_a_learner_hands_in(tmp_path: Path) -> None:
+    environment = child_environment({"GPURUN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
+    said = {line.partition(" --")[0]: typed(line, tmp_path, environment) for line in commands("COURSE-LAB.md")}
+    assert "28 k parameters" in said["gpurun plan course-lab"]
+    assert "0 problems" in said["gpurun audit"]
+    card = (tmp_path / "receipt.md").read_text()
+    for what in (
+        "smoke test complete",
+        "device: cpu",
+        "step 0300 | loss 0.0",
+        "## Sample",
+        "trainer/model.py:",
+        "sha256",
+    ):
+        assert what in card
+
+
+@pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
+def test_the_first_dollar_is_spent_on_an_emulated_runpod_and_proven_spent(tmp_path: Path) -> None:
+    """A container without CUDA is taken, and the training is shorter; all else is as the page has it."""
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        environment = user.environment()
+        key = environment.pop("RUNPOD_API_KEY")
+        said = {}
+        for line in commands("FIRST-DOLLAR.md"):
+            more = f" --yes --accept-cpu {' '.join(SMALL)}" if line.startswith("gpurun train") else ""
+            stdin = f"{key}\n" if line.startswith("gpurun auth") else ""
+            said[line.split()[1]] = typed(line + more, tmp_path, environment, stdin)
+        assert cloud.alive() == []
+        assert cloud.meter.total_micros() < 1_000_000
+        assert "0 problems" in said["audit"]
