@@ -78,6 +78,8 @@ class Shipping(Is):
     bucket: str | None
     to_bucket_bytes: int | None
     from_bucket_bytes: int | None
+    public: NotRequired[str]
+    public_bytes: NotRequired[int]
 
 
 class Facts(Is):

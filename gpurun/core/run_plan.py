@@ -184,11 +184,21 @@ class Candidate(Frozen):
     reach: Reach | None = None
 
 
+class PublicFile(Frozen):
+    """A public shard that the machine downloads itself: its name among the data, and what it must be."""
+
+    name: str
+    url: str
+    bytes: int
+    sha256: str
+
+
 class DataSummary(Frozen):
     """The shards that a run trains on, in `folder`.
 
     `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
-    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows".
+    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `public` are those of
+    the shards that are not in the folder; `bytes` counts them too.
     """
 
     folder: str
@@ -202,6 +212,19 @@ class DataSummary(Frozen):
     sha256: str
     source: str
     passed_over: str = ""
+    public: tuple[PublicFile, ...] = ()
+    public_origin: str = ""
+    """The hub that the user named in place of huggingface.co, which may be in a network of their own."""
+
+    @property
+    def public_bytes(self) -> int:
+        """What the machine downloads itself."""
+        return sum(file.bytes for file in self.public)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the machine downloads its shards itself; before they are asked for, their source's name tells."""
+        return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
 class StagePlan(Frozen):

@@ -27,9 +27,18 @@ from gpurun.core.run_plan import DataSummary
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.prepare_state import is_begun
+from gpurun.data.public_shards import downloaded_by_the_machine
 from gpurun.data.refusals import preparing, tally
 from gpurun.data.shard_folder import demand_whole, inspect
-from gpurun.data.source_names import BUILT_IN, BUILT_IN_PAIRS, HUB, ON_THE_HUB, STDLIB, missing_shards
+from gpurun.data.source_names import (
+    BUILT_IN,
+    BUILT_IN_PAIRS,
+    HUB,
+    ON_THE_HUB,
+    STDLIB,
+    missing_shards,
+    public_shards,
+)
 from gpurun.data.sources import Say, open_source
 
 
@@ -76,6 +85,8 @@ def prepared(
         with preparing("Nothing was left behind."):
             if data is not None and (Path(data).expanduser() / "data.json").exists():
                 return _checked(resolved, Path(data).expanduser().absolute(), data, into, say)
+            if public := public_shards(data, wanted["source"]):
+                return _public(resolved, public, into, say)
             if data is None and wanted["source"] not in BUILT_IN:
                 raise missing_shards(wanted["source"])
             if data is not None:
@@ -94,6 +105,16 @@ def prepared(
     found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
     _demand_enough(found, resolved, source)
     return found.model_copy(update={"passed_over": "" if source in BUILT_IN else tally(passed_over)})
+
+
+def _public(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
+    """Shards that the machine downloads itself, with what they need beside them in `into`."""
+    found = downloaded_by_the_machine(data, resolved, into, say)
+    tokenizer = tokenizers.tokenizer_of(found.tokenizer, tokenizers.read_vocabulary(into))
+    write_prompts(into, tokenizer, tuple(resolved["sample"]["prompts"]), say)
+    _demand_questions(resolved, into, data)
+    _demand_enough(found, resolved, data)
+    return found
 
 
 def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:

@@ -17,7 +17,21 @@ ON_THE_HUB = {
     "fineweb-edu-10b": "hf:HuggingFaceFW/fineweb-edu/sample/10BT",
     "fineweb-100b": "hf:HuggingFaceFW/fineweb/sample/100BT",
 }
-"""Where the sources of the bundled recipes are to be had."""
+"""Where the texts of the bundled recipes are to be had."""
+PUBLIC_SHARDS = {
+    "fineweb-edu-10b": "hf:kjj0/finewebedu10B-gpt2",
+    "fineweb-10b": "hf:kjj0/fineweb10B-gpt2@889765ea1f903759787add96995d81171b632d0c",
+}
+"""Where ready shards of them are, in llm.c's format: what a recipe trains on where no --data is given."""
+
+
+def public_shards(data: str | None, source: str) -> str:
+    """The public shards that the machine is to download, "" where the data comes from here.
+
+    `hf:OWNER/NAME@REVISION`, or a list of addresses in TOML: what --data names, else where the recipe's source is.
+    """
+    named = PUBLIC_SHARDS.get(source, "") if data is None else data
+    return named if named.startswith(HUB) or named.endswith(".toml") else ""
 
 
 def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:

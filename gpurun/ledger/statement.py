@@ -135,16 +135,22 @@ def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Eviden
 
 
 def _shipping(records: Sequence[Record]) -> Shipping:
-    """Which bytes went which way, as sent: over SSH, to the bucket before renting, from the bucket to the machine."""
+    """Which bytes went which way, as sent: over SSH, to the bucket before renting, from the bucket to the machine.
+
+    Shards that the machine downloaded are told with the set that they are of.
+    """
     staged, shipped = last_of(records, Event.STAGE_OBSERVED), last_of(records, Event.SHIP_OBSERVED)
     there, ways = (staged.data if staged else {}), (shipped.data if shipped else {})
-    return {
+    told: Shipping = {
         "is": MEASURED,
         "by_ssh_bytes": ways.get("sent_bytes"),
         "bucket": plain_data(there.get("url")),
         "to_bucket_bytes": there.get("sent_bytes"),
         "from_bucket_bytes": ways.get("pulled_bytes"),
     }
+    if "public" in ways:
+        told |= {"public": plain_data(ways["public"]), "public_bytes": ways["public_bytes"]}
+    return told
 
 
 def _instance(records: Sequence[Record], rentals: Sequence[Rental]) -> Machine | None:

@@ -11,7 +11,7 @@ from gpurun.core.credentials import require_credential
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, Plan, Request
-from gpurun.data.source_names import BUILT_IN, missing_shards
+from gpurun.data.source_names import BUILT_IN, missing_shards, public_shards
 from gpurun.planning.budget import disk_gb_on
 from gpurun.planning.candidates import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.planning.catalog import asked_as, terms_of
@@ -82,8 +82,9 @@ def rented_plan(
 
     if request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
-    if request.data is None and full.tables.data.source not in BUILT_IN:
-        raise missing_shards(full.tables.data.source, request.recipe_word)
+    source = full.tables.data.source
+    if request.data is None and source not in BUILT_IN and not public_shards(None, source):
+        raise missing_shards(source, request.recipe_word)
     names = _with_keys(request, home)
     priors, damage = load_priors(home)
     asked_mono, market = clock.monotonic(), _market(request, full, names, home, clock)

@@ -24,6 +24,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
+from gpurun.data.source_names import HUB
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import find_run, look, planned_runs
@@ -226,6 +227,8 @@ def _recipe_of(run: VerifiedRun, asked: Request) -> str:
 
 def _shards_of(run: VerifiedRun, plan: Plan, asked: Request) -> str | None:
     """The shards that a run trained on, where they are still there; else what it was given, if that was not they."""
+    if plan.data.public:
+        return plan.data.source if plan.data.source.startswith(HUB) else asked.data
     there = run.folder.now_at(plan.data.folder)
     if os.path.isfile(os.path.join(there, "data.json")):  # Of another user's folder it says no, and raises nothing.
         return there

@@ -19,6 +19,7 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
+from gpurun.data.source_names import public_shards
 from gpurun.ledger.chain import has_receipt
 from gpurun.planning.candidates import quote
 from gpurun.planning.catalog import parse_gpu
@@ -110,6 +111,8 @@ def _planned(
             from gpurun.planning.staging import with_stage
 
             return with_stage(made, None, clock)
+        if public_shards(request.data, full.tables.data.source):
+            return made
         return made.model_copy(update={"notes": (*made.notes, *advice(made.offer, made.uplink, made.ship_bytes))})
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
@@ -151,7 +154,8 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
     full = _going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
     begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
-    best = None if request.choices.stage else next(iter(quoted.candidates), None)
+    is_sent = not request.choices.stage and not public_shards(request.data, full.tables.data.source)
+    best = next(iter(quoted.candidates), None) if is_sent else None
     cure = advice(best.offer, quoted.uplink, quoted.load.ship_bytes) if best else ()
     return quoted.candidates, (*quoted.notes, *cure, *begins)
 
@@ -227,11 +231,10 @@ def with_bundle(plan: Plan, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
     from gpurun.planning.compile_cache import warm_notes
     from gpurun.planning.staging import with_stage
-    from gpurun.planning.upload_list import modules_of, sources_of
-    from gpurun.remote.archive import survey
+    from gpurun.planning.upload_list import modules_of, surveyed
 
     trainer = bundle_root() / "trainer"
-    seen = survey(sources_of(plan, trainer))
+    seen = surveyed(plan, trainer)
     seen.demand_clean()
     modules = {name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()}
     update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest_of(modules)}

@@ -32,7 +32,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     cannot be used.
     """
     if not plan.choices.stage:
-        worth_bytes = sum(file.bytes for file in seen.files if is_worth_staging(file.bytes)) if seen else 0
+        worth_bytes = sum(file.bytes for file in _worth_staging(seen))
         told = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
         return plan.model_copy(update={"notes": (*plan.notes, *told)})
     address = parse_address(plan.choices.stage)
@@ -44,7 +44,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         return plan.model_copy(update={"notes": (*plan.notes, note)})
     bucket = Bucket(address, clock)
     bucket.look()
-    files = [file for file in (seen.files if seen else ()) if is_worth_staging(file.bytes)]
+    files = _worth_staging(seen)
     there = _there(bucket, files, plan)
     whole, found = sum(file.bytes for file in files), sum(file.bytes for file in there)
     stage = StagePlan(
@@ -59,6 +59,10 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         saves_s=int(8 * whole / plan.uplink.bits_per_s - 8 * whole / BUCKET_BITS_PER_S),
     )
     return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, stage, plan))})
+
+
+def _worth_staging(seen: Survey | None) -> list[PackedFile]:
+    return [file for file in (seen.files if seen else ()) if file.is_here and is_worth_staging(file.bytes)]
 
 
 def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:

@@ -16,13 +16,14 @@ from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
 from gpurun.core.run_plan import DataSummary, Request, Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
-from gpurun.data.source_names import BUILT_IN
+from gpurun.data.source_names import BUILT_IN, public_shards
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
 from gpurun.view.number_format import format_bytes, format_duration
 
 DOWNLINK_BITS_PER_S = 50e6
 BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
+PUBLIC_BITS_PER_S = 5e8  # What it is counted to download public shards with; it is given twice the time.
 WORTH_A_BUCKET_S = 120
 """Of paid time that going by a bucket saves: less is not worth a word."""
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
@@ -40,12 +41,14 @@ EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that le
 class Load:
     """What has to travel and to be stored, and how fast it gets there and home: that by a bucket is an assumption.
 
-    `setup_s` is the limit for what has to run on the machine before anything is sent.
+    `setup_s` is the limit for what has to run on the machine before anything is sent. Of the bytes that are shipped the
+    machine downloads `public_bytes` itself.
     """
 
     ship_bytes: int
     collect_bytes: int
     disk_gb: int
+    public_bytes: int = 0
     uplink_bits_per_s: float = Uplink().bits_per_s
     downlink_bits_per_s: float = DOWNLINK_BITS_PER_S
     setup_s: int = 0
@@ -53,7 +56,8 @@ class Load:
     @property
     def ship_s(self) -> int:
         """The limit for shipping."""
-        return SHIP_START_S + ceil(8 * self.ship_bytes / self.uplink_bits_per_s)
+        sent_s = 8 * (self.ship_bytes - self.public_bytes) / self.uplink_bits_per_s
+        return SHIP_START_S + ceil(sent_s + download_s(self.public_bytes))
 
     @property
     def collect_s(self) -> int:
@@ -64,6 +68,11 @@ class Load:
     def leaving_bytes(self) -> int:
         """The most that leaves the machine where that is charged: what comes home at the end, and what does before."""
         return ceil(self.collect_bytes * (KEPT_CHECKPOINTS + EARLY_CHECKPOINTS) / KEPT_CHECKPOINTS)
+
+
+def download_s(public_bytes: int) -> float:
+    """How long a machine is counted to download public shards."""
+    return 8 * public_bytes / PUBLIC_BITS_PER_S
 
 
 def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
@@ -119,7 +128,15 @@ def load_for(
     source, carried = full.tables.data.source, full.earlier.bytes if full.earlier else 0
     if data is not None:
         load = load_of(full, data.bytes, vocab_size=data.vocab_size)
+        if data.public:
+            return replace(load, public_bytes=data.public_bytes, uplink_bits_per_s=uplink.bits_per_s), ()
         return _staged(load, Path(data.folder), request, uplink), ()
+    if public := public_shards(request.data, source):
+        size = _tokens_of(full) * BYTES_PER_TOKEN
+        load = load_of(full, carried + size, vocab_size=vocabulary_of(full))
+        load = replace(load, public_bytes=size, uplink_bits_per_s=uplink.bits_per_s)
+        told = f"The machine downloads {public} itself, about {format_bytes(size)} in {format_duration(load.ship_s)}"
+        return load, (f"{told}; `train` asks for its files and digests before anything is rented.",)
     if request.data is not None or source in BUILT_IN:
         size, shards = _size_at(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
         return _staged(load_of(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink), ()
@@ -134,7 +151,9 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
     """Data that is only spoken of; of shards that were brought, what their manifest says."""
     data = full.tables.data
     source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
-    if request.data is not None:
+    if public := public_shards(request.data, data.source):
+        source = public
+    elif request.data is not None:
         place = Path(request.data).expanduser()
         shards = _shards_for(full, place) if (place / "data.json").exists() else []
         state = "not checked" if shards else "not prepared"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from gpurun.core.run_plan import Plan
 from gpurun.planning.initial_weights import weights_of
+from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 
 
 def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
@@ -14,6 +16,13 @@ def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
     modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
     return {**modules, "bundle/recipe.json": recipe, **_data(plan)}
+
+
+def surveyed(plan: Plan, trainer: Path) -> Survey:
+    """What a run ships, looked at file by file; the shards that the machine downloads itself are among it by digest."""
+    here = survey(sources_of(plan, trainer))
+    public = tuple(PackedFile(f"data/{one.name}", one.bytes, Elsewhere(one.sha256)) for one in plan.data.public)
+    return replace(here, files=tuple(sorted((*here.files, *public), key=lambda file: file.name)))
 
 
 def modules_of(trainer: Path) -> dict[str, Path]:

@@ -25,7 +25,6 @@ from gpurun.core.records import canonical
 Codec = Literal["zstd", "gzip"]
 Content = Path | bytes
 Sources = Mapping[str, Content]
-PathOrContent = str | bytes
 
 MANIFEST_NAME = ".manifest.json"
 MOST_FILES = 100_000
@@ -54,16 +53,31 @@ _SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """The content of a file that is not here: the machine downloads it, and knows it by its digest."""
+
+    sha256: str
+
+
+Source = str | bytes | Elsewhere
+
+
+@dataclass(frozen=True)
 class PackedFile:
     """A file as it was seen: what it is called in the pack, its size, and what tells whether it has changed since.
 
-    `source` is its path, or its content.
+    `source` is its path, its content, or where that is known.
     """
 
     name: str
     bytes: int
-    source: PathOrContent
+    source: Source
     seen: tuple[int, ...] = ()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it, and can send it."""
+        return not isinstance(self.source, Elsewhere)
 
 
 @dataclass(frozen=True)
@@ -179,6 +193,10 @@ class Pack:
     known: dict[str, str] = field(default_factory=dict)
     sent_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        elsewhere = ((file.name, file.source) for file in self.survey.files)
+        self.known |= {name: source.sha256 for name, source in elsewhere if isinstance(source, Elsewhere)}
+
     def stream(self, codec: Codec = "zstd") -> Iterator[bytes]:
         """The pack as chunks of about 1 MB, from its beginning at each call; memory does not grow with its size.
 
@@ -247,6 +265,8 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
     """So much of a file from an offset on; UsageError when it is not the file of the survey, or cannot be read."""
     if isinstance(file.source, bytes):
         return file.source[offset : offset + size]
+    if isinstance(file.source, Elsewhere):
+        raise UsageError("pack.elsewhere", f"{file.name} is not here.", hint="The machine that downloads it has it.")
     try:
         descriptor = os.open(file.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -104,6 +104,8 @@ def _sending(plan: Plan) -> list[Cell]:
     if plan.mode.value != "paid" or not rate:
         return []
     sending = f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"
+    if plan.data.is_public:
+        return [sending.replace("send and unpack", "download there, by the machine")]
     return [sending] if plan.choices.stage else [sending, f"uplink {plan.uplink.words}"]
 
 

@@ -154,6 +154,7 @@ def _sent(told: Predicate) -> list[Cell]:
         (shipping["by_ssh_bytes"], "to the run's own folder here" if is_local else "over SSH"),
         (shipping["to_bucket_bytes"], f"to {shipping['bucket']} before renting"),
         (shipping["from_bucket_bytes"], "from there to the machine"),
+        (shipping.get("public_bytes"), f"downloaded by the machine: {shipping.get('public')}"),
     )
     return [f"{format_bytes(sent)} {way}" for sent, way in ways if sent is not None]
 

@@ -101,8 +101,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         (f"{_LIFE}test_bucket_plan.py", f"{_LIFE}test_stage.py", f"{_LIFE}test_salvage.py"),
     ),
     **dict.fromkeys(
-        ("gpurun/remote/s3/", "gpurun/remote/agent/s3_pull.py", "gpurun/remote/agent/s3_push.py"),
+        ("gpurun/remote/s3/", "gpurun/remote/agent/s3_push.py"),
         (f"{_SAFE}test_locks.py", f"{_UNIT}bucket", f"{_LIFE}test_stage.py", f"{_LIFE}test_salvage.py"),
+    ),
+    **dict.fromkeys(
+        ("gpurun/remote/agent/s3_pull.py", "gpurun/remote/agent/public_files.py"),
+        (f"{_UNIT}data/test_public_shards.py", f"{_SAFE}test_locks.py", f"{_UNIT}bucket"),
     ),
     "gpurun/remote/client.py": (
         f"{_FAR}test_machine_far.py", f"{_SAFE}test_far_hostile.py", f"{_FAR}test_agent_setup.py",

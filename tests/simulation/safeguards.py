@@ -32,6 +32,12 @@ _GOOD = {ast.Eq: "True", ast.In: "True", ast.NotEq: "False", ast.NotIn: "False"}
 _DRAWN = ("gpurun/view/", "gpurun/planning/")
 
 WORDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "gpurun/remote/agent/public_files.py": (
+        ("if not is_public(str(address[0])):", "if False:"),
+        ('getattr(found, "ipv4_mapped", None) or found', "found"),
+        ("    demand_https(newurl)\n", ""),
+        ("    demand_https(request.full_url)\n", ""),
+    ),
     "gpurun/lifecycle/instance/terminate.py": (
         ("self.state is InstanceState.GONE and not self.listed", "not self.listed"),
         ("self.state is InstanceState.GONE and not self.listed", "self.state is InstanceState.GONE"),

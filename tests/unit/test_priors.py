@@ -190,10 +190,10 @@ def test_the_uplink_is_the_one_that_was_set_else_that_of_the_last_few_uploads(
     sent: list[tuple[int, float]], configured: float | None, words: str
 ) -> None:
     runs = tuple(prior_of(sent_bytes=size, sent_s=seconds) for size, seconds in sent)
-    asked = Request(recipe="gpt2-124m", gpu=parse_gpu("8xA100-80GB"), uplink_mbit=configured)
+    asked = Request(recipe="gpt2-124m-owt", gpu=parse_gpu("8xA100-80GB"), uplink_mbit=configured)
     uplink = uplink_of(asked, Priors(runs=runs))
     assert uplink.words == words
-    quoted = quote(asked, FULL, priors=Priors(runs=runs))
+    quoted = quote(asked, resolve(load_recipe("gpt2-124m-owt"), "full"), priors=Priors(runs=runs))
     assert quoted.load.ship_s == 30 + ceil(8 * quoted.load.ship_bytes / uplink.bits_per_s)
 
 

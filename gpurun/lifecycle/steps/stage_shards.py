@@ -16,8 +16,8 @@ from gpurun.core.paths import write_atomic
 from gpurun.core.records import canonical
 from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import Context, Note
-from gpurun.planning.upload_list import sources_of
-from gpurun.remote.archive import PackedFile, survey
+from gpurun.planning.upload_list import surveyed
+from gpurun.remote.archive import PackedFile
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import find, is_worth_staging
 from gpurun.remote.s3.s3_client import Bucket
@@ -36,9 +36,9 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     A bucket that does not answer for a while is waited for: nothing is paid for yet. SetupError when it refuses,
     and when this home takes no notes of what was sent.
     """
-    seen = survey(sources_of(context.plan, context.trainer))
+    seen = surveyed(context.plan, context.trainer)
     seen.demand_clean()
-    files = [file for file in seen.files if is_worth_staging(file.bytes)]
+    files = [file for file in seen.files if file.is_here and is_worth_staging(file.bytes)]
     bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
     yield Event.STAGE_INTENDED, {"url": str(bucket.address), "files": len(files), "bytes": _total(files)}
     started = context.clock.monotonic()

@@ -1,6 +1,7 @@
 """Send the trainer, the recipe and the shards; the far side checks every digest before anything starts.
 
-The machine pulls from the bucket what is staged there; whatever cannot be pulled goes over SSH.
+The machine pulls from the bucket what is staged there; whatever cannot be pulled goes over SSH. Shards that are public
+it downloads itself, and a run whose shards do not come ends.
 """
 
 from __future__ import annotations
@@ -10,24 +11,26 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil
 
-from gpurun.core.errors import GpurunError, SetupError, TrainingFailed
+from gpurun.core.errors import GpurunError, NoOffer, SetupError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.connect import AWAY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.planning.upload_list import sources_of
-from gpurun.remote.archive import Pack, PackedFile, survey
+from gpurun.planning.transfer import SHIP_START_S, download_s
+from gpurun.planning.upload_list import surveyed
+from gpurun.remote.archive import Pack, PackedFile
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import forget
-from gpurun.remote.s3.pull_request import Pulled, have_pulled
+from gpurun.remote.s3.pull_request import Pulled, have_downloaded, have_pulled
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_retry import AGAIN_S, patiently
 from gpurun.remote.s3.s3_upload import digests_of
 from gpurun.remote.s3.staged_files import StagedFile, read_staged
+from gpurun.view.number_format import format_bytes, format_duration
 
 PATIENCE_S = 60.0
 """A minute of the machine costs less than sending from here what a bucket that is back in a moment would bring."""
@@ -35,12 +38,13 @@ PATIENCE_S = 60.0
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
-    seen = survey(sources_of(context.plan, context.trainer))
+    seen = surveyed(context.plan, context.trainer)
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
     _check_room(seen.total_bytes, state, disk_gb=int(context.plan.resolved["hardware"]["disk_gb"]))
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
+    downloaded_bytes = _download(state, context, far) if context.plan.data.public else 0
     yield from pull(state, context, far, pack, pulled)
     patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
     if pulled.missing_bytes:  # What the bucket did not bring takes longer; training gives way to it.
@@ -60,7 +64,41 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
     if context.plan.choices.stage:
         told |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
+    if downloaded_bytes:
+        told |= {"public": context.plan.data.source, "public_bytes": downloaded_bytes}
     yield Event.SHIP_OBSERVED, told
+
+
+def _download(state: RunState, context: Context, far: FarSide) -> int:
+    """Have the machine download the public shards; the bytes that came. NoOffer where they do not come in time.
+
+    It has twice the time that the plan counts with; what is more than that gives no run for this money.
+    """
+    data, came, began_mono = context.plan.data, Pulled(), context.clock.monotonic()
+    limit_s = SHIP_START_S + 2 * download_s(data.public_bytes)
+    patience = Patience(state, context, limit_s=limit_s)
+
+    def why(code: str, said: str) -> NoOffer:
+        rate = format_bytes(int(came.sent_bytes / max(1.0, context.clock.monotonic() - began_mono)))
+        here = f"{format_bytes(came.sent_bytes)} of {format_bytes(data.public_bytes)} came, {rate} a second"
+        hint = "Try again for another machine, or send shards of your own: --data DIR --stage s3://BUCKET/PREFIX."
+        return NoOffer(code, f"The machine could not download {data.source}: {said}; {here}.", hint=hint)
+
+    with moving(context.folder, context.clock, "ship", data.public_bytes) as tell:
+
+        def on_progress() -> None:
+            patience.moved()
+            tell(came.sent_bytes)
+            context.raise_if_stopped(state)
+            if patience.left_s <= 1:
+                raise why("data.slow", f"it was not done after {format_duration(limit_s)}, twice the planned time")
+
+        order = partial(have_downloaded, far, data.public, data.public_origin, came, on_progress=on_progress)
+        for _ in _while_it_may_come(came, context):
+            patience.until_done(lambda: order(timeout_s=patience.left_s))
+    for first in came.failed.values():
+        raise why(f"data.{first.code}", first.message)
+    return came.sent_bytes
 
 
 def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:

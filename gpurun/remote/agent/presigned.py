@@ -31,19 +31,26 @@ class Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def read_range(url: str, edges: List[int]) -> Iterator[bytes]:
+def opened(request: urllib.request.Request) -> Any:
+    """The answer of a bucket, if it is a good one."""
+    return answered(urllib.request.build_opener(Stay()), request)
+
+
+def read_range(
+    url: str, edges: List[int], open_url: Callable[[urllib.request.Request], Any] = opened
+) -> Iterator[bytes]:
     """The pieces of an object between these offsets, as they come."""
     request = urllib.request.Request(url, headers={"Range": "bytes=%d-%d" % (edges[0], edges[-1] - 1)})
-    with opened(request) as answer:
+    with open_url(request) as answer:
         if answer.status != 206:
-            raise UrlRefused("no_ranges", "the bucket does not serve parts of an object")
+            raise UrlRefused("no_ranges", "parts of an object are not served there")
         for size in (edges[place + 1] - edges[place] for place in range(len(edges) - 1)):
             try:
                 data = answer.read(size)
             except (OSError, http.client.HTTPException) as error:
-                raise UrlRefused("unreachable", "the bucket broke off: %s" % type(error).__name__) from None
+                raise UrlRefused("unreachable", "the line broke off: %s" % type(error).__name__) from None
             if len(data) != size:
-                raise UrlRefused("unreachable", "the bucket broke off")
+                raise UrlRefused("unreachable", "the line broke off")
             yield data
 
 
@@ -55,15 +62,15 @@ def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None
         answer.read(MOST_WORDS_BYTES)
 
 
-def opened(request: urllib.request.Request) -> Any:
+def answered(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
     """The answer, if it is a good one."""
     try:
-        return urllib.request.build_opener(Stay()).open(request, timeout=TALK_S)
+        return opener.open(request, timeout=TALK_S)
     except urllib.error.HTTPError as error:
         raise refused(error) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise UrlRefused("unreachable", "the bucket cannot be reached: %s" % type(reason).__name__) from None
+        raise UrlRefused("unreachable", "it cannot be reached: %s" % type(reason).__name__) from None
 
 
 def refused(error: urllib.error.HTTPError) -> UrlRefused:
@@ -77,9 +84,9 @@ def refused(error: urllib.error.HTTPError) -> UrlRefused:
     if "expired" in words.lower() or code in ("ExpiredToken", "RequestExpired"):
         return UrlRefused("expired", "the URL has expired (%s)" % code)
     if error.code in (404, 410):
-        return UrlRefused("absent", "the bucket has no such object (%s)" % code)
+        return UrlRefused("absent", "there is no such object (%s)" % code)
     if error.code == 416:
         return UrlRefused("altered", "the object is shorter than it was")
     if error.code in (400, 401, 403, 405) or 300 <= error.code < 400:
-        return UrlRefused("denied", "the bucket refuses the URL (%s)" % code)
-    return UrlRefused("unreachable", "the bucket answered %d (%s)" % (error.code, code))
+        return UrlRefused("denied", "the URL is refused (%s)" % code)
+    return UrlRefused("unreachable", "the answer was %d (%s)" % (error.code, code))

@@ -1,8 +1,9 @@
-"""Pulling files from a bucket by presigned URLs, in ranges at the same time; what cannot be pulled is for SSH to bring.
+"""Pulling files by URLs, in ranges at the same time: from a bucket what was staged there, from the web what is public.
 
-The order comes in by standard input: for each file its digest, its parts' digests and sizes, and one URL, which is a
-secret and is written nowhere. A part counts once its digest is right, as one that comes over SSH. What is here whole is
-`.pulled/SHA256`, and `begin` names it as held.
+The order comes in by standard input: for each file its digest and one URL. That of a bucket is a secret and is written
+nowhere; its file's parts have sizes and digests, and a part counts once its digest is right, as one that comes over
+SSH. A public file has no such parts: it counts once its own digest is right. What is here whole is `.pulled/SHA256`,
+and `begin` names it as held.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import threading
 import time
 
 from gpurun.remote.agent.decompress import inflater
-from gpurun.remote.agent.presigned import UrlRefused, read_range
+from gpurun.remote.agent.presigned import UrlRefused, opened, read_range
+from gpurun.remote.agent.public_files import opened_public
 from gpurun.remote.agent.receive import PULLED, WAIT_S, check_room, digest_of, held_files, listed, verified_parts
 from gpurun.remote.agent.system import Refusal, at, boot_id, locked
 
@@ -29,8 +31,10 @@ LANES = 8
 RANGE_BYTES = 8 << 20
 TELL_S = 0.5
 TRIES, PAUSE_S = 3, 0.5
+PUBLIC = "0" * 64
+"""What stands for the digest of a part of which only the whole file's is known."""
 # What is true of a URL for good: it is not tried again.
-FINAL = ("expired", "denied", "absent", "altered", "no_ranges")
+FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 
 
 def pull(root: str, options: Json) -> Answer:
@@ -39,7 +43,7 @@ def pull(root: str, options: Json) -> Answer:
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(at(root, PULLED), exist_ok=True)
     here = held_files(root)
-    files = [Wanted(root, one, here) for one in order["files"]]
+    files = [Wanted(root, one, here, order.get("origin") or "") for one in order["files"]]
     check_room(root, sum(file.missing_bytes for file in files))
     return {"files": len(files)}, Pulling(files, held).lines()
 
@@ -47,21 +51,28 @@ def pull(root: str, options: Json) -> Answer:
 class Wanted:
     """One file of the order, and what of it is here."""
 
-    def __init__(self, root: str, told: Json, here: Dict[str, Tuple[str, int]]) -> None:
-        sha256, parts = told["sha256"], told["parts"]
+    def __init__(self, root: str, told: Json, here: Dict[str, Tuple[str, int]], origin: str = "") -> None:
+        sha256, size, part_bytes = told["sha256"], told["bytes"], told["part_bytes"]
+        self.is_public = told["parts"] is None
+        parts: List[Tuple[int, str]] = told["parts"] or []
+        if self.is_public:
+            parts = [(min(part_bytes, size - start), PUBLIC) for start in range(0, size, part_bytes)]
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
             raise Refusal("usage", "%r is no digest" % sha256[:80])
         self.sha256: str = sha256
-        self.bytes: int = told["bytes"]
-        self.part_bytes: int = told["part_bytes"]
+        self.bytes: int = size
+        self.part_bytes: int = part_bytes
         self.url: str = told["url"]
+        # A hub in a network of the user's own is reached as it was named; anything else that is public over https.
+        is_plain = not self.is_public or (origin and self.url.startswith(origin + "/"))
+        self.open = opened if is_plain else opened_public
         self.digests: List[str] = [digest for _, digest in parts]
         self.starts: List[int] = [0]
         for sent, _ in parts:
             self.starts.append(self.starts[-1] + sent)
         if not 0 < self.part_bytes <= 8 << 20 or len(parts) != -(-self.bytes // self.part_bytes):
             raise Refusal("usage", "%d parts are not %d bytes" % (len(parts), self.bytes))
-        self.inflate = inflater(told["codec"])
+        self.inflate = None if self.is_public else inflater(told["codec"])
         self.path = at(root, PULLED, sha256)
         self.failed: Optional[Tuple[str, str]] = None
         self.left = set(range(len(parts)))
@@ -98,10 +109,10 @@ class Wanted:
         """Keep one part, if it is what it must be."""
         size = min(self.part_bytes, self.bytes - index * self.part_bytes)
         try:
-            content = self.inflate(data, size)
+            content = self.inflate(data, size) if self.inflate else data
         except Refusal:
             return False
-        if len(content) != size or hashlib.sha256(content).hexdigest() != self.digests[index]:
+        if len(content) != size or self.digests[index] not in (PUBLIC, hashlib.sha256(content).hexdigest()):
             return False
         with open(self.path + ".part", "r+b", buffering=0) as out:
             view, offset = memoryview(content), index * self.part_bytes
@@ -140,7 +151,7 @@ class Pulling:
             yield self.line({"bytes": self.came, "error": self.trouble.error})
             return
         failed = [{"sha256": f.sha256, "code": f.failed[0], "message": f.failed[1]} for f in self.files if f.failed]
-        yield self.line({"bytes": self.came, "pulled": [f.sha256 for f in self.files if not f.left], "failed": failed})
+        yield self.line({"bytes": self.came, "pulled": [f.sha256 for f in self.files if f.is_here], "failed": failed})
 
     def line(self, told: Json) -> bytes:
         """One line of the answer; it is on its way before the next one is made."""
@@ -170,7 +181,7 @@ class Pulling:
         while first < end and file.failed is None:
             before = first
             try:
-                for data in read_range(file.url, file.starts[first : end + 1]):
+                for data in read_range(file.url, file.starts[first : end + 1], file.open):
                     if not file.take(first, data):
                         raise UrlRefused("altered", "part %d has another digest than was sent there" % first)
                     with self.lock:
@@ -189,7 +200,13 @@ class Pulling:
             self.settle(file)
 
     def settle(self, file: Wanted) -> None:
-        """Give a file that is here whole its name."""
-        if not file.left and not file.is_here:
-            os.rename(file.path + ".part", file.path)
-            file.is_here = True
+        """Give a file that is here whole its name; a public one, if it is what it must be."""
+        if file.left or file.is_here or file.failed is not None:
+            return
+        if file.is_public and digest_of(file.path + ".part") != file.sha256:
+            for name in (file.path + ".part", file.path + ".parts"):
+                os.unlink(name)
+            file.failed = ("altered", "it is not the file whose digest was agreed to")
+            return
+        os.rename(file.path + ".part", file.path)
+        file.is_here = True

@@ -1,4 +1,7 @@
-"""Having a machine pull what is staged: URLs that live for a while go to it over SSH, what it says is checked."""
+"""Having a machine pull what is staged or public: URLs go to it over SSH, what it says is checked.
+
+Those of a bucket live for a while.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Annotated, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.core.records import canonical
+from gpurun.core.run_plan import PublicFile
 from gpurun.remote.interface import FarRefusal, Sink
 from gpurun.remote.messages import MOST_LINE_BYTES, Count, No, Sha256, refusal_in, understood
 from gpurun.remote.s3.objects import data_key
@@ -19,6 +23,7 @@ from gpurun.remote.s3.staged_files import StagedFile
 SIGNED_S = 3600.0
 MOST_PARTS_AT_ONCE = 100_000
 """An order has a line for each part; the agent takes 32 MiB."""
+_PUBLIC_PART_BYTES = 8 << 20
 MOST_FRESH = 5
 """So often are fresh URLs made for what is still missing."""
 
@@ -82,9 +87,25 @@ def have_pulled(
     for _ in range(MOST_FRESH):
         came.failed = {}
         for some in _batches({file.sha256: file for file in wanted if file.sha256 not in came.files}):
-            _order(far, bucket, some, came, on_progress, timeout_s)
+            asked = {"v": 1, "files": [_asked(bucket, file) for file in some]}
+            _order(far, asked, {file.sha256 for file in some}, came, on_progress, timeout_s)
         if not any(one.code == "expired" for one in came.failed.values()):
             return
+
+
+def have_downloaded(
+    far: Asks, files: Sequence[PublicFile], origin: str, came: Pulled, *, on_progress: Callable[[], None],
+    timeout_s: float,
+) -> None:  # fmt: skip
+    """Have public files downloaded; `came` is told what is there. `origin` is the hub that the user named, if one was.
+
+    Raised is what `have_pulled` raises.
+    """
+    came.failed = {}
+    missing = {file.sha256: file for file in files if file.sha256 not in came.files}
+    sizes = {"part_bytes": _PUBLIC_PART_BYTES, "codec": "none", "parts": None}
+    asked = [{"sha256": one.sha256, "bytes": one.bytes, **sizes, "url": one.url} for one in missing.values()]
+    _order(far, {"v": 1, "origin": origin, "files": asked}, set(missing), came, on_progress, timeout_s)
 
 
 def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
@@ -100,11 +121,11 @@ def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
 
 
 def _order(
-    far: Asks, bucket: Bucket, files: Sequence[StagedFile], came: Pulled, on_progress: Callable[[], None],
+    far: Asks, order: dict[str, object], asked: set[str], came: Pulled, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Have some files pulled, with URLs made now."""
-    content = canonical({"v": 1, "files": [_asked(bucket, file) for file in files]})
+    """Send one order, of the files with these digests."""
+    content = canonical(order)
     digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
 
     def heard() -> None:
@@ -116,7 +137,7 @@ def _order(
         far.ask("pull", "--sha256", digest, stdin=[content], sink=told, site=True, timeout_s=timeout_s)
     finally:
         came.sent_bytes = before_bytes + told.bytes
-    last, asked = told.last(), {file.sha256 for file in files}
+    last = told.last()
     came.files |= asked & set(last.pulled or ())
     came.failed |= {one.sha256: one for one in last.failed if one.sha256 in asked}
 
@@ -163,5 +184,5 @@ class _Progress:
         """The last line; FarRefusal when there was none."""
         if self._last is None:
             refusal = refusal_in(bytes(self.line)) if self._has_line else None
-            raise refusal or FarRefusal("cut_stream", "The instance broke off while it pulled from the bucket.")
+            raise refusal or FarRefusal("cut_stream", "The instance broke off while it pulled the shards.")
         return self._last

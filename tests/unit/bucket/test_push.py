@@ -345,7 +345,7 @@ def test_the_last_checkpoint_is_pushed_after_the_trainers_end_over_a_bucket_that
     watching.finish()
     assert trainer.brought(tmp_path / "home") == saved
     said = capsys.readouterr().err
-    assert "push: UrlRefused: the bucket answered 503" in said
+    assert "push: UrlRefused: the answer was 503" in said
     assert "X-Amz" not in said
 
 

@@ -1,0 +1,212 @@
+"""Ready shards that are public, on the Hugging Face hub or in a list of addresses: the machine downloads them itself.
+
+Here only their names, sizes and digests are asked for, and the first bytes of one shard. No key is sent: a set that
+needs one could not be downloaded by a rented machine, on which there never is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import shlex
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.core.run_plan import DataSummary, PublicFile
+from gpurun.data.foreign_shards import split_of
+from gpurun.data.shard_folder import HEADER_BYTES
+from gpurun.data.source_names import HUB
+
+__all__ = ["downloaded_by_the_machine"]
+
+_HUB = "https://huggingface.co"
+_TALK_S = 20.0
+_MOST_BYTES = 16 << 20
+_LLM_C = (20240520).to_bytes(4, "little") + (1).to_bytes(4, "little")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEXT = re.compile(r'<([^>]+)>; *rel="next"')
+_DOWNLOADED = "Download it here, then: --data FOLDER --stage s3://BUCKET/PREFIX."
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A public set: its name with its revision, its files under their own names, and the hub that a user named."""
+
+    name: str
+    files: tuple[PublicFile, ...]
+    origin: str = ""
+
+    def shards(self, split: str) -> list[PublicFile]:
+        """The shards of a split in the order of their names, under the names that shards have among a run's data."""
+        found = sorted((one for one in self.files if split_of(Path(one.name)) == split), key=lambda one: one.name)
+        numbered = enumerate(found, 1 if split == "train" else 0)
+        return [one.model_copy(update={"name": f"{split}_{number:06d}.bin"}) for number, one in numbered]
+
+
+def downloaded_by_the_machine(
+    data: str, resolved: Mapping[str, Any], into: Path, say: Callable[[str], None]
+) -> DataSummary:
+    """What the machine will download of a public set for a resolved recipe: no more shards than its steps read.
+
+    `into` gets data.json and vocab.json. UsageError for a set that is not there, needs a key, or has no shards of
+    llm.c's kind.
+    """
+    name, train = resolved["data"]["tokenizer"], resolved["train"]
+    if name != "gpt2":
+        what = f"The recipe's tokeniser is {name}; shards of {data} have GPT-2's tokens."
+        raise UsageError("data.other_tokenizer", what, hint="Take a recipe with GPT-2's tokens, or data of your own.")
+    found = _hub_set(data.removeprefix(HUB), say) if data.startswith(HUB) else _listed_set(Path(data).expanduser())
+    shards = {split: found.shards(split) for split in ("train", "val")}
+    if missing := [split for split, files in shards.items() if not files]:
+        what = f"{data} has no shards of llm.c (.bin) with {' or '.join(missing)} in their names."
+        hint = f"Of a set of texts make shards first: gpurun data prepare RECIPE --source {shlex.quote(data)}"
+        raise UsageError("data.no_public_shards", what, hint=hint)
+    shards["train"] = _enough(shards["train"], train["steps"] * train["batch_tokens"])
+    files = [*shards["train"], *shards["val"]]
+    _demand_kind(files[-1])
+    tokenizer = tokenizers.load_gpt2(say)
+    entries = {split: [_entry(one) for one in some] for split, some in shards.items()}
+    digest = hashlib.sha256("".join(one.sha256 for one in files).encode()).hexdigest()
+    source = {"kind": "public", "name": found.name, "digest": digest}
+    manifest = shard_files.manifest_of(name, tokenizer.tokens, tokenizer.eot_id, source, entries)
+    into.mkdir(parents=True)
+    shard_files.write_json(into / "vocab.json", tokenizers.vocabulary_json(name, tokenizer.tokens))
+    shard_files.write_json(into / "data.json", manifest)
+    size = sum(one.bytes for one in files)
+    say(f"the machine will download {len(files)} shards of {found.name} itself, {size / 1e9:,.2f} GB")
+    return DataSummary(
+        folder=str(into),
+        tokenizer=name,
+        tokenizer_sha256=manifest["tokenizer"]["sha256"],
+        vocab_size=len(tokenizer.tokens),
+        train_tokens=sum(entry["tokens"] for entry in entries["train"]),
+        val_tokens=sum(entry["tokens"] for entry in entries["val"]),
+        bytes=size,
+        sha256=digest,
+        source=found.name,
+        public=tuple(files),
+        public_origin=found.origin,
+    )
+
+
+def _tokens_in(file: PublicFile) -> int:
+    return (file.bytes - HEADER_BYTES) // 2
+
+
+def _entry(file: PublicFile) -> dict[str, Any]:
+    return {"name": file.name, "tokens": _tokens_in(file), "bytes": file.bytes, "sha256": file.sha256}
+
+
+def _enough(train: list[PublicFile], tokens: int) -> list[PublicFile]:
+    """The first shards that have more than so many tokens together; all of them where they have fewer."""
+    kept, total = list[PublicFile](), 0
+    for file in train:
+        if total <= tokens:
+            kept.append(file)
+            total += _tokens_in(file)
+    return kept
+
+
+def _demand_kind(file: PublicFile) -> None:
+    """Refuse what is no shard of llm.c, by the header of one; whether all tokens are there only the digest tells."""
+    wanted = _LLM_C + _tokens_in(file).to_bytes(4, "little")
+    if _asked(file.url, {"Range": f"bytes=0-{len(wanted) - 1}"})[0][: len(wanted)] != wanted:
+        what = f"{file.url} is no shard of llm.c with {_tokens_in(file):,} tokens."
+        raise UsageError("data.no_public_shards", what, hint=f"Only those can be trained on as they are. {_DOWNLOADED}")
+
+
+def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
+    """The shards of a data set at the commit that its revision means now, which is then the plan's."""
+    place, _, revision = name.partition("@")
+    dataset, folder = "/".join(place.split("/")[:2]), place.split("/")[2:]
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) or not re.fullmatch(r"[\w./-]*", revision):
+        what = f"hf:{name} does not name a data set of the hub."
+        raise UsageError("usage.hub_name", what, hint="Write hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.")
+    origin = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+    say(f"asking the hub for {dataset}")
+    api, at = f"{origin}/api/datasets/{dataset}", quote(revision or "main", safe="")
+    try:
+        about = json.loads(_asked(f"{api}/revision/{at}", {}, name)[0])
+        commit, is_gated = str(about["sha"]), bool(about.get("gated") or about.get("private"))
+        files = (
+            []
+            if is_gated
+            else [
+                PublicFile(
+                    name=PurePosixPath(one["path"]).name,
+                    url=f"{origin}/datasets/{dataset}/resolve/{commit}/{quote(one['path'])}",
+                    bytes=one["lfs"]["size"],
+                    sha256=one["lfs"]["oid"],
+                )
+                for one in _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
+                if one["path"].endswith(".bin") and _SHA256.fullmatch(str((one.get("lfs") or {}).get("oid")))
+            ]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"The hub's answer about hf:{name} is not understood: {type(error).__name__}."
+        raise UsageError("data.hub_unreachable", what, hint="Try again later, or prepare shards here.") from error
+    if is_gated:
+        what = f"hf:{name} is open only to whom its owner lets in, by HF_TOKEN, and no rented machine is given a key."
+        raise UsageError("data.gated", what, hint=_DOWNLOADED)
+    return _Set(f"hf:{place}@{commit}", tuple(files), origin if origin != _HUB else "")
+
+
+def _tree(url: str, name: str) -> Iterator[Any]:
+    """The files below a folder of the hub, which tells them in pages."""
+    page = f"{url}?recursive=true"
+    while page:
+        raw, headers = _asked(page, {}, name)
+        yield from json.loads(raw)
+        found = _NEXT.search(headers.get("Link") or "")
+        page = found[1] if found else ""
+
+
+def _asked(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes, http.client.HTTPMessage]:
+    """What an address answers; UsageError says why it does not, and what to do."""
+    hint = "Check the name and your network. `gpurun data prepare` makes shards here, of what is here."
+    try:
+        request = urllib.request.Request(url, headers={**headers, "User-Agent": "gpurun"})
+        with urllib.request.urlopen(request, timeout=_TALK_S) as answer:
+            return answer.read(_MOST_BYTES), answer.headers
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 404) and name:
+            what = f"The hub has no data set hf:{name} that is open to everybody ({error.code})."
+            hint = (
+                f"Check its name on huggingface.co. One that needs HF_TOKEN is not for a rented machine. {_DOWNLOADED}"
+            )
+            raise UsageError("data.hub_missing", what, hint=hint) from None
+        raise UsageError("data.hub_unreachable", f"{url} answered {error.code}.", hint=hint) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        what = f"{urlsplit(url).netloc} cannot be asked: {getattr(error, 'reason', error)}."
+        raise UsageError("data.hub_unreachable", what, hint=hint) from None
+
+
+def _listed_set(path: Path) -> _Set:
+    """The shards of a list: tables `train` and `val` of `url`, `bytes` and `sha256`."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        listed = [{**one, "name": PurePosixPath(urlsplit(one["url"]).path).name} for one in told["train"] + told["val"]]
+        files = TypeAdapter(tuple[PublicFile, ...]).validate_python(listed)
+        wrong = [one.url for one in files if not one.url.startswith("https://") or not _SHA256.fullmatch(one.sha256)]
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        wrong = [" ".join(str(error).split())[:120]]
+        files = ()
+    if wrong:
+        what = f"{path} is no list of public shards: {wrong[0]}."
+        hint = "It has [[train]] and [[val]] tables, each with url (https), bytes and sha256."
+        raise UsageError("data.bad_list", what, hint=hint)
+    return _Set(path.name, files)

@@ -1,0 +1,38 @@
+"""The headline: no bucket and no upload of shards; the machine has them from the hub, and the receipt says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.money import usd
+from tests.clouds.rented import runpod, somebody
+from tests.emulators import guests
+from tests.emulators.hub import COMMIT, HubEmulator, shard
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot"),
+]
+TINY = ("--set", "model.layers=1", "--set", "model.heads=1", "--set", "model.width=16", "--set", "model.context=16",
+        "--set", "train.steps=20", "--set", "train.batch_tokens=128", "--set", "train.micro_batch=1",
+        "--set", "train.compile=false", "--set", "train.checkpoint_every=10", "--set", "eval.tokens=64",
+        "--set", "schedule.warmup_steps=2")  # fmt: skip
+
+
+def test_eight_cards_under_25_dollars_without_a_bucket(tmp_path: Path) -> None:
+    shards = {f"finewebedu_{name}.bin": shard(bytes(range(250)) * 20) for name in ("train_000001", "val_000000")}
+    with HubEmulator(shards) as hub, runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        done = user.types(
+            "train", "gpt2-124m", "--gpu", "8xA100", "--max-cost", "25", "--provider", "runpod", "--accept-cpu",
+            "--data", "hf:me/tokens", "--yes", "--name", "fox-41", *TINY, timeout_s=600, HF_ENDPOINT=hub.origin,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr + user.said()
+        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+        assert told["shipping"]["public"] == f"hf:me/tokens@{COMMIT}"
+        assert told["shipping"]["public_bytes"] == sum(map(len, shards.values()))
+        assert told["cost"]["upper_bound_micros"] <= usd(25)
+        assert user.tells("audit")[1]["ok"]
+        assert cloud.alive() == []
+        assert f"hf:me/tokens@{COMMIT}" in user.types("receipt", "fox-41").stdout

@@ -1,0 +1,109 @@
+"""Public shards on their way to a rented machine: what does not come in twice the planned time ends the run, exit 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.errors import ExitCode, NoOffer
+from gpurun.core.journal_records import Phase, RunState
+from gpurun.core.run_plan import DataSummary, PublicFile
+from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.steps import upload_files as room
+from gpurun.planning.transfer import download_s
+from gpurun.remote.client import FarSide
+from gpurun.remote.s3.pull_request import NotPulled, Pulled
+
+FILE = PublicFile(name="train_000001.bin", url="https://hub.org/train_000001.bin", bytes=10**10, sha256="a" * 64)
+DATA = DataSummary(
+    folder="", tokenizer="gpt2", tokenizer_sha256="", vocab_size=50257, train_tokens=10**9, val_tokens=10**6,
+    bytes=FILE.bytes, sha256="", source="hf:me/tokens@0123", public=(FILE,),
+)  # fmt: skip
+
+
+class Patience:
+    """Counts down by the clock of the test."""
+
+    def __init__(self, _: RunState, context: Any, *, limit_s: float) -> None:
+        self._clock, self._end_mono = context.clock, context.clock.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        return max(1.0, self._end_mono - self._clock.monotonic())
+
+    def moved(self) -> None: ...
+
+    def until_done(self, attempt: Callable[[], None]) -> None:
+        attempt()
+
+
+def downloaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, order: Callable[[VirtualClock, Pulled, Callable[[], None]], None]
+) -> tuple[int, float]:
+    """How many bytes came, in how many seconds, where the machine downloads like this."""
+    clock = VirtualClock()
+    begun = clock.monotonic()
+    monkeypatch.setattr(room, "Patience", Patience)
+    script = lambda _, __, ___, came, *, on_progress, timeout_s: order(clock, came, on_progress)  # noqa: E731
+    monkeypatch.setattr(room, "have_downloaded", script)
+    folder = SimpleNamespace(moving=tmp_path / "moving.json")
+    plan = SimpleNamespace(data=DATA)
+    context = SimpleNamespace(plan=plan, clock=clock, folder=folder, raise_if_stopped=lambda _: None)
+    came = room._download(RunState(run="fox-41", phase=Phase.READY), cast(Context, context), cast(FarSide, None))
+    return came, clock.monotonic() - begun
+
+
+def at(bits_per_s: float) -> Callable[[VirtualClock, Pulled, Callable[[], None]], None]:
+    def order(clock: VirtualClock, came: Pulled, on_progress: Callable[[], None]) -> None:
+        while came.sent_bytes < FILE.bytes:
+            clock.sleep(1)
+            came.sent_bytes += int(bits_per_s / 8)
+            on_progress()
+        came.files.add(FILE.sha256)
+
+    return order
+
+
+def failing(code: str, times: int) -> Callable[[VirtualClock, Pulled, Callable[[], None]], None]:
+    """So often the file is refused with this code; then it comes at once."""
+
+    def order(clock: VirtualClock, came: Pulled, on_progress: Callable[[], None]) -> None:
+        nonlocal times
+        clock.sleep(1)
+        times -= 1
+        told = NotPulled(sha256=FILE.sha256, code=code, message="its words")
+        came.failed = {FILE.sha256: told} if times >= 0 else {}
+
+    return order
+
+
+def test_a_machine_with_the_line_that_was_planned_with_has_the_shards_in_that_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    came, seconds = downloaded(monkeypatch, tmp_path, at(5e8))
+    assert (came, seconds) == (FILE.bytes, pytest.approx(download_s(FILE.bytes), abs=1))
+    assert downloaded(monkeypatch, tmp_path, at(2.6e8))[0] >= FILE.bytes
+
+
+def test_what_takes_more_than_twice_the_planned_time_ends_the_run_with_bytes_and_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    with pytest.raises(
+        NoOffer, match=r"hf:me/tokens@0123: .*twice the planned time; 4\.\d+ GB of 10 GB came, 12 MB a sec"
+    ) as ended:
+        downloaded(monkeypatch, tmp_path, at(1e8))
+    assert (ended.value.code, ended.value.exit_code) == ("data.slow", ExitCode.NO_OFFER)
+
+
+def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_refuses_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    assert downloaded(monkeypatch, tmp_path, failing("unreachable", 3))[1] < 60
+    for code, tries in (("altered", 1), ("denied", 1), ("not_public", 1), ("unreachable", 1000)):
+        with pytest.raises(NoOffer, match="its words") as ended:
+            downloaded(monkeypatch, tmp_path, failing(code, tries))
+        assert ended.value.code == f"data.{code}"

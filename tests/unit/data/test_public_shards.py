@@ -1,0 +1,167 @@
+"""Public shards: asked for before anything is rented, downloaded by the machine, and believed by their digest alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.core.run_plan import DataSummary, PublicFile
+from gpurun.data.run_shards import prepared
+from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.remote.agent.presigned import UrlRefused
+from gpurun.remote.agent.public_files import is_public, opened_public
+from gpurun.remote.archive import Elsewhere, Pack, PackedFile, Survey
+from gpurun.remote.client import FarSide
+from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.s3.pull_request import Pulled, have_downloaded
+from tests.emulators.hub import COMMIT, HubEmulator, shard
+
+TOKENS = bytes(range(200)) * 20
+SHARDS = {f"tokens_train_{number:06d}.bin": shard(TOKENS[number:]) for number in range(1, 6)}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubEmulator]:
+    with HubEmulator({"tokens_val_000000.bin": shard(TOKENS), **SHARDS}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.origin)
+        yield hub
+
+
+def found(tmp_path: Path, data: str = "hf:me/tokens", *overrides: str) -> DataSummary:
+    """What a run of 8,000 tokens finds at a set."""
+    wanted = ("data.tokenizer=gpt2", "train.steps=10", "train.batch_tokens=800", "train.micro_batch=1", *overrides)
+    record = resolve(load_recipe("mini-gpt"), "full", ["model.context=8", *wanted]).record
+    return prepared(record, data, into=tmp_path / "data", cache=tmp_path / "cache", say=lambda _: None)
+
+
+def test_no_more_shards_than_the_steps_read_are_bound_by_digest_at_the_commit_of_now(
+    hub: HubEmulator, tmp_path: Path
+) -> None:
+    data = found(tmp_path)
+    assert data.source == f"hf:me/tokens@{COMMIT}"
+    assert [one.name for one in data.public] == [f"train_{n:06d}.bin" for n in (1, 2, 3)] + ["val_000000.bin"]
+    assert all(f"/resolve/{COMMIT}/tokens_" in one.url for one in data.public)
+    manifest = json.loads((tmp_path / "data" / "data.json").read_text())
+    assert [one["sha256"] for one in manifest["train"] + manifest["val"]] == [one.sha256 for one in data.public]
+    assert (data.val_tokens, data.bytes) == (len(TOKENS), sum(one.bytes for one in data.public))
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["data.json", "prompts.json", "vocab.json"]
+    assert found(tmp_path, f"hf:me/tokens@{COMMIT}").sha256 == data.sha256
+    assert len(found(tmp_path, "hf:me/tokens", "train.steps=1000").public) == 6, (
+        "all, where they are read more than once"
+    )
+
+
+def _without_val(hub: HubEmulator) -> None:
+    del hub.files["tokens_val_000000.bin"]
+
+
+def _other_kind(hub: HubEmulator) -> None:
+    hub.files["tokens_val_000000.bin"] = b"PAR1" * 1000
+
+
+REFUSED: dict[str, tuple[str, Callable[[HubEmulator], None], str, str]] = {
+    "not there": ("hf:me/other", lambda hub: None, "data.hub_missing", "--stage"),
+    "no such revision": ("hf:me/tokens@v2", lambda hub: None, "data.hub_missing", "hf:me/tokens@v2"),
+    "gated": ("hf:me/tokens", lambda hub: setattr(hub, "gated", "auto"), "data.gated", "HF_TOKEN"),
+    "no val": ("hf:me/tokens", _without_val, "data.no_public_shards", "gpurun data prepare"),
+    "no shards": ("hf:me/tokens", _other_kind, "data.no_public_shards", "tokens_val_000000.bin"),
+    "no name": ("hf:tokens", lambda hub: None, "usage.hub_name", "hf:OWNER/NAME@REVISION"),
+    "away": ("hf:me/tokens", lambda hub: hub.__exit__(), "data.hub_unreachable", "network"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_set_that_no_machine_could_train_on_is_refused_before_renting(
+    case: str, hub: HubEmulator, tmp_path: Path
+) -> None:
+    data, spoil, code, word = REFUSED[case]
+    spoil(hub)
+    with pytest.raises(UsageError) as refused:
+        found(tmp_path, data)
+    assert refused.value.code == code
+    assert word in f"{refused.value.what} {refused.value.hint}"
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "train = 3", '[[train]]\nurl = "http://a.org/train.bin"\nbytes = 9\nsha256 = "0"\n']
+)
+def test_a_list_that_is_none_is_refused(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "shards.toml").write_text(wrong)
+    with pytest.raises(UsageError, match="is no list of public shards"):
+        found(tmp_path, str(tmp_path / "shards.toml"))
+
+
+# On the machine -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> FarSide:
+    (tmp_path / "box").mkdir()
+    far = FarSide(LocalMachine(tmp_path / "box", "gr-test"), python=sys.executable)
+    far.install_agent()
+    return far
+
+
+def download(far: FarSide, files: tuple[PublicFile, ...], origin: str) -> Pulled:
+    came = Pulled()
+    have_downloaded(far, files, origin, came, on_progress=lambda: None, timeout_s=60)
+    return came
+
+
+def test_a_download_that_was_cut_goes_on_and_ends_with_every_file(
+    hub: HubEmulator, far: FarSide, tmp_path: Path
+) -> None:
+    data = found(tmp_path)
+    hub.asked.clear()
+    hub.refusals = [503] * 3
+    assert download(far, data.public, hub.origin).failed == {}
+    download(far, data.public, hub.origin)
+    assert len([path for path in hub.asked if "/resolve/" in path]) == len(data.public) + 3, (
+        "what is here is not asked for"
+    )
+    files = [PackedFile(f"data/{one.name}", one.bytes, Elsewhere(one.sha256)) for one in data.public]
+    assert far.unpack(Pack(Survey(tuple(files), ()))).files == len(files)
+    for name in ("train_000001.bin", "val_000000.bin"):
+        assert (tmp_path / "box" / "data" / name).read_bytes() == hub.files[f"tokens_{name}"]
+
+
+def test_a_file_that_changed_under_its_revision_is_not_taken(hub: HubEmulator, far: FarSide, tmp_path: Path) -> None:
+    data = found(tmp_path)
+    hub.altered["tokens_train_000001.bin"] = hub.files["tokens_train_000001.bin"][:-2] + b"\1\0"
+    came = download(far, data.public, hub.origin)
+    (failed,) = came.failed.values()
+    assert (failed.sha256, failed.code) == (data.public[0].sha256, "altered")
+    assert not list((tmp_path / "box" / ".pulled").glob(f"{failed.sha256}*"))
+
+
+def test_no_address_within_a_network_is_asked_but_the_hub_that_the_user_named(
+    hub: HubEmulator, far: FarSide, tmp_path: Path
+) -> None:
+    data = found(tmp_path)
+    for origin, redirect, code in (("", "", "not_public"), (hub.origin, f"{hub.origin}/elsewhere", "denied")):
+        hub.redirect = redirect
+        assert {one.code for one in download(far, data.public, origin).failed.values()} == {code}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fd00::1", "fe80::1%eth0", "::ffff:10.0.0.1", "0.0.0.0"],
+)
+def test_an_address_of_a_private_network_is_not_public(address: str) -> None:
+    assert not is_public(address)
+    assert is_public("151.101.1.1")
+
+
+def test_a_name_is_asked_at_the_address_that_was_found_to_be_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    from urllib.request import Request
+
+    for url in ("https://localhost:1/x", "http://huggingface.co/x", "file:///etc/passwd"):
+        with pytest.raises(UrlRefused) as refused:
+            opened_public(Request(url))
+        assert refused.value.code == "not_public"
