@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpurun.cli.session import Session
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute
 from gpurun.core.errors import Interrupted
 from gpurun.core.journal_records import Phase
 from gpurun.core.money import format_rate
@@ -97,7 +97,7 @@ def _name(number: int) -> str:
 def _ask(session: Session, sight: Sight) -> str:
     rate = format_rate(sight.plan.offer.rate_micros_per_hour)
     deadline = sight.state.deadline_wall
-    until = f", until {local_time(deadline, now=session.clock.wall())} at the latest" if deadline else ""
+    until = f", until {local_minute(deadline, now=session.clock.wall())} at the latest" if deadline else ""
     session.say(f"{sight.folder.name} trains on without this terminal ({rate}{until}).")
     # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,9 +38,9 @@ def _complete_recipe(incomplete: str) -> list[str]:
 
 def complete_gpu(incomplete: str) -> list[str]:
     """What of the catalogue, with or without its number, begins so."""
-    from gpurun.planning.catalog import all_offers, asked_as, cards
+    from gpurun.planning.catalog import all_offers, asked_as, card_names
 
-    names = {asked_as(offer) for offer in all_offers()} | {card.name for card in cards().values()}
+    names = {asked_as(offer) for offer in all_offers()} | {*card_names().values(), "any"}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -183,7 +183,7 @@ REQUEST = Shared(
     {
         "recipe": (RecipeArgument, ""),
         "gpu": (
-            _text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu.", complete_gpu),
+            _text("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
             "",
         ),
         "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),

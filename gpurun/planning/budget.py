@@ -214,18 +214,22 @@ def _candidate(
     finishes = lease is not None and lease.train_s >= needed_s
     # A part that was asked for costs what a part takes, whatever all of it would.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
-    expected = _expected(offer, train_s, load) if guess.train_s is not None else None
-    why_not = ""
-    if not finishes:
-        why_not = _why_not(offer, guess, load, lease, hours)
+    why_not = "" if finishes else _why_not(offer, guess, load, lease, hours)
     if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid a part may do.
         lease = None
+    worst = worst_case(offer, lease, load) if lease else None
+    expected = slow = None
+    if train_s < inf:
+        slow_end_s = guess.train_s[1] if guess.train_s else train_s
+        slow_s = max(train_s, min(slow_end_s, lease.train_s) if lease else slow_end_s)
+        expected, slow = _expected(offer, train_s, load), _expected(offer, slow_s, load)
     return Candidate(
         offer=offer,
         estimate=guess,
         lease=lease,
         expected_micros=expected,
-        worst_micros=worst_case(offer, lease, load) if lease else None,
+        slow_micros=min(slow, worst) if slow is not None and worst is not None else slow,
+        worst_micros=worst,
         finishes=finishes,
         why_not=why_not,
         reach=reach,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute, local_time
 from gpurun.core.money import Micros, format_usd, percent_of
 from gpurun.core.trainer_events import Step
 from gpurun.view.event_text import PHASES
@@ -236,7 +236,7 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
         lines[0] = (Span(" pace   ", "dim"), *lines[0][1:])
     if screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
         left = screen.deadline_wall - now
-        when = f"until {local_time(screen.deadline_wall, now=now)}, "
+        when = f"until {local_minute(screen.deadline_wall, now=now)}, "
         remaining = Span(f"{format_duration(left)} left" if left >= 0 else "OVER", "" if left >= 300 else "warn")
         lines += flow([line(when, remaining)], style, indent=_LABEL, first=line(Span(" lease", "dim")))
     return [*lines, *_saved(screen, style, now)]

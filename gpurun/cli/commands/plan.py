@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,11 +30,15 @@ ABANDONED_S = 86_400.0
     examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 60", "gpurun plan mini-gpt --json"],
     shares=REQUEST,
 )
-def plan(session: Session, request: Request) -> Result:
-    """Show what a run would take and cost, on every offer, and spend nothing."""
+def plan(
+    session: Session,
+    request: Request,
+    every: Annotated[bool, typer.Option("--all", help="Every offer, also what is not taken and why.")] = False,
+) -> Result:
+    """Show what a run would take and cost, on the offers that finish it, and spend nothing."""
     with run_name(session, "") as run:
         made = plan_run(session, request, run, need_data=False)
-    return Result(data=made.model_dump(mode="json"), text=shown(session, made))
+    return Result(data=made.model_dump(mode="json"), text=shown(session, made, every=every))
 
 
 @contextmanager
@@ -66,11 +70,11 @@ def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -
     return make_plan(request, run=run, home=home, clock=session.clock, say=say, need_data=need_data)
 
 
-def shown(session: Session, made: Plan) -> str:
+def shown(session: Session, made: Plan, *, every: bool = False) -> str:
     """A plan as text for this terminal."""
     from gpurun.view.plan_screen import plan_text
 
-    return plan_text(made, session.style, now=session.clock.wall())
+    return plan_text(made, session.style, now=session.clock.wall(), every=every)
 
 
 def _drop_abandoned(home: Home, clock: Clock) -> None:
