@@ -71,6 +71,17 @@ class Uplink(Frozen):
         return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
 
 
+class Quoted(Frozen):
+    """What a plan file says that its request was quoted when it was written."""
+
+    wall: float
+    recipe_sha256: str
+    where: str
+    rate_micros_per_hour: Micros
+    expected_micros: Micros
+    worst_micros: Micros
+
+
 class Request(Frozen):
     """What the user asked for, as typed but for a recipe's file, which has its whole path; nothing is decided yet."""
 
@@ -91,6 +102,8 @@ class Request(Frozen):
     """How fast this computer sends, in Mbit/s, as its user has set it."""
     continues: str = ""
     """The earlier run whose newest checkpoint this one goes on from."""
+    quoted: Quoted | None = None
+    """Where the request came in a plan file."""
 
     @property
     def recipe_word(self) -> str:

@@ -69,6 +69,10 @@ def make_plan(
 
         notes += [] if plan.choices.stage else bucket_of(plan.continues, home)
         warnings += others_from(plan.continues, home)
+    if request.quoted is not None:
+        from gpurun.planning.plan_file import since_quoted
+
+        warnings += since_quoted(plan, request.quoted, clock.wall())
     return plan.told(*notes, warnings=warnings)
 
 

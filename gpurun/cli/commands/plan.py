@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,11 +36,19 @@ def plan(
     session: Session,
     request: Request,
     every: Annotated[bool, typer.Option("--all", help="Every offer, also what is not taken and why.")] = False,
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write it for: gpurun train FILE")] = "",
 ) -> Result:
     """Show what a run would take and cost, on the offers that finish it, and spend nothing."""
     with run_name(session, "") as run:
         made = plan_run(session, request, run, need_data=False)
-    return Result(data=made.model_dump(mode="json"), text=shown(session, made, every=every))
+    after = ""
+    if output:
+        from gpurun.cli.render import write_file
+        from gpurun.planning.plan_file import plan_file
+
+        write_file(Path(output).expanduser(), plan_file(request, made, session.clock.wall()), flag="-o")
+        after = f"Wrote {output}. It is quoted again, and you are asked, by: gpurun train {shlex.quote(output)}"
+    return Result(data=made.model_dump(mode="json"), text=shown(session, made, every=every), after=after)
 
 
 @contextmanager

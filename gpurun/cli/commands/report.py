@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +9,11 @@ import typer
 
 from gpurun import __version__
 from gpurun.cli.options import Runs
+from gpurun.cli.render import write_file
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.paths import is_stream
+from gpurun.core.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -57,23 +55,5 @@ def report(
     page = report_page(material, version=__version__)
     if html == "-":
         return Result(data=data, text=page.rstrip("\n"))
-    size = _write(Path(html).expanduser(), page)
+    size = write_file(Path(html).expanduser(), page, flag="--html")
     return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). Any browser opens it, offline too.")
-
-
-def _write(path: Path, page: str) -> int:
-    """Put the page where it was asked for, whole or not at all; its size in bytes."""
-    content, part = page.encode("utf-8"), path.parent / f"{path.name}.part"
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if is_stream(path):
-            return path.write_bytes(content)
-        part.write_bytes(content)
-        part.rename(path)
-    except OSError as error:
-        with suppress(OSError):  # Where it could not be made, it cannot be taken away either.
-            part.unlink(missing_ok=True)
-        raise SetupError("report.cannot_write", f"{path} cannot be written: {error.strerror}.",
-                         hint="Choose another place with --html, or make room.") from None  # fmt: skip
-    return len(content)
