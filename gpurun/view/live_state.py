@@ -17,6 +17,7 @@ from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell
 from gpurun.view.terminal_charts import Point
 
 if TYPE_CHECKING:
+    from gpurun.core.gpu_reading import GpuReading
     from gpurun.core.journal_records import Record
     from gpurun.core.run_plan import Plan
     from gpurun.core.transfer_progress import Moving
@@ -101,6 +102,8 @@ class Screen:
         self.home_step: int | None = None
         self.losses, self.validation = Series(), Series()
         self.speeds: deque[float] = deque(maxlen=64)
+        self.gpus: GpuReading | None = None
+        self.gpu_use: deque[float] = deque(maxlen=64)
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
         self._rentals: list[Rented] = []
         self._beside, self._once = Micros(0), Micros(0)
@@ -114,9 +117,13 @@ class Screen:
         log_lines: Iterable[bytes | str],
         moving: Moving | None = None,
         heard_wall: float | None = None,
+        gpus: GpuReading | None = None,
     ) -> None:
-        """Take in what is new since last time, the transfer of now, and when the machine's last word came."""
+        """Take in what is new since last time, the transfer and cards of now, and when the machine's last word came."""
         self.moving, self.heard_wall = moving, heard_wall
+        if gpus is not None and gpus.use_percent is not None and (self.gpus is None or gpus.wall != self.gpus.wall):
+            self.gpu_use.append(float(gpus.use_percent))
+        self.gpus = gpus
         for record in records:
             self._count(record)
             self._record(str(record.event), record.wall, record.data)

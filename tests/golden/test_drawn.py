@@ -32,9 +32,9 @@ DRAWN = Path(__file__).parent / "drawn"
 NOW = samples.NOW
 
 
-def _live(screen_and_now: tuple[samples.Screen, float], style: Style) -> list[Line]:
+def _live(screen_and_now: tuple[samples.Screen, float], style: Style, *, helps: bool = False) -> list[Line]:
     screen, now = screen_and_now
-    return live_screen(screen, style, now=now)
+    return live_screen(screen, style, now=now, keys=True, helps=helps)
 
 
 SCREENS: dict[str, Callable[[Style], list[Line]]] = {
@@ -52,6 +52,7 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "doctor": lambda s: doctor_lines(samples.FINDINGS, s),
     "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW, then="gpurun report fox-41 --html out.html"),
     "live-rented": lambda s: _live(samples.rented_screen(), s),
+    "live-help": lambda s: _live(samples.rented_screen(), s, helps=True),
     "live-ended": lambda s: _live(samples.local_screen(), s),
     "error": lambda s: error_lines(
         "No offer fits $3.00. The cheapest way to run this recipe is $7.97 (runpod 1×H100).",

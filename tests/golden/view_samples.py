@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from gpurun.core.clock import utc
+from gpurun.core.gpu_reading import GpuReading
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, usd
 from gpurun.core.receipt_record import Receipt, Signature
@@ -221,6 +222,8 @@ def rented_screen() -> tuple[Screen, float]:
     begun = NOW - 6163
     screen = Screen(plan())
     screen.update(story(begun, usd("2.49")), trainer_events(begun + 475), log_lines())
+    for seconds, percent in enumerate((12, 71, 93, 97, 95, 94)):
+        screen.update((), (), (), gpus=GpuReading(NOW + seconds, 1, percent, 62_464, 81_920, 71, 608))
     return screen, NOW
 
 
