@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +20,15 @@ from gpurun.core.errors import UsageError
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "report", examples=["gpurun report", "gpurun report fox-41 owl-7 --html report.html"])
+@verb(app, "report", examples=["gpurun report --last 5", "gpurun report fox-41 'owl-*' --html report.html"])
 def report(
     session: Session,
     runs: Runs = [],  # noqa: B006
+    every: Annotated[bool, typer.Option("--all", help="Every run of this home.")] = False,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="The last N runs.")] = 0,
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write one self-contained page there.")] = "",
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
-    from gpurun.cli.run_control import meant
     from gpurun.cli.run_material import material_of
     from gpurun.ledger.runs import look
     from gpurun.view.number_format import format_bytes
@@ -37,7 +40,7 @@ def report(
     if html == "-" and session.json:
         hint = "Name a file: --html report.html"
         raise UsageError("report.two_outputs", "--json and --html - both want standard output.", hint=hint)
-    names = list(dict.fromkeys(meant(session, run) for run in runs or (None,)))
+    names = _chosen(session, runs, every=every, last=last)
     if html and len(names) > MOST_RUNS:
         what = f"{len(names)} runs cannot be told apart in one chart; {MOST_RUNS} can."
         raise UsageError(
@@ -57,3 +60,23 @@ def report(
         return Result(data=data, text=page.rstrip("\n"))
     size = write_file(Path(html).expanduser(), page, flag="--html")
     return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). Any browser opens it, offline too.")
+
+
+def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
+    """The names of the runs that are meant, each once: those named, those that a glob takes, the last, or all."""
+    from gpurun.cli.run_control import meant
+    from gpurun.ledger.runs import planned_runs
+
+    if last < 0:
+        raise UsageError("report.last", f"--last {last} is no number of runs.", hint="Write for instance --last 5")
+    there = planned_runs(session.home)
+    names = list(there) if every else there[-last:] if last else []
+    for run in runs:
+        if not set(run) & set("*?["):
+            names.append(meant(session, run))
+            continue
+        taken = fnmatch.filter(there, run)
+        if not taken:
+            raise UsageError("report.no_match", f"No run is called {run}.", hint="`gpurun ps --all` lists them.")
+        names += taken
+    return list(dict.fromkeys(names)) or [meant(session, None)]
