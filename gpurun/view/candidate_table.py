@@ -93,7 +93,10 @@ def candidates_table(
     lines = table(_COLUMNS, [_row(group, chosen if group is ours else None) for group in shown], style)
     hidden = [group[0] for group in groups.values() if group not in shown]
     told = [f"{len(hidden)} more ({_why(hidden)}): plan --all."] if hidden else []
-    told += [f"None of them costs more than the cap of {format_usd(cap)}."] if cap is not None else []
+    if cap is not None:
+        is_any = any(group[0].lease is not None for group in shown)
+        holds = f"Whichever is rented, the cap of {format_usd(cap)} holds."
+        told.append(holds if is_any else f"None of them finishes under the cap of {format_usd(cap)}.")
     told.append(_legend(lines[0], [group[0] for group in shown]))
     return [*lines, *(row for text in told for row in wrap(text, style, indent=2, look="dim"))]
 
@@ -148,7 +151,9 @@ def _row(group: Sequence[Candidate], chosen: Offer | None) -> list[Cell]:
 
 def _last(candidate: Candidate) -> Span:
     """What ends the machine, or why it is not to be had, in a word or two."""
-    whole = death(candidate.offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
+    is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
+    is_taken = candidate.finishes or is_for_hours
+    whole = death(candidate.offer) if is_taken else Span(candidate.why_not or "does not finish", "dim")
     found = next(((match, short) for long, short in _SHORT if (match := long.fullmatch(whole.text))), None)
     return Span(found[0].expand(found[1]), whole.look) if found else whole
 

@@ -486,11 +486,21 @@ def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_w
     assert more is not None
     assert sum(int(count) for count in re.findall(r"\d+", more[2])) == int(more[1])
     assert {"dearer", "over the cap", "weak lease"} <= {part.split(" ", 1)[1] for part in more[2].split(", ")}
-    assert "None of them costs more than the cap of $60.00." in told
+    assert "Whichever is rented, the cap of $60.00 holds." in told
     every = plan_text(plan, Style(width=80), every=True)
     assert len([line for line in every.splitlines() if any(f" {cloud} " in line for cloud in clouds)]) == 10 + int(
         more[1]
     )
+
+
+def test_where_nothing_fits_a_rehearsal_still_shows_what_comes_nearest_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    plan = planned(tmp_path, "5", gpu=parse_gpu("8xA100"), dry_run=True)
+    told = plan_text(plan, Style(width=120))
+    assert "None of them finishes under the cap of $5.00." in told
+    assert "needs $" in told
 
 
 def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) -> None:
@@ -544,15 +554,19 @@ def test_a_card_that_nobody_measured_is_offered_for_hours_and_no_figure_is_inven
     (row,) = rows_for(need, "runpod")
     live = row.model_copy(update={"rate_micros_per_hour": usd("0.27"), "price_source": "live"})
     monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: ["runpod"])
-    market = Market((live,), (), 1_800_000_000.0, ("runpod",))
+    dearer = live.model_copy(update={"rate_micros_per_hour": usd("0.40"), "tier": "secure"})
+    market = Market((dearer, live), (), 1_800_000_000.0, ("runpod",))
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", lambda *_: market)
-    with pytest.raises(NoOffer, match="speed unknown: needs --hours"):
+    with pytest.raises(NoOffer, match="speed unknown: needs --hours") as unsaid:
         planned(tmp_path, "5", gpu=need)
+    assert "--hours 2" in unsaid.value.hint
     plan = planned(tmp_path, "5", gpu=need, hours=2.0)
     assert plan.estimate.tokens_per_s is None
     assert plan.lease.train_s == 7200
     assert usd("0.54") < plan.expected_micros <= plan.worst_micros
-    assert "speed unknown" in plan_text(plan, Style(width=80))
+    told = plan_text(plan, Style(width=80))
+    assert "speed unknown" in told
+    assert next(line for line in told.splitlines() if "→" in line).endswith("pod key")
 
 
 def test_text_that_is_not_counted_in_tokens_yet_is_named_in_one_breath(tmp_path: Path) -> None:
