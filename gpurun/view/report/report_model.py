@@ -14,6 +14,7 @@ from gpurun.view.receipt_screen import cost_label, hardware_words, signature_wor
 from gpurun.view.report.series import Mark, Told
 
 _LEFT_OUT = ("about",)
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,17 @@ def differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
 
 
 def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
-    """What each recipe has to itself: `lr 0.0003, layers 12`, by the last word of a key where that is enough."""
+    """What each recipe has to itself: `lr 0.0003, layers 12`, by the last word of a key where that is enough.
+
+    Of many settings the first few are named, and the others counted.
+    """
     found = [(key, values) for key, values in differences(runs) if key != "shards"]
     words = [key.rpartition(".")[2] for key, _ in found]
     names = [word if words.count(word) == 1 else key for word, (key, _) in zip(words, found, strict=True)]
+    shown, more = list(zip(names, found, strict=True))[:_MOST_NAMED], len(found) - _MOST_NAMED
+    rest = [f"{more} more"] if more > 0 else []
     return [
-        ", ".join(f"{name} {values[place]}" for name, (_, values) in zip(names, found, strict=True))
-        for place in range(len(runs))
+        ", ".join([*(f"{name} {values[place]}" for name, (_, values) in shown), *rest]) for place in range(len(runs))
     ]
 
 
