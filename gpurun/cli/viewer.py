@@ -61,8 +61,8 @@ class Viewer:
         owned = holder_of(self._folder.lock) is not None  # Asked before reading, so that nothing is missed after it.
         news = self._reader.read()
         self._pane.show(news, self._session.clock.wall())
-        if self._pane.is_left():
-            return self._left(look(self._session.home, self._folder.name))
+        if self._pane.is_left() and (left := self._left(look(self._session.home, self._folder.name))) is not None:
+            return left
         if news.records:
             self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
         if not news.is_empty:
