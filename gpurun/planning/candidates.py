@@ -134,7 +134,7 @@ def is_weak(offer: Offer) -> bool:
 def _unless_weak(candidate: Candidate) -> Candidate:
     """The candidate; one that dies only by this laptop's hand may not be rented without being asked for.
 
-    Where the cap is too low for it, too, a higher one alone would not do: it is told as weak all the same.
+    That comes first where the cap is too low for it as well: a higher cap alone would not do.
     """
     if not is_weak(candidate.offer) or not candidate.estimate.fits:
         return candidate

@@ -1,7 +1,7 @@
 """A plan in a file, from `plan -o` to `train`: what was asked for, and what it was quoted then.
 
-The file is a request and never an approval: it is quoted anew, held to its cap anew, and the user is asked anew. What
-only a person may agree to (a weak lease) is not in it.
+The file is a request and never an approval: it is quoted again, held to its cap again, and the user is asked again.
+What only a person may agree to (a weak lease) is not in it.
 """
 
 from __future__ import annotations

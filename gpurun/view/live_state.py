@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
+_GPU_EVERY_S = 5.0  # As often as the agent asks; the same figures are read more often.
 _CHECKPOINT = {"weights", "optimizer", "state"}
 
 
@@ -104,6 +105,7 @@ class Screen:
         self.speeds: deque[float] = deque(maxlen=64)
         self.gpus: GpuReading | None = None
         self.gpu_use: deque[float] = deque(maxlen=64)
+        self._gpu_due_wall = 0.0
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
         self._rentals: list[Rented] = []
         self._beside, self._once = Micros(0), Micros(0)
@@ -121,9 +123,10 @@ class Screen:
     ) -> None:
         """Take in what is new since last time, the transfer and cards of now, and when the machine's last word came."""
         self.moving, self.heard_wall = moving, heard_wall
-        if gpus is not None and gpus.use_percent is not None and (self.gpus is None or gpus.wall != self.gpus.wall):
-            self.gpu_use.append(float(gpus.use_percent))
         self.gpus = gpus
+        if gpus is not None and gpus.use_percent is not None and gpus.wall >= self._gpu_due_wall:
+            self._gpu_due_wall = gpus.wall + _GPU_EVERY_S
+            self.gpu_use.append(float(gpus.use_percent))
         for record in records:
             self._count(record)
             self._record(str(record.event), record.wall, record.data)

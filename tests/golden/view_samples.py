@@ -223,7 +223,7 @@ def rented_screen() -> tuple[Screen, float]:
     screen = Screen(plan())
     screen.update(story(begun, usd("2.49")), trainer_events(begun + 475), log_lines())
     for seconds, percent in enumerate((12, 71, 93, 97, 95, 94)):
-        screen.update((), (), (), gpus=GpuReading(NOW + seconds, 1, percent, 62_464, 81_920, 71, 608))
+        screen.update((), (), (), gpus=GpuReading(NOW + 5 * seconds, 1, percent, 62_464, 81_920, 71, 608))
     return screen, NOW
 
 

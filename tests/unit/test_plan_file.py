@@ -79,7 +79,7 @@ def test_a_recipe_that_changed_since_is_told(tmp_path: Path) -> None:
     assert planned(tmp_path, typed(path)).warnings[-1].endswith("its recipe has changed since.")
 
 
-def test_no_consent_comes_out_of_a_file_and_the_cap_may_be_given_anew(tmp_path: Path) -> None:
+def test_no_consent_comes_out_of_a_file_and_the_cap_may_be_given_again(tmp_path: Path) -> None:
     asked = ASKED.model_copy(update={"choices": Choices(weak_lease=True), "providers": ("lambda",)})
     path = written(tmp_path, asked)
     assert not typed(path).choices.weak_lease
