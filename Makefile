@@ -7,9 +7,9 @@ BIN := .venv/bin
 # Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets picture clean
+.PHONY: demo test quick venv venv-demo style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets picture clean
 
-demo: venv
+demo: venv-demo
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
 
 test: venv style types
@@ -25,6 +25,9 @@ full: test
 
 venv:
 	@$(PYTHON) .ci/venv.py
+
+venv-demo:
+	@$(PYTHON) .ci/venv.py demo
 
 style: venv
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check -q .

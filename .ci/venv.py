@@ -1,4 +1,4 @@
-"""Sets up `.venv` with gpurun, its tests and PyTorch; `make venv` runs it. Standard library only.
+"""Sets up `.venv` with PyTorch and gpurun, and what its tests need unless `demo` is said. Standard library only.
 
 It does nothing when `.venv` is up to date, so that a second `make demo` or `make test` needs no network. It never
 fetches gigabytes of CUDA for a machine without an NVIDIA GPU: there it asks for PyTorch's CPU build. What is missing is
@@ -18,7 +18,7 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "ready"
 PIP = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-NEED_BYTES = 4 * 10**9
+NEED_BYTES = {True: 3 * 10**9 // 2, False: 4 * 10**9}  # For the demo; for all.
 
 
 def stop(what: str, hint: str) -> None:
@@ -26,7 +26,7 @@ def stop(what: str, hint: str) -> None:
     sys.exit(f"✗ {what}\n  {hint}")
 
 
-def check_machine() -> None:
+def check_machine(demo: bool) -> None:
     """Refuse what cannot work before anything is written."""
     if sys.version_info < (3, 11):
         stop(
@@ -38,13 +38,17 @@ def check_machine() -> None:
     except ImportError:
         stop("This Python cannot make virtual environments.", "On Debian or Ubuntu: sudo apt install python3-venv")
     free = shutil.disk_usage(ROOT).free
-    if free < NEED_BYTES and not VENV.exists():
-        stop(f"Only {free / 1e9:.1f} GB are free here.", f"Make room for about {NEED_BYTES / 1e9:.0f} GB first.")
+    if free < NEED_BYTES[demo] and not VENV.exists():
+        stop(f"Only {free / 1e9:.1f} GB are free here.", f"Make room for about {NEED_BYTES[demo] / 1e9:g} GB first.")
 
 
-def wanted() -> str:
+def wanted(demo: bool) -> str:
     """A digest of all that decides what is installed."""
-    parts = [sys.version, *((ROOT / name).read_text() for name in ("pyproject.toml", "constraints.txt"))]
+    parts = [
+        "demo" if demo else "all",
+        sys.version,
+        *((ROOT / name).read_text() for name in ("pyproject.toml", "constraints.txt")),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -71,22 +75,24 @@ def has_gpu() -> bool:
 
 
 def main() -> None:
-    """Bring `.venv` up to date."""
-    if STAMP.exists() and STAMP.read_text() == wanted():
+    """Bring `.venv` up to date; one that has all has what the demo needs."""
+    demo = sys.argv[1:] == ["demo"]
+    if STAMP.exists() and STAMP.read_text() in {wanted(demo), wanted(demo=False)}:
         return
-    check_machine()
-    print("Setting up .venv (once; about 1 GB, a minute or two) …", flush=True)
+    check_machine(demo)
+    size = "0.3 GB to download, 1 GB here, most of it PyTorch" if demo else "1 GB to download, 2.3 GB here"
+    print(f"Setting up .venv (once; {size}; a minute or two) …", flush=True)
     if subprocess.run([sys.executable, "-m", "venv", str(VENV)]).returncode:
         stop("The virtual environment could not be made.", "Read the lines above.")
     pip("--upgrade", "pip")
     cuda = os.environ.get("GPURUN_TORCH") == "cuda" or has_gpu()
-    torch = ["-c", "constraints.txt", "torch", "numpy"]
+    torch = ["--no-compile", "-c", "constraints.txt", "torch", "numpy"]
     if not cuda and would_bring_cuda():
         pip("--index-url", CPU_BUILDS, *torch)
     else:
         pip(*torch)
-    pip("-c", "constraints.txt", "-e", ".[local,dev]")
-    STAMP.write_text(wanted())
+    pip("--no-compile", "-c", "constraints.txt", "-e", "." if demo else ".[local,dev]")
+    STAMP.write_text(wanted(demo))
     print("Ready. To type gpurun by its name: . .venv/bin/activate", flush=True)
 
 

@@ -158,7 +158,7 @@ class SampleConfig:
 class HardwareConfig:
     """What the recipe is written for, and what a machine without CUDA does with it; the trainer uses what it finds."""
 
-    gpu: str = "1xA100"
+    gpu: str = "any"
     disk_gb: Whole
     on_cpu: Literal["as_written", "rehearsal", "refuse"]
 

@@ -23,7 +23,7 @@ VERBS = {
     "offers": (
         "List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue."
     ),
-    "plan": "Show what a run would take and cost, on every offer, and spend nothing.",
+    "plan": "Show what a run would take and cost, on the offers that finish it, and spend nothing.",
     "train": "Rent, train, bring it home, destroy, prove it, and leave a receipt.",
     "ps": "List the unfinished runs; one that may be billing while nobody drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",

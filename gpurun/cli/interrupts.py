@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpurun.cli.session import Session
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute
 from gpurun.core.errors import Interrupted
 from gpurun.core.journal_records import Phase
 from gpurun.core.money import format_rate
@@ -94,11 +94,17 @@ def _name(number: int) -> str:
     return signal.Signals(number).name
 
 
+def costs_on(sight: Sight, now: float) -> str:
+    """What a run that is left costs an hour, and until when; "" where it costs nothing."""
+    rate, deadline = sight.plan.offer.rate_micros_per_hour, sight.state.deadline_wall
+    if not rate:
+        return ""
+    return format_rate(rate) + (f", until {local_minute(deadline, now=now)} at the latest" if deadline else "")
+
+
 def _ask(session: Session, sight: Sight) -> str:
-    rate = format_rate(sight.plan.offer.rate_micros_per_hour)
-    deadline = sight.state.deadline_wall
-    until = f", until {local_time(deadline, now=session.clock.wall())} at the latest" if deadline else ""
-    session.say(f"{sight.folder.name} trains on without this terminal ({rate}{until}).")
+    costs = costs_on(sight, session.clock.wall())
+    session.say(f"{sight.folder.name} trains on without this terminal{f' ({costs})' if costs else ''}.")
     # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

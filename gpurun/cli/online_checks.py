@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 from gpurun.cli.session import Session
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute
 from gpurun.core.credentials import aws_source, find_credential
 from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.money import format_rate, format_usd
@@ -178,7 +178,7 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
     if one.deadline_wall is None:
         return Finding("bad", f"{who} tells no deadline, and {whose}",
                        f"gpurun reap --provider {one.provider} {flags}")  # fmt: skip
-    until = local_time(one.deadline_wall, now=session.clock.wall())
+    until = local_minute(one.deadline_wall, now=session.clock.wall())
     return Finding("warn", f"{who} is within its lease until {until}; {whose}",
                    f"gpurun reap --provider {one.provider} {flags} ends it")  # fmt: skip
 

@@ -38,9 +38,9 @@ def _complete_recipe(incomplete: str) -> list[str]:
 
 def complete_gpu(incomplete: str) -> list[str]:
     """What of the catalogue, with or without its number, begins so."""
-    from gpurun.planning.catalog import all_offers, asked_as, cards
+    from gpurun.planning.catalog import all_offers, asked_as, card_names
 
-    names = {asked_as(offer) for offer in all_offers()} | {card.name for card in cards().values()}
+    names = {asked_as(offer) for offer in all_offers()} | {*card_names().values(), "any"}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -71,7 +71,8 @@ Runs = Annotated[
 ]
 ACCEPT_SKIPPED = "Go on where more of a folder is passed over than read."
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.", autocompletion=_complete_recipe)
+    str,
+    typer.Argument(metavar="RECIPE", help="A recipe's name or file, or a plan file.", autocompletion=_complete_recipe),
 ]
 RecipeNames = Annotated[
     list[str],
@@ -101,6 +102,8 @@ def request_from(session: Session, **typed: Any) -> Request:
     from gpurun.core.run_plan import Choices, Request
     from gpurun.planning.catalog import parse_gpu
 
+    if typed["recipe"].endswith(".json"):
+        return _planned(**typed)
     settings = session.settings
     cap = typed["max_cost"] or settings["max_cost"].value
     usual = tuple(name.strip() for name in settings["providers"].value.split(",") if name.strip())
@@ -139,6 +142,30 @@ def request_from(session: Session, **typed: Any) -> Request:
     from gpurun.planning.continue_from import as_before
 
     return as_before(request, session.home, usual)
+
+
+_BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
+"""The arguments that may stand beside a plan file; everything else is in it."""
+
+
+def _planned(**typed: Any) -> Request:
+    """The request in a plan file, with what a person may give beside it: the cap, consent, and a rehearsal."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.money import parse_usd
+    from gpurun.planning.plan_file import read_plan_file
+
+    path, cap = typed["recipe"], typed["max_cost"]
+    other = next(
+        (name for name, (_, usual) in REQUEST.flags.items() if typed[name] != usual and name not in _BESIDE_PLAN), ""
+    )
+    if other:
+        what = f"{path} says what is meant, and something else is asked for beside it ({other.replace('_', '-')})."
+        hint = "Give only --max-cost, --accept-weak-lease or --dry-run with it; else write a new one by plan -o."
+        raise UsageError("plan_file.flags", what, hint=hint)
+    request = read_plan_file(path)
+    choices = request.choices.model_copy(update={"weak_lease": typed["accept_weak_lease"]})
+    update: dict[str, Any] = {"choices": choices, "dry_run": typed["dry_run"] or request.dry_run}
+    return request.model_copy(update={**update, **({"max_cost_micros": parse_usd(cap)} if cap else {})})
 
 
 def _whole(recipe: str) -> str:
@@ -183,7 +210,7 @@ REQUEST = Shared(
     {
         "recipe": (RecipeArgument, ""),
         "gpu": (
-            _text("--gpu", "GPU", "For instance 8xA100, 1xH100, 8xA100-80GB or cpu.", complete_gpu),
+            _text("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
             "",
         ),
         "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),

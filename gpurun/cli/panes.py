@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import Protocol
 
+from gpurun.cli.keyboard import Keyboard
 from gpurun.cli.reader import News
 from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
@@ -25,6 +26,8 @@ class Pane(Protocol):
 
     def reopen(self) -> None: ...
 
+    def is_left(self) -> bool: ...
+
 
 class LivePane:
     """The live view on a terminal."""
@@ -32,21 +35,31 @@ class LivePane:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._screen = Screen(plan)
         self._style = probe(sys.stderr, color=session.color)
+        self._keyboard, self._takes_keys, self._helps = Keyboard(), not session.no_input, False
         self.reopen()
 
     def show(self, news: News, now: float) -> None:
         """Redraw with what is new."""
-        self._screen.update(news.records, news.events, news.log_lines, news.moving, news.heard_wall)
-        self._window.show(self._screen, now=now)
+        self._screen.update(news.records, news.events, news.log_lines, news.moving, news.heard_wall, news.gpus)
+        self._window.show(self._screen, now=now, keys=self._keyboard.is_open, helps=self._helps)
+
+    def is_left(self) -> bool:
+        """Whether q was pressed; a question mark shows what the lines mean, and hides it again."""
+        pressed = self._keyboard.pressed()
+        self._helps ^= pressed.count("?") % 2 == 1
+        return "q" in pressed
 
     def close(self) -> None:
         """Leave the last picture standing, and give the terminal back."""
+        self._keyboard.close()
         self._window.__exit__(None, None, None)
 
     def reopen(self) -> None:
         """Take the terminal again."""
         self._window = LiveWindow(sys.stderr, self._style)
         self._window.__enter__()
+        if self._takes_keys:
+            self._keyboard.open()
 
 
 class SilentPane:
@@ -60,6 +73,10 @@ class SilentPane:
 
     def reopen(self) -> None:
         """Nothing was given back."""
+
+    def is_left(self) -> bool:
+        """No keys are heard."""
+        return False
 
 
 class PlainPane(SilentPane):

@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.gpu_reading import GpuReading, read_gpus
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import TrainerEvent, parse
@@ -26,6 +27,7 @@ class News:
     log_lines: list[bytes]
     moving: Moving | None = None
     heard_wall: float | None = None
+    gpus: GpuReading | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -48,8 +50,9 @@ class RunReader:
         events = [event for line in self._lines(self._folder.events) if (event := parse(line)) is not None]
         log_lines = self._lines(self._folder.log)
         heard_wall = max((path.stat().st_mtime for path in self._offsets if path.exists()), default=None)
-        moving = read_moving(self._folder, SystemClock().wall())
-        return News(list(records), events, log_lines, moving, heard_wall)
+        now = SystemClock().wall()
+        moving, gpus = read_moving(self._folder, now), read_gpus(self._folder, now)
+        return News(list(records), events, log_lines, moving, heard_wall, gpus)
 
     def _lines(self, path: Path) -> list[bytes]:
         try:

@@ -5,14 +5,17 @@ Standard output can be lost: its reader has seen enough, or the disk under it is
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import SetupError
+from gpurun.core.paths import is_stream
 
 
 class OutputLost(Exception):
@@ -38,6 +41,24 @@ def put_bytes(content: bytes) -> int:
         sys.stdout.buffer.flush()
     except OSError as error:
         raise lost(error) from None
+    return len(content)
+
+
+def write_file(path: Path, text: str, *, flag: str) -> int:
+    """Put a text where a flag asks for it, whole or not at all; its size in bytes, or a SetupError."""
+    content, part = text.encode("utf-8"), path.parent / f"{path.name}.part"
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if is_stream(path):
+            return path.write_bytes(content)
+        part.write_bytes(content)
+        part.rename(path)
+    except OSError as error:
+        with suppress(OSError):  # Where it could not be made, it cannot be taken away either.
+            part.unlink(missing_ok=True)
+        raise SetupError("output.cannot_write", f"{path} cannot be written: {error.strerror}.",
+                         hint=f"Choose another place with {flag}, or make room.") from None  # fmt: skip
     return len(content)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from gpurun.cli.interrupts import Interrupts, decide
+from gpurun.cli.interrupts import Interrupts, costs_on, decide
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
@@ -61,6 +61,8 @@ class Viewer:
         owned = holder_of(self._folder.lock) is not None  # Asked before reading, so that nothing is missed after it.
         news = self._reader.read()
         self._pane.show(news, self._session.clock.wall())
+        if self._pane.is_left() and (left := self._left(look(self._session.home, self._folder.name))) is not None:
+            return left
         if news.records:
             self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
         if not news.is_empty:
@@ -95,7 +97,14 @@ class Viewer:
         self._pane.close()
         leave = decide(self._session, sight, number, self._on_interrupt)
         self._pane.reopen()
-        return left_running(self._folder) if leave else None
+        return left_running(self._session, sight) if leave else None
+
+    def _left(self, sight: Sight) -> Result | None:
+        """What leaving says; nothing is left of a run that is over."""
+        if not sight.unfinished:
+            return None
+        is_ending = sight.state.phase is Phase.DESTROYING
+        return left_while_destroying(sight) if is_ending else left_running(self._session, sight)
 
 
 def follow(
@@ -114,9 +123,10 @@ def follow(
     return Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
 
 
-def left_running(folder: RunFolder) -> Result:
-    """The run goes on without this terminal; the last line is the command to return."""
-    after = f"{folder.name} goes on. Come back with: gpurun attach {folder.name}"
+def left_running(session: Session, sight: Sight) -> Result:
+    """The run goes on without this terminal: what it costs an hour, and last the command to return."""
+    folder, costs = sight.folder, costs_on(sight, session.clock.wall())
+    after = f"{folder.name} goes on{f' ({costs})' if costs else ''}. Come back with: gpurun attach {folder.name}"
     return Result(data={"run": folder.name, "folder": str(folder.path)}, after=after, exit_code=ExitCode.PENDING)
 
 

@@ -34,7 +34,7 @@ class _UntilReady(Viewer):
         is_ending = read_stop_request(self._folder) or sight.state.failure or not sight.unfinished
         if is_ending or sight.owner is None or not any(one.event is Event.READY_OBSERVED for one in sight.records):
             return None
-        return replace(left_running(self._folder), exit_code=ExitCode.DONE)
+        return replace(left_running(self._session, sight), exit_code=ExitCode.DONE)
 
     def _undriven(self, sight: Sight) -> Result | None:
         if gave_up(sight):

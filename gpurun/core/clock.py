@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from typing import Protocol
 
@@ -106,6 +107,13 @@ def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:
 def utc(wall: float) -> str:
     """An ISO-8601 UTC stamp with milliseconds, as JSON carries it."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def local_minute(wall: float, *, now: float) -> str:
+    """The local time of a deadline for people: the minute by whose beginning it has passed."""
+    whole = ceil(wall / 60) * 60.0
+    shown = local_time(whole, now=now)
+    return shown[:-3] if shown.count(":") == 2 else shown
 
 
 def local_time(wall: float, *, now: float) -> str:

@@ -114,6 +114,11 @@ class RunFolder:
         return self.path / "moving.json"
 
     @property
+    def gpus(self) -> Path:
+        """What the machine's cards do just now."""
+        return self.path / "gpus.json"
+
+    @property
     def push_key(self) -> Path:
         """The key with which the run's machine signs the list of what it pushes to a bucket."""
         return self.path / "push.key"

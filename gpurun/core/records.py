@@ -63,15 +63,25 @@ class Teardown(StrEnum):
 
 
 class GpuNeed(Frozen):
-    """What was asked for: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0."""
+    """What was asked for: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0.
+
+    The name `any` is for every card.
+    """
 
     count: int
     name: str
     memory_gb: int | None = None
 
+    @property
+    def is_any(self) -> bool:
+        """Whether every card will do."""
+        return self.name == "any"
+
     def __str__(self) -> str:
         if not self.count:
             return "cpu"
+        if self.is_any and self.count == 1:
+            return "any"
         return f"{self.count}x{self.name}" + (f"-{self.memory_gb}GB" if self.memory_gb else "")
 
 

@@ -6,6 +6,7 @@ Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a doll
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -70,6 +71,17 @@ class Uplink(Frozen):
         return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
 
 
+class Quoted(Frozen):
+    """What a plan file says that its request was quoted when it was written."""
+
+    wall: float
+    recipe_sha256: str
+    where: str
+    rate_micros_per_hour: Micros
+    expected_micros: Micros
+    worst_micros: Micros
+
+
 class Request(Frozen):
     """What the user asked for, as typed but for a recipe's file, which has its whole path; nothing is decided yet."""
 
@@ -90,6 +102,8 @@ class Request(Frozen):
     """How fast this computer sends, in Mbit/s, as its user has set it."""
     continues: str = ""
     """The earlier run whose newest checkpoint this one goes on from."""
+    quoted: Quoted | None = None
+    """Where the request came in a plan file."""
 
     @property
     def recipe_word(self) -> str:
@@ -170,7 +184,8 @@ class Earlier(Frozen):
 class Candidate(Frozen):
     """An offer with what it would take and cost to finish there.
 
-    `expected_micros` is for the whole run, or for the part that a lease holds where the user asked for so many hours.
+    `expected_micros` is for the whole run, or for the part that a lease holds where the user asked for so many hours;
+    `slow_micros` is the same at the slow end of the estimate, and never more than `worst_micros`.
     `reach` is how far the cap, or the hours that were asked for, would get there; None where nothing is known.
     """
 
@@ -182,6 +197,7 @@ class Candidate(Frozen):
     finishes: bool
     why_not: str = ""
     reach: Reach | None = None
+    slow_micros: Micros | None = None
 
 
 class PublicFile(Frozen):
@@ -278,6 +294,7 @@ class Plan(Frozen):
     ship_files: int
     ship_bytes: int
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     choices: Choices = Choices()
     images: dict[str, str] | None = None
     """By provider, where the recipe needs another image than its usual one and the user named none."""
@@ -347,6 +364,11 @@ class Plan(Frozen):
     def most_micros(self) -> Micros:
         """The worst case of the dearest of the approved offers: what the user is asked to agree to."""
         return max(one.worst_micros or Micros(0) for one in self.approved)
+
+    def told(self, *notes: str, warnings: Iterable[str] = ()) -> Plan:
+        """The same plan with more to say: notes for information, and warnings of what may go against the user."""
+        update = {"notes": (*self.notes, *notes), "warnings": (*self.warnings, *warnings)}
+        return self.model_copy(update=update)
 
     def on(self, candidate: Candidate) -> Plan:
         """The same plan on another of its approved offers."""

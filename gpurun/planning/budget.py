@@ -199,6 +199,8 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
     what = f"No offer can run this recipe. {told}." if told else "No offer has the memory for this."
     if not short:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
+        if any(one.estimate.fits and one.estimate.train_s is None for one in found):
+            hint = "Say how long to train on a card that nobody measured: --hours 2."
         return NoOffer("offer.none_fits", what, hint=hint)
     nearest = min(short, key=lambda one: one.estimate.peak_bytes / max(1.0, usable_bytes(one.offer)))
     where = f"On {nearest.offer.provider} {nearest.offer.label}, which comes nearest"
@@ -214,18 +216,22 @@ def _candidate(
     finishes = lease is not None and lease.train_s >= needed_s
     # A part that was asked for costs what a part takes, whatever all of it would.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
-    expected = _expected(offer, train_s, load) if guess.train_s is not None else None
-    why_not = ""
-    if not finishes:
-        why_not = _why_not(offer, guess, load, lease, hours)
+    why_not = "" if finishes else _why_not(offer, guess, load, lease, hours)
     if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid a part may do.
         lease = None
+    worst = worst_case(offer, lease, load) if lease else None
+    expected = slow = None
+    if train_s < inf:
+        slow_end_s = guess.train_s[1] if guess.train_s else train_s
+        slow_s = max(train_s, min(slow_end_s, lease.train_s) if lease else slow_end_s)
+        expected, slow = _expected(offer, train_s, load), _expected(offer, slow_s, load)
     return Candidate(
         offer=offer,
         estimate=guess,
         lease=lease,
         expected_micros=expected,
-        worst_micros=worst_case(offer, lease, load) if lease else None,
+        slow_micros=min(slow, worst) if slow is not None and worst is not None else slow,
+        worst_micros=worst,
         finishes=finishes,
         why_not=why_not,
         reach=reach,
@@ -246,11 +252,13 @@ def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hou
     return f"needs {format_usd(_needed(offer, guess, load))}, over the cap"
 
 
-def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, str, str, str]:
-    """What finishes first, then what may be bought at all, then by dollars to finish; names settle a tie."""
+def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
+    """What finishes first, then what may be bought at all, then by dollars to finish; price and names settle a tie."""
     offer, guess = candidate.offer, candidate.estimate
-    dollars = _expected(offer, expected_train_s(guess), load) if guess.train_s is not None else None
-    names = (offer.provider, offer.type_id, offer.region)
+    # Where no speed is known it is the dollars of the hours that were asked for.
+    is_known = guess.train_s is not None
+    dollars = _expected(offer, expected_train_s(guess), load) if is_known else candidate.expected_micros
+    names = (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region)
     return (not candidate.finishes, candidate.lease is None, sys.maxsize if dollars is None else dollars, *names)
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gpurun.planning.live_offers import Market
 
 WEAK = "needs --accept-weak-lease"
+_BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
+_BOX = "1xA100"
+"""What a box of the user's is taken to have where nobody says it; the machine is asked before anything is sent."""
 _CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
 
 
@@ -34,6 +37,7 @@ class Quote:
     load: Load
     uplink: Uplink
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     read_wall: float = 0.0
     asked: tuple[str, ...] | None = None
     """The clouds whose prices were read live; None where the catalogue stands for all."""
@@ -74,9 +78,12 @@ def quote(
         data_sha256=data.sha256 if data else named_data(request),
     )
     if not request.choices.weak_lease:
-        found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not == WEAK))
+        found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not.startswith(WEAK)))
     notes = (*_price_notes(request, offers, market), *notes)
-    return Quote(found, load, uplink, notes, market.read_wall if market else 0.0, market.asked if market else None)
+    if market is None:
+        return Quote(found, load, uplink, notes)
+    silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
+    return Quote(found, load, uplink, notes, silent, market.read_wall, market.asked)
 
 
 def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Quote:
@@ -98,8 +105,8 @@ def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Pri
     )
     if not request.choices.weak_lease:
         found = tuple(_unless_weak(one) for one in found)
-    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not == WEAK)
-    note = f"Every offer of the catalogue is shown; without --gpu, `train` takes the recipe's {need}."
+    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not.startswith(WEAK))
+    note = f"Every offer of the catalogue is ranked; without --gpu, `train` takes the recipe's {need}."
     if quoted.asked is not None:
         note += (
             f" Live is only what {' and '.join(quoted.asked)} has of it; the other prices are the {catalogue_words()}'s"
@@ -115,7 +122,8 @@ def _on_cpu(full: ResolvedRecipe) -> bool:
 
 def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:
     """The GPUs that were asked for, or those that the recipe is written for."""
-    return request.gpu or parse_gpu(full.tables.hardware.gpu)
+    need = request.gpu or parse_gpu(full.tables.hardware.gpu)
+    return parse_gpu(_BOX) if need.is_any and request.providers == ("ssh",) else need
 
 
 def is_weak(offer: Offer) -> bool:
@@ -124,22 +132,25 @@ def is_weak(offer: Offer) -> bool:
 
 
 def _unless_weak(candidate: Candidate) -> Candidate:
-    """The candidate; one that dies only by this laptop's hand may not be rented without being asked for."""
-    if candidate.lease is None or not is_weak(candidate.offer):
+    """The candidate; one that dies only by this laptop's hand may not be rented without being asked for.
+
+    That comes first where the cap is too low for it as well: a higher cap alone would not do.
+    """
+    if not is_weak(candidate.offer) or not candidate.estimate.fits:
         return candidate
-    return candidate.model_copy(update={"lease": None, "finishes": False, "worst_micros": None, "why_not": WEAK})
+    why = WEAK if candidate.lease is not None else f"{WEAK}; {candidate.why_not}"
+    return candidate.model_copy(update={"lease": None, "finishes": False, "worst_micros": None, "why_not": why})
 
 
 def _price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
-    """Where the prices are from, and who could not be asked."""
+    """Where the prices are from."""
     if market is None:
         note = f"Prices are from the {catalogue_words()}; the live price is what counts."
         kind = " It has none for --spot: these are for what is rented on demand." if request.choices.spot else ""
         return (note + kind,)
-    silent = (f"{name} could not be asked: {why}" for name, why in market.silent)
     packaged = {f"{o.provider}: price from the {o.price_source}." for o in offers if o.price_source.startswith("catal")}
     read = f"Prices were read live at {local_time(market.read_wall, now=market.read_wall)}."
-    return (read, *sorted(packaged), *silent)
+    return (read, *sorted(packaged))
 
 
 def _live(market: Market, need: GpuNeed) -> list[Offer]:
@@ -170,6 +181,7 @@ def build_plan(
     uplink: Uplink,
     offered: tuple[Candidate, ...] = (),
     notes: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
     ship_bytes: int = 0,
     quoted_wall: float = 0.0,
 ) -> Plan:
@@ -187,9 +199,7 @@ def build_plan(
         parameters=parameters_of(resolved.tables.model, data.vocab_size),
         processes=chosen.offer.gpu_count or (1 if mode is Mode.PAID else resolved.processes),
         # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
-        chosen=chosen.model_copy(
-            update={"finishes": True, "why_not": "", "reach": None, "expected_micros": chosen.expected_micros or usd(0)}
-        ),
+        chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,
         candidates=offered,
         data=data,
@@ -197,6 +207,7 @@ def build_plan(
         ship_files=0,
         ship_bytes=ship_bytes,
         notes=(*notes, *said),
+        warnings=warnings,
         choices=choices,
         images=images_by_provider(resolved.tables, {one.offer.provider for one in offered}, request.choices),
         uplink=uplink,
@@ -229,6 +240,7 @@ def paid_plan(
         uplink=quoted.uplink,
         offered=quoted.candidates,
         notes=quoted.notes,
+        warnings=quoted.warnings,
         ship_bytes=quoted.load.ship_bytes,
         quoted_wall=quoted.read_wall,
     )

@@ -18,7 +18,7 @@ from gpurun.core.money import Micros, usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Request
 
-_GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4})(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
+_GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4}(?: ?ada)?)(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
 """Cards in machines of another architecture, which are offered only when asked for by name."""
 _TIERS = ("secure", "community")
@@ -110,6 +110,12 @@ def card_of(gpu: str) -> Card | None:
 
 
 @cache
+def card_names() -> dict[str, str]:
+    """What --gpu calls each kind of card, also those whose speed nobody measured."""
+    return {kind: facts["name"] for kind, facts in (_catalog()["gpus"] | _catalog()["unmeasured"]).items()}
+
+
+@cache
 def terms_of(provider: str, region: str = "") -> Terms:
     """A provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate.
 
@@ -171,34 +177,53 @@ def offers_for(need: GpuNeed) -> list[Offer]:
 
     A GPU's name takes all its forms (PCIe, SXM) and, where the need says no size, all sizes of memory.
     """
-    if not need.count:
-        found = [offer for offer in all_offers() if not offer.gpu_count]
-    else:
-        found = [
-            offer
-            for offer in all_offers()
-            if offer.gpu_count == need.count
-            and cards()[offer.gpu].name == need.name
-            and need.memory_gb in (None, offer.vram_gb)
-        ]
+    found = [offer for offer in all_offers() if offer.gpu_count == need.count and _is_meant(offer, need)]
     return sorted(found, key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
 
 
 def rows_for(need: GpuNeed, provider: str = "") -> list[Offer]:
-    """A provider's rows, or everybody's, for the card of a need, in any number: what a live price is looked up for."""
-    rows = [offer for offer in all_offers() if provider in ("", offer.provider)]
-    if not need.count:
-        return [offer for offer in rows if not offer.gpu_count]
-    return [
-        offer
-        for offer in rows
-        if offer.gpu_count and cards()[offer.gpu].name == need.name and need.memory_gb in (None, offer.vram_gb)
-    ]
+    """A provider's rows, or everybody's, for the card of a need, in any number: what a live price is looked up for.
+
+    Those of cards that nobody measured are among them; they have no price of the catalogue's.
+    """
+    rows = [*all_offers(), *_unmeasured()]
+    return [offer for offer in rows if provider in ("", offer.provider) and _is_meant(offer, need)]
+
+
+def _is_meant(offer: Offer, need: GpuNeed) -> bool:
+    """Whether an offer has the card of a need, in whatever number; `any` is none of another architecture."""
+    if not need.count or not offer.gpu_count:
+        return need.count == offer.gpu_count
+    if need.is_any:
+        return offer.gpu not in _BY_NAME_ONLY
+    return card_names()[offer.gpu] == need.name and need.memory_gb in (None, offer.vram_gb)
+
+
+@cache
+def _unmeasured() -> tuple[Offer, ...]:
+    """The rows of cards whose speed is not known, with no price: a live one alone makes an offer of them."""
+    terms = terms_of("runpod")
+    return tuple(
+        Offer(
+            provider="runpod",
+            type_id=facts["runpod"],
+            gpu=kind,
+            gpu_count=1,
+            vram_gb=facts["gb"],
+            region="any",
+            rate_micros_per_hour=usd(0),
+            billing_unit_s=terms.billing_unit_s,
+            boot_s=terms.boot_limit_s(1),
+            price_source="",
+            dies_by_itself=terms.dies_by_itself,
+        )
+        for kind, facts in _catalog()["unmeasured"].items()
+    )
 
 
 def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
     """In what numbers the catalogue, or these providers, have this GPU: for the sentence that says there is none."""
-    found = (offer for offer in all_offers() if offer.gpu_count and cards()[offer.gpu].name == need.name)
+    found = (offer for offer in all_offers() if offer.gpu_count and _is_meant(offer, need))
     return sorted({offer.gpu_count for offer in found if not providers or offer.provider in providers})
 
 
@@ -206,12 +231,11 @@ def asked_as(offer: Offer) -> str:
     """What --gpu takes to ask for an offer's machine: `8xA100`, `cpu`."""
     if not offer.gpu_count:
         return "cpu"
-    card = card_of(offer.gpu)
-    return f"{offer.gpu_count}x{card.name if card else offer.gpu}"
+    return f"{offer.gpu_count}x{card_names().get(offer.gpu, offer.gpu)}"
 
 
 def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
-    """Read `8xA100`, `A100` (one), `8xA100-80GB` or `cpu`; an unknown GPU is a UsageError that names the nearest."""
+    """Read `8xA100`, `A100` (one), `8xA100-80GB`, `any` or `cpu`; for an unknown GPU a UsageError names the nearest."""
     if text.strip().lower() == "cpu":
         return GpuNeed(count=0, name="cpu")
     match = _GPU.fullmatch(text.strip())
@@ -219,14 +243,14 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
         raise UsageError(
             "gpu.malformed",
             f"{name} {text!r} is not of the form 8xA100.",
-            hint="Write 8xA100, 1xH100, A100-80GB or cpu.",
+            hint="Write 8xA100, 1xH100, A100-80GB, any or cpu.",
         )
     count, asked, memory = int(match[1] or 1), match[2], match[3]
     gpu = _known_name(asked, f"{name} {text!r}")
     if count < 1:
         raise UsageError("gpu.none", f"{name} {text!r} asks for no GPU.", hint=f"Write 1x{gpu}, or cpu.")
     if memory is not None:
-        sizes = sorted({offer.vram_gb for offer in all_offers() if offer.gpu_count and cards()[offer.gpu].name == gpu})
+        sizes = sorted({offer.vram_gb for offer in rows_for(GpuNeed(count=count, name=gpu))})
         if int(memory) not in sizes:
             have = " or ".join(f"{size} GB" for size in sizes)
             raise UsageError(
@@ -239,7 +263,7 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
 
 def _known_name(asked: str, where: str) -> str:
     """The catalogue's spelling of a GPU's name."""
-    known = {card.name.lower(): card.name for card in cards().values()}
+    known = {name.lower(): name for name in (*card_names().values(), "any")}
     plain = asked.lower().replace(" ", "")
     for candidate in (plain, f"rtx{plain}", plain.removeprefix("rtx")):
         if candidate in known:
@@ -261,7 +285,11 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
     if not offers:
         sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, clouds))
         what = f"{' and '.join(clouds)} has no {need}" if clouds else f"No provider in the catalogue has {need}"
-        raise NoOffer("offer.none", f"{what}.", hint=f"Sold as {sold}." if sold else "Try another --gpu or provider.")
+        hint = f"Sold as {sold}." if sold else "Try another --gpu or provider."
+        if need.name in {card_names()[row.gpu] for row in _unmeasured()}:
+            what = f"The catalogue has no price of {need}"
+            hint = "With a key RunPod tells its own (gpurun auth set runpod); nobody measured the card: add --hours."
+        raise NoOffer("offer.none", f"{what}.", hint=hint)
     here = _left(offers, request)
     if not here:
         regions = ", ".join(sorted({offer.region for offer in offers}))

@@ -51,7 +51,8 @@ def _on_every_offer(request: Request, run: str, full: ResolvedRecipe, quoted: Qu
 
     Where the recipe's own does not do, it is the plan on the best of the others.
     """
-    if request.gpu is not None:
+    is_on_cpu = full.tables.hardware.on_cpu == "as_written"
+    if request.gpu is not None or (need_of(request, full).is_any and not is_on_cpu):
         return paid_plan(request, run, full, quoted)
     every = elsewhere(request, full, quoted, priors)
     try:
@@ -61,7 +62,7 @@ def _on_every_offer(request: Request, run: str, full: ResolvedRecipe, quoted: Qu
         asked = f"--gpu {asked_as(made.offer)}"
         why = f"The recipe's {need_of(request, full)} does not do under this cap: " if quoted.candidates else ""
         told = f"{why}`train` takes this one with {asked}."
-        return made.model_copy(update={"notes": (*made.notes, told)})
+        return made.told(told)
     return made.model_copy(update={"candidates": every.candidates, "notes": (*every.notes, *_beyond(made, quoted))})
 
 
@@ -165,9 +166,9 @@ def _market(request: Request, full: ResolvedRecipe, names: list[str], home: Home
 
 def _warned(plan: Plan, names: list[str], warnings: tuple[str, ...]) -> Plan:
     """The plan, with these warnings, and one for each key that the environment sends elsewhere."""
-    told = [
+    diverted = [
         f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
         for name, variable in OVERRIDES.items()
         if name in names and os.environ.get(variable)
     ]
-    return plan.model_copy(update={"notes": (*plan.notes, *warnings, *told)})
+    return plan.told(warnings=(*warnings, *diverted))

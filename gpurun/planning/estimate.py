@@ -149,7 +149,7 @@ def estimate(
     if own is not None:
         guess = _by_own_run(own, recipe, peak, micro_batch)
     elif offer.gpu_count and card is None:
-        words = f"the speed of {offer.gpu} is not known"
+        words = "speed unknown: needs --hours"
         guess = Estimate(
             fits=True, peak_bytes=peak, micro_batch=micro_batch, tokens_per_s=None, train_s=None, basis=words
         )

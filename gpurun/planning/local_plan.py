@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -93,10 +93,11 @@ def box_plan(
     identity = _identity(request, home)
     host_key, trusted = _host_key(request, login.host, login.port, home, clock)
     data = shards_of(request, run, resolved, home, say)
-    notes = [f"{_TRUST[trusted]}: {fingerprint(host_key)}.", "To shut the box down is yours; nothing here can."]
+    warnings = ["To shut the box down is yours; nothing here can."]
     if not rate:
-        notes.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
-    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home, notes)
+        warnings.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
+    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
+    plan = plan.told(f"{_TRUST[trusted]}: {fingerprint(host_key)}.", warnings=warnings)
     settled = Box(target=offer.type_id, identity=str(identity), host_key=host_key, trusted=trusted)
     return plan.model_copy(update={"box": settled})
 
@@ -148,7 +149,6 @@ def _plan_on(
     resolved: ResolvedRecipe,
     data: DataSummary,
     home: Home,
-    notes: Sequence[str] = (),
 ) -> Plan:
     """The plan of a run on the one machine that there is; NoOffer when it cannot train it, or not under the cap."""
     priors, damage = load_priors(home)
@@ -168,8 +168,8 @@ def _plan_on(
         data_sha256=data.sha256,
     )
     chosen = choose(found, load, cap=cap)
-    notes = (*_part(chosen), *([damage] if damage else []), *notes)
-    return build_plan(request, run, mode, resolved, chosen, data, uplink=uplink, notes=notes)
+    warnings = (*_part(chosen), *([damage] if damage else []))
+    return build_plan(request, run, mode, resolved, chosen, data, uplink=uplink, warnings=warnings)
 
 
 def _part(chosen: Candidate) -> list[str]:

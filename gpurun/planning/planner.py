@@ -61,15 +61,20 @@ def make_plan(
     """
     recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
-    notes = (*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request))
+    notes: list[str] = []
+    warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:
-        notes = (*notes, f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
+        warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
         from gpurun.planning.continue_from import bucket_of, others_from
 
-        bucket = () if plan.choices.stage else bucket_of(plan.continues, home)
-        notes = (*notes, *bucket, *others_from(plan.continues, home))
-    return plan.model_copy(update={"notes": (*plan.notes, *notes)}) if notes else plan
+        notes += [] if plan.choices.stage else bucket_of(plan.continues, home)
+        warnings += others_from(plan.continues, home)
+    if request.quoted is not None:
+        from gpurun.planning.plan_file import since_quoted
+
+        warnings += since_quoted(plan, request.quoted, clock.wall())
+    return plan.told(*notes, warnings=warnings)
 
 
 def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
@@ -111,9 +116,8 @@ def _planned(
             from gpurun.planning.staging import with_stage
 
             return with_stage(made, None, clock)
-        if public_shards(request.data, full.tables.data.source):
-            return made
-        return made.model_copy(update={"notes": (*made.notes, *advice(made.offer, made.uplink, made.ship_bytes))})
+        is_sent = not public_shards(request.data, full.tables.data.source)
+        return made.told(*advice(made.offer, made.uplink, made.ship_bytes)) if is_sent else made
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
         offered, notes = _paid_form(request, recipe, home)
@@ -126,8 +130,7 @@ def _planned(
     plan = local_plan(request, run, mode, here, home, clock, say)
     if (small := small_memory(plan, here)) and not _has_cuda():
         raise small
-    told = {"candidates": offered, "notes": (*plan.notes, *notes)}
-    return with_bundle(plan.model_copy(update=told), clock)
+    return with_bundle(plan.model_copy(update={"candidates": offered}).told(*notes), clock)
 
 
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:

@@ -245,7 +245,7 @@ prompts = ["The "]
 tokens = 200
 
 [hardware]
-gpu = "1xA100"
+gpu = "any"             # the cheapest that fits; or "1xH100", "8xA100"
 disk_gb = 20
 on_cpu = "rehearsal"    # without CUDA run the form below; or "as_written", or "refuse"
 

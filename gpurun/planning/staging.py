@@ -34,14 +34,14 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     if not plan.choices.stage:
         worth_bytes = sum(file.bytes for file in _worth_staging(seen))
         told = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
-        return plan.model_copy(update={"notes": (*plan.notes, *told)})
+        return plan.told(*told)
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
         raise UsageError("stage.local", "--stage is for machines elsewhere; nothing is shipped to this one.", hint=hint)
     if plan.mode is Mode.REHEARSAL:
         note = f"The rehearsal ships nothing; {address} is for the paid run."
-        return plan.model_copy(update={"notes": (*plan.notes, note)})
+        return plan.told(note)
     bucket = Bucket(address, clock)
     bucket.look()
     files = _worth_staging(seen)
@@ -58,7 +58,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         upload_s=ceil(8 * (whole - found) / plan.uplink.bits_per_s),
         saves_s=int(8 * whole / plan.uplink.bits_per_s - 8 * whole / BUCKET_BITS_PER_S),
     )
-    return plan.model_copy(update={"stage": stage, "notes": (*plan.notes, *_notes(bucket, stage, plan))})
+    return plan.model_copy(update={"stage": stage}).told(warnings=_warnings(bucket, stage, plan))
 
 
 def _worth_staging(seen: Survey | None) -> list[PackedFile]:
@@ -92,24 +92,24 @@ def _is_private(host: str) -> bool:
         return False
 
 
-def _notes(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
+def _warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
     """What should be known about the bucket."""
-    notes = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
+    warnings = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
     if not stage.is_of_aws:
-        notes.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
+        warnings.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
     if bucket.endpoint.startswith("http://"):
-        notes.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
+        warnings.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
     if plan.offer.provider != "ssh" and _is_private(urlsplit(bucket.endpoint).hostname or ""):
         what = f"{bucket.endpoint} is in a network of your own, which a rented machine hardly reaches"
-        notes.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
+        warnings.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
     if stage.is_of_aws and stage.bytes and plan.offer.provider != "aws":
         what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {aws_bill(stage.bytes)}"
-        notes.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
+        warnings.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
     if stage.is_of_aws and plan.offer.provider == "aws" and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
-        notes.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
+        warnings.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
     pushed = early_bytes(plan.offer.provider, plan.parameters)
     if pushed and not stage.is_beside(plan.offer):
         what = f"What leaves the machine for the bucket is charged, so it pushes {format_bytes(pushed)} at most"
-        notes.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")
-    return notes
+        warnings.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")
+    return warnings

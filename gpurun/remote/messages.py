@@ -125,6 +125,16 @@ class Started(_Said):
     started_wall: Wall
 
 
+class GpuNow(_Said):
+    """What one card does, where it tells that."""
+
+    use_percent: Count | None
+    memory_mib: Count | None
+    memory_of_mib: Count | None
+    celsius: Count | None
+    watts: Count | None
+
+
 class Status(_Said):
     """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock."""
 
@@ -138,6 +148,7 @@ class Status(_Said):
     stop_reason: Text | None
     soft_stop_wall: Wall | None
     hard_stop_wall: Wall | None
+    gpus: Annotated[tuple[GpuNow, ...], FailFast(), Field(max_length=64)] = ()
 
 
 class Piece(_Said):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -18,24 +20,25 @@ if TYPE_CHECKING:
 
 __all__ = ["candidates_table", "death"]
 
+MOST_ROWS = 10
 _COLUMNS = (
     Column(""),
-    Column("#", right=True, leaves=9),
-    Column("Provider", leaves=2),
-    Column("GPU", least=12),
-    Column("Region", leaves=3, least=9),
-    Column("$/h", right=True, leaves=1),
+    Column("Provider", leaves=3),
+    Column("GPU", least=14),
+    Column("Region", leaves=6, least=9),
+    Column("$/h", right=True, leaves=4),
     Column("fit", right=True, leaves=7),
     Column("tok/s", right=True, leaves=8),
-    Column("time", right=True, leaves=5),
-    Column("est. $", right=True, leaves=4),
-    Column("worst $", right=True),
-    Column("boot", right=True, leaves=10),
-    Column("dies by", least=13),
+    Column("time", right=True),
+    Column("est. $", right=True),
+    Column("slow $", right=True, leaves=2),
+    Column("boot", right=True, leaves=9),
+    Column("gets to", right=True, leaves=10),
+    Column("dies by", leaves=5),
 )
 _LEGEND = {
     "fit": "fit: sequences at once on a GPU (or CPU) / GiB that this takes",
-    "worst $": "worst $: the most it can cost, or how far the cap gets where it does not finish",
+    "slow $": "slow $: where training takes the long end of its range",
     "dies by": "dies by: what ends the machine when this laptop is lost, or why it is not taken",
 }
 """What a column means, where it is shown."""
@@ -45,12 +48,13 @@ _SHORT = tuple(
         (r"NO\b.*", "NO"),
         (r"yes · (power-off) .*", r"\1"),
         (r"yes · ([^,]+).*", r"\1"),
-        (r".* --accept-weak-lease", "weak lease"),
+        (r".* --accept-weak-lease.*", "weak lease"),
         (r"(needs \S+), over the cap", r"\1"),
         (r"over the cap", "over cap"),
         (r".* less than the (\S+ h) that it (needs)", r"\2 \1"),
         (r"(no fit): .*", r"\1"),
         (r"takes (over a year), .*", r"\1"),
+        (r"(speed unknown): .*", r"\1"),
         (r".* tokens a step cannot be shared among .*", "uneven"),
         (r".* trains in (one process), and here are .*", r"\1"),
         (r"\S+ (?:has (no bf16);|computes in fp16, which) .*", "no bf16"),
@@ -61,6 +65,7 @@ _MEANINGS = {
     "NO": "NO: nothing but this laptop does",
     "weak lease": "weak lease: nothing but this laptop would end it; --accept-weak-lease takes it all the same",
     "needs $": "needs: the cap under which it finishes",
+    "speed unknown": "speed unknown: nobody measured this card; --hours says how long to train on it",
     "uneven": "uneven: a step's tokens are no whole number of sequences for each GPU",
     "one process": 'one process: train.loop "huggingface" uses one GPU, and more would wait',
     "no bf16": "no bf16: the card computes in fp16 or fp32, and the recipe does not",
@@ -68,46 +73,87 @@ _MEANINGS = {
 
 
 def candidates_table(
-    candidates: tuple[Candidate, ...], style: Style, *, chosen: Offer | None = None, legend: bool = True
+    candidates: Sequence[Candidate],
+    style: Style,
+    *,
+    chosen: Offer | None = None,
+    cap: Micros | None = None,
+    every: bool = False,
 ) -> list[Line]:
-    """Offers in the order given, the chosen one marked; what cannot finish says why not, or how far it gets."""
-    rows = [_row(i, candidate, candidate.offer == chosen) for i, candidate in enumerate(candidates, 1)]
-    lines = table(_COLUMNS, rows, style)
-    return [*lines, *wrap(_legend(lines[0], candidates), style, indent=2, look="dim")] if legend else lines
+    """One row a card and price, in the order given, the chosen one marked; beneath, what the columns mean.
+
+    Without `every` at most ten rows, of what may be rented; how many more there are, and why, stands beneath.
+    """
+    groups: dict[tuple[object, ...], list[Candidate]] = {}
+    for one in candidates:
+        offer = one.offer
+        groups.setdefault((offer.provider, offer.label, offer.tier, offer.rate_micros_per_hour), []).append(one)
+    ours = next((group for group in groups.values() if chosen in [one.offer for one in group]), None)
+    shown = list(groups.values()) if every else _best(list(groups.values()), ours)
+    lines = table(_COLUMNS, [_row(group, chosen if group is ours else None) for group in shown], style)
+    hidden = [group[0] for group in groups.values() if group not in shown]
+    told = [f"{len(hidden)} more ({_why(hidden)}): plan --all."] if hidden else []
+    if cap is not None:
+        is_any = any(group[0].lease is not None for group in shown)
+        holds = f"Whichever is rented, the cap of {format_usd(cap)} holds."
+        told.append(holds if is_any else f"None of them finishes under the cap of {format_usd(cap)}.")
+    told.append(_legend(lines[0], [group[0] for group in shown]))
+    return [*lines, *(row for text in told for row in wrap(text, style, indent=2, look="dim"))]
 
 
-def _legend(heading: Line, candidates: tuple[Candidate, ...]) -> str:
+def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[list[Candidate]]:
+    """The ten to choose from, the chosen one among them; where none may be rented, the ten that come nearest."""
+    open_ones = [group for group in groups if group[0].lease is not None] or groups
+    best = open_ones[:MOST_ROWS]
+    return best if ours is None or ours in best else [*best[: MOST_ROWS - 1], ours]
+
+
+def _why(hidden: list[Candidate]) -> str:
+    """Why rows are not shown: `31 over the cap, 4 dearer`."""
+    words = Counter("dearer" if one.lease is not None else _last(one).text for one in hidden)
+    kinds: Counter[str] = Counter()
+    for word, count in words.items():
+        kinds["over the cap" if word.startswith(("needs $", "over cap")) else word] += count
+    return ", ".join(f"{count} {word}" if len(kinds) > 1 else word for word, count in kinds.items())
+
+
+def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
     """What the columns that are shown mean, and the words in the last one."""
     shown = {span.text for span in heading}
     said = [text for title, text in _LEGEND.items() if title in shown]
-    last = {_last(candidate).text for candidate in candidates}
+    last = {_last(candidate).text for candidate in candidates} if "dies by" in shown else set()
     said += [text for word, text in _MEANINGS.items() if any(one.startswith(word) for one in last)]
     return "; ".join(said) + "."
 
 
-def _row(number: int, candidate: Candidate, chosen: bool) -> list[Cell]:
+def _row(group: Sequence[Candidate], chosen: Offer | None) -> list[Cell]:
+    """The first of those at one price, or the chosen one, and in how many other regions there are more."""
+    candidate = next((one for one in group if one.offer == chosen), group[0])
     offer, estimate = candidate.offer, candidate.estimate
-    look = "" if candidate.finishes else "dim"
+    look = "" if candidate.lease is not None else "dim"
+    regions = len({one.offer.region for one in group})
     return [
         Span("→" if chosen else "", "accent"),
-        Span(str(number), look),
         Span(offer.provider, look),
         Span(offer.label, look),
-        Span(offer.place, look),
+        Span(offer.place + (f" +{regions - 1}" if regions > 1 else ""), look),
         Span(_bare(offer.rate_micros_per_hour), look),
         Span(_fit(offer, estimate), look),
         Span(_speed(estimate), look),
         Span(UNKNOWN if estimate.likely_s is None else format_duration(estimate.likely_s), look),
         Span(_bare(candidate.expected_micros), look),
-        Span(_worst(candidate), look),
+        Span(_bare(candidate.slow_micros), look),
         Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
+        Span(_reach(candidate), look),
         _last(candidate),
     ]
 
 
 def _last(candidate: Candidate) -> Span:
     """What ends the machine, or why it is not to be had, in a word or two."""
-    whole = death(candidate.offer) if candidate.finishes else Span(candidate.why_not or "does not finish", "dim")
+    is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
+    is_taken = candidate.finishes or is_for_hours
+    whole = death(candidate.offer) if is_taken else Span(candidate.why_not or "does not finish", "dim")
     found = next(((match, short) for long, short in _SHORT if (match := long.fullmatch(whole.text))), None)
     return Span(found[0].expand(found[1]), whole.look) if found else whole
 
@@ -136,14 +182,11 @@ def _speed(estimate: Estimate) -> str:
     return f"{first}{name}" if first == last else f"{first}-{last}{name}"
 
 
-def _worst(candidate: Candidate) -> str:
-    """The worst case where it finishes; else the share of the run that the cap or the hours would buy."""
-    if candidate.finishes or candidate.lease is not None:
-        return _bare(candidate.worst_micros)
-    if not candidate.estimate.fits:
-        return UNKNOWN
+def _reach(candidate: Candidate) -> str:
+    """The share of the run that the cap or the hours would buy, where that is not all of it."""
     reach = candidate.reach
-    return f"to {100 * reach.step // reach.steps}%" if reach is not None and reach.step < reach.steps else UNKNOWN
+    is_part = not candidate.finishes and reach is not None and reach.step < reach.steps
+    return f"{100 * reach.step // reach.steps}%" if is_part and reach else UNKNOWN
 
 
 def _bare(amount: Micros | None) -> str:

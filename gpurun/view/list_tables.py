@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files
 from gpurun.view.style import Style
@@ -158,7 +158,7 @@ def _orphan_cells(row: OrphanRow, now: float) -> list[Cell]:
         row.owner,
         UNKNOWN if row.rate_micros_per_hour is None else format_rate(row.rate_micros_per_hour).removesuffix("/h"),
         UNKNOWN if row.created_wall is None else format_duration(now - row.created_wall),
-        UNKNOWN if row.deadline_wall is None else local_time(row.deadline_wall, now=now),
+        UNKNOWN if row.deadline_wall is None else local_minute(row.deadline_wall, now=now),
         Span(row.action, look),
     ]
 

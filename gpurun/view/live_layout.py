@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute, local_time
 from gpurun.core.money import Micros, format_usd, percent_of
 from gpurun.core.trainer_events import Step
 from gpurun.view.event_text import PHASES
@@ -55,24 +55,43 @@ _ENDS = {
 }
 
 
-def live_screen(screen: Screen, style: Style, *, now: float) -> list[Line]:
+_HELP = (
+    ("step", "steps done, of all; eta: what the others take"),
+    ("loss", "training loss; val: validation loss, at its step"),
+    ("gpu", "use, memory, temperature, power; every 5 s"),
+    ("money", "spent, expected in all, the worst case, the cap"),
+    ("lease", "by then the machine ends, with or without you"),
+    ("saved", "the newest checkpoint, and which one is here"),
+    ("q", "leave; the run goes on: gpurun attach"),
+    ("?", "hide this"),
+)
+
+
+def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False, helps: bool = False) -> list[Line]:
     """The view as lines, none wider than the terminal and together at most one less than its height.
 
-    The last line says what Ctrl-C does while the run goes on; the chart leaves first when there is little room.
+    The last line says what Ctrl-C does while the run goes on, and with `keys` which key helps; with `helps` what the
+    lines mean stands in the place of chart and log. The chart leaves first when there is little room.
     """
     room = max(4, style.height - 1)
     head = [_header(screen, style, now), *_phases(screen, style, now)]
     training = _training(screen, style, now)
     foot = [*_money(screen, style, now), *_lease(screen, style, now), *_alarm(screen, style)]
     left = room - len(head) - len(training) - len(foot) - 3
-    chart = _chart(screen, style, min(9, left - 6)) if left >= 10 else []
+    chart = _chart(screen, style, min(9, left - 6)) if left >= 10 and not helps else []
     left -= len(chart) + bool(chart)
-    log = _log(screen, style, min(8, left - 2)) if left >= 3 else []
+    log = _help(style) if helps else _log(screen, style, min(8, left - 2)) if left >= 3 else []
     blank = [line()] if left >= 0 else []
-    footer = _FOOTERS.get(screen.phase, _BEFORE_TRAINING)
+    footer = " · ".join(filter(None, (_FOOTERS.get(screen.phase, _BEFORE_TRAINING), "? help" if keys else "")))
     end = [line(Span(f" {footer}", "dim"))] if footer and screen.closed_wall is None else []
     lines = [*head, *blank, *training, *([line()] if chart else []), *chart, *blank, *foot, *log, *end]
     return [clip_line(one, style.width, style) for one in lines[:room]]
+
+
+def _help(style: Style) -> list[Line]:
+    """What the lines and the keys mean."""
+    told = (flow([line(text)], style, indent=_LABEL, first=line(Span(f" {word}", "title"))) for word, text in _HELP)
+    return [line(), *(row for rows in told for row in rows)]
 
 
 def _header(screen: Screen, style: Style, now: float) -> Line:
@@ -124,6 +143,7 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     last, steps = screen.step, screen.steps
     if last is not None and last.step is not None:
         lines += [*_progress(screen, last.step, steps, style), *_figures(last, screen, style)]
+    lines += _cards(screen, style)
     silent_s = screen.silent_s(now)
     if silent_s is not None and silent_s >= _QUIET_S:
         told = Span(f"nothing was heard of the machine for {format_duration(silent_s)}: these figures are old", "warn")
@@ -167,6 +187,24 @@ def _figures(step: Step, screen: Screen, style: Style) -> list[Line]:
     if mfu is not None:
         parts.append(line(f"MFU {format_percent(mfu)}"))
     return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(" loss", "dim")))
+
+
+def _cards(screen: Screen, style: Style) -> list[Line]:
+    """What the machine's GPUs do; nothing where that is not known."""
+    now = screen.gpus
+    if now is None or screen.phase != "run" or screen.closed_wall is not None:
+        return []
+    bars = sparkline(list(screen.gpu_use), width=12, scale=Scale(0.0, 100.0), unicode=style.unicode)
+    use = "" if now.use_percent is None else f" {now.use_percent} %"
+    of = "" if now.memory_of_mib is None else f" of {round(now.memory_of_mib / 1024)}"
+    parts = [line(Span(bars, "accent"), use)] if use else []
+    parts += [] if now.memory_mib is None else [line(f"{round(now.memory_mib / 1024)}{of} GiB")]
+    parts += [] if now.celsius is None else [line(f"{now.celsius} °C")]
+    parts += [] if now.watts is None else [line(f"{format_whole(now.watts)} W")]
+    parts += (
+        [line(Span(f"{now.count} cards: mean use, most memory and heat, all power", "dim"))] if now.count > 1 else []
+    )
+    return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(" gpu", "dim")))
 
 
 def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
@@ -236,7 +274,7 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
         lines[0] = (Span(" pace   ", "dim"), *lines[0][1:])
     if screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
         left = screen.deadline_wall - now
-        when = f"until {local_time(screen.deadline_wall, now=now)}, "
+        when = f"until {local_minute(screen.deadline_wall, now=now)}, "
         remaining = Span(f"{format_duration(left)} left" if left >= 0 else "OVER", "" if left >= 300 else "warn")
         lines += flow([line(when, remaining)], style, indent=_LABEL, first=line(Span(" lease", "dim")))
     return [*lines, *_saved(screen, style, now)]

@@ -17,12 +17,14 @@ from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell
 from gpurun.view.terminal_charts import Point
 
 if TYPE_CHECKING:
+    from gpurun.core.gpu_reading import GpuReading
     from gpurun.core.journal_records import Record
     from gpurun.core.run_plan import Plan
     from gpurun.core.transfer_progress import Moving
 
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
+_GPU_EVERY_S = 5.0  # As often as the agent asks; the same figures are read more often.
 _CHECKPOINT = {"weights", "optimizer", "state"}
 
 
@@ -101,6 +103,9 @@ class Screen:
         self.home_step: int | None = None
         self.losses, self.validation = Series(), Series()
         self.speeds: deque[float] = deque(maxlen=64)
+        self.gpus: GpuReading | None = None
+        self.gpu_use: deque[float] = deque(maxlen=64)
+        self._gpu_due_wall = 0.0
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
         self._rentals: list[Rented] = []
         self._beside, self._once = Micros(0), Micros(0)
@@ -114,9 +119,14 @@ class Screen:
         log_lines: Iterable[bytes | str],
         moving: Moving | None = None,
         heard_wall: float | None = None,
+        gpus: GpuReading | None = None,
     ) -> None:
-        """Take in what is new since last time, the transfer of now, and when the machine's last word came."""
+        """Take in what is new since last time, the transfer and cards of now, and when the machine's last word came."""
         self.moving, self.heard_wall = moving, heard_wall
+        self.gpus = gpus
+        if gpus is not None and gpus.use_percent is not None and gpus.wall >= self._gpu_due_wall:
+            self._gpu_due_wall = gpus.wall + _GPU_EVERY_S
+            self.gpu_use.append(float(gpus.use_percent))
         for record in records:
             self._count(record)
             self._record(str(record.event), record.wall, record.data)

@@ -68,14 +68,14 @@ class LiveWindow:
     ) -> None:
         self._live.stop()
 
-    def show(self, screen: Screen, *, now: float) -> None:
-        """Draw the screen for the size that the terminal has now."""
+    def show(self, screen: Screen, *, now: float, keys: bool = False, helps: bool = False) -> None:
+        """Draw the screen for the size that the terminal has now; see `live_screen`."""
         if self._console.size != self._size:
             # A terminal that was made narrower has folded the old picture; rich cannot know where its lines went.
             self._size = self._console.size
             self._console.clear()
         style = replace(self._style, width=self._size.width, height=self._size.height)
-        self._live.update(_to_rich(live_screen(screen, style, now=now), style), refresh=True)
+        self._live.update(_to_rich(live_screen(screen, style, now=now, keys=keys, helps=helps), style), refresh=True)
 
 
 def _to_rich(lines: list[Line], style: Style) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpurun.core.clock import local_time
+from gpurun.core.clock import local_minute
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_usd, left_of
 from gpurun.view.candidate_table import candidates_table, death
 from gpurun.view.number_format import (
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from gpurun.core.run_plan import Earlier, Plan, StagePlan
 
 
-def plan_text(plan: Plan, style: Style, *, now: float | None = None) -> str:
+def plan_text(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> str:
     """The plan, ready to print."""
-    return render(plan_screen(plan, style, now=now), style)
+    return render(plan_screen(plan, style, now=now, every=every), style)
 
 
-def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[Line]:
-    """The whole screen. With the wall time, the latest end is shown as it would be if the answer came at once."""
+def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> list[Line]:
+    """The whole screen, with the best of the offers or `every` one.
+
+    With the wall time, the lease's end is shown as it would be if the answer came at once.
+    """
     lines = [line(), *fields([("Recipe", _recipe(plan)), ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
     if plan.continues is not None:
         lines += fields([("From", _earlier(plan.continues))], style)
@@ -44,14 +47,17 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None) -> list[L
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        lines += [line(), *candidates_table(plan.candidates, style, chosen=plan.offer)]
+        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=plan.cap_micros, every=every)
+        lines += [line(), *offers]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
     if plan.mode.value == "paid":
         lines += fields([("Trust", _trust(plan))], style)
-    if plan.notes:
+    if plan.notes or plan.warnings:
         lines.append(line())
+    for warning in plan.warnings:
+        lines += hang(Span("!", "warn"), warning, style)
     for note in plan.notes:
-        lines += hang(Span("!", "warn"), note, style)
+        lines += hang(Span("·", "dim"), note, style)
     return [*lines, line()]
 
 
@@ -77,7 +83,7 @@ def _time(plan: Plan) -> list[Cell]:
     """How long training is expected to take, between what limits, and what that rests on."""
     guess = plan.estimate
     if guess.train_s is None or guess.likely_s is None:
-        return [f"unknown: {guess.basis}"]
+        return ["speed unknown: it trains until its steps are done or the --hours are over"]
     low, high = (format_duration(seconds) for seconds in guess.train_s)
     between = [] if low == high else [f"between {low} and {high}"]
     return [f"est. {format_duration(guess.likely_s)}", *between, Span(guess.basis, "dim")]
@@ -181,9 +187,8 @@ def _lease(plan: Plan, now: float | None) -> list[Cell]:
         ("train", lease.train_s),
         ("collect", lease.collect_s),
         ("destroy", lease.destroy_s),
-        ("kill", lease.kill_allowance_s),
     )
-    whole = lease.total_s + lease.kill_allowance_s
     sum_of = " + ".join(f"{name} {format_exact(seconds)}" for name, seconds in parts)
-    until = [] if now is None else [f"until {local_time(now + whole, now=now)} at the latest"]
-    return [*until, f"{format_exact(whole)} = {sum_of}"]
+    until = [] if now is None else [f"until {local_minute(now + lease.total_s, now=now)}, if it starts now"]
+    kill = [f"{format_exact(lease.kill_allowance_s)} more to kill it is in the worst case"] if plan.worst_micros else []
+    return [*until, f"{format_exact(lease.total_s)} = {sum_of}", *kill]

@@ -66,6 +66,18 @@ def signature_word(receipt: Receipt) -> str:
     return _SIGNED.get(receipt.signature, "bad")
 
 
+def hardware_words(told: Predicate) -> str:
+    """The machine that was rented, and what it told of itself."""
+    return " · ".join((_instance(told["instance"]), *(str(part) for part in _machine(told))))
+
+
+def shutdown_words(told: Predicate) -> Span:
+    """How the machine ended, and by what proof."""
+    ended = told["teardown"]["is"] or ""
+    _, said, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
+    return Span(" · ".join(filter(None, (said, _proof(told)))), look)
+
+
 def cost_label(told: Predicate) -> str:
     """What the cost rests on."""
     return told["cost"].get("says") or told["cost"]["is"]

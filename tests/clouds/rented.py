@@ -168,7 +168,7 @@ def runpod(
     with RunPodEmulator() as emulator:
         environment = {"RUNPOD_API_BASE_URL": emulator.base_url, "RUNPOD_API_KEY": FULL_KEY}
         alive = lambda: emulator.world.alive  # noqa: E731
-        cloud = Cloud("runpod", environment, emulator.world.meter, alive, ("--accept-cpu",), emulator)
+        cloud = Cloud("runpod", environment, emulator.world.meter, alive, ("--accept-cpu", "--gpu", "1xA100"), emulator)
         emulator.world.boot = cloud.remembers(container(folder, faults or Faults(), gpus, path))
         yield cloud
         assert emulator.violations == [], emulator.violations[:5]

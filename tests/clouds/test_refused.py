@@ -28,7 +28,9 @@ pytestmark = pytest.mark.slow
 def _runpod() -> Iterator[Cloud]:
     with RunPodEmulator() as emulator:
         environment = {"RUNPOD_API_BASE_URL": emulator.base_url, "RUNPOD_API_KEY": FULL_KEY}
-        yield Cloud("runpod", environment, emulator.world.meter, lambda: emulator.world.alive, (), emulator)
+        yield Cloud(
+            "runpod", environment, emulator.world.meter, lambda: emulator.world.alive, ("--gpu", "1xA100"), emulator
+        )
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def _rent(name: str, folder: Path) -> End:
         if wrong.said:
             wrong.said(cloud.emulator.world)
         with somebody(cloud, folder / "home") as user:
-            done = user.trains("--set", "train.steps=2", "--data", str(folder / "text.txt"))
+            done = user.trains("--gpu", "1xA100", "--set", "train.steps=2", "--data", str(folder / "text.txt"))
             assert done.stdout, done.stderr
             return _end(user, cloud, done.returncode, json.loads(done.stdout.splitlines()[-1]))
 

@@ -32,16 +32,17 @@ DRAWN = Path(__file__).parent / "drawn"
 NOW = samples.NOW
 
 
-def _live(screen_and_now: tuple[samples.Screen, float], style: Style) -> list[Line]:
+def _live(screen_and_now: tuple[samples.Screen, float], style: Style, *, helps: bool = False) -> list[Line]:
     screen, now = screen_and_now
-    return live_screen(screen, style, now=now)
+    return live_screen(screen, style, now=now, keys=True, helps=helps)
 
 
 SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "plan-paid": lambda s: plan_screen(samples.plan(), s, now=NOW),
     "plan-rehearsal": lambda s: plan_screen(samples.plan(Mode.REHEARSAL), s, now=NOW),
     "plan-local": lambda s: plan_screen(samples.plan(Mode.LOCAL, notes=()), s, now=NOW),
-    "offers": lambda s: candidates_table(samples.CANDIDATES, s),
+    "offers": lambda s: candidates_table(samples.CANDIDATES, s, chosen=samples.CANDIDATES[2].offer, cap=usd(12)),
+    "offers-all": lambda s: candidates_table(samples.CANDIDATES, s, every=True),
     "ps": lambda s: ps_table(samples.RUNS, s, now=NOW),
     "recipes": lambda s: recipes_table(samples.RECIPES, s),
     "audit": lambda s: audit_screen(samples.AUDITED, samples.AUDIT, s, exit_code=10),
@@ -51,6 +52,7 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "doctor": lambda s: doctor_lines(samples.FINDINGS, s),
     "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW, then="gpurun report fox-41 --html out.html"),
     "live-rented": lambda s: _live(samples.rented_screen(), s),
+    "live-help": lambda s: _live(samples.rented_screen(), s, helps=True),
     "live-ended": lambda s: _live(samples.local_screen(), s),
     "error": lambda s: error_lines(
         "No offer fits $3.00. The cheapest way to run this recipe is $7.97 (runpod 1×H100).",

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from gpurun.core.clock import utc
+from gpurun.core.gpu_reading import GpuReading
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, usd
 from gpurun.core.receipt_record import Receipt, Signature
@@ -58,27 +59,33 @@ ESTIMATE = Estimate(
 )
 
 
-def candidate(chosen: Offer, expected: str, worst: str | None, why_not: str = "") -> Candidate:
+def candidate(chosen: Offer, expected: str, slow: str, worst: str | None, why_not: str = "") -> Candidate:
     return Candidate(
         offer=chosen,
         estimate=ESTIMATE,
         lease=LEASE if worst else None,
         expected_micros=usd(expected),
+        slow_micros=usd(slow),
         worst_micros=usd(worst) if worst else None,
         finishes=worst is not None,
         why_not=why_not,
     )
 
 
+def eight(provider: str, rate: str, **changed: Any) -> Offer:
+    fields = {"gpu": "A100 SXM", "gpu_count": 8, "rate_micros_per_hour": usd(rate), "region": "any", **changed}
+    return offer(provider, **fields)
+
+
+_AWS = {"vram_gb": 40, "boot_s": 600, "dies_by_itself": "yes · power-off ends it, armed at boot"}
+_LAMBDA = {"boot_s": 900, "dies_by_itself": "NO · laptop only"}
 CANDIDATES = (
-    candidate(offer(), "7.97", "11.23"),
-    candidate(offer("lambda", region="us-west-3", boot_s=300, dies_by_itself="NO · laptop only"), "7.97", "11.23"),
-    candidate(
-        offer("aws", gpu="A100", vram_gb=40, region="us-east-1", rate_micros_per_hour=usd("4.10")),
-        "18.04",
-        None,
-        "over the cap",
-    ),
+    candidate(offer(), "7.97", "8.40", "11.23"),
+    candidate(eight("runpod", "11.12", tier="community"), "8.84", "9.61", "12.00"),
+    candidate(eight("aws", "21.96", region="us-east-1", **_AWS), "10.31", "11.90", "12.00"),
+    candidate(eight("aws", "21.96", region="eu-west-1", **_AWS), "10.40", "11.95", "12.00"),
+    candidate(eight("lambda", "22.32", **_LAMBDA), "18.04", "19.12", None, "needs --accept-weak-lease"),
+    candidate(eight("aws", "27.45", region="us-east-1", **_AWS), "18.04", "19.12", None, "needs $21.30, over the cap"),
 )
 
 
@@ -215,6 +222,8 @@ def rented_screen() -> tuple[Screen, float]:
     begun = NOW - 6163
     screen = Screen(plan())
     screen.update(story(begun, usd("2.49")), trainer_events(begun + 475), log_lines())
+    for seconds, percent in enumerate((12, 71, 93, 97, 95, 94)):
+        screen.update((), (), (), gpus=GpuReading(NOW + 5 * seconds, 1, percent, 62_464, 81_920, 71, 608))
     return screen, NOW
 
 

@@ -99,7 +99,7 @@ def test_a_run_on_this_machine_has_nothing_to_stage_and_a_rehearsal_says_so(s3: 
 
 
 def test_an_unusual_endpoint_is_noted(s3: S3Emulator, plan: Plan) -> None:
-    notes = " ".join(with_stage(plan, None, SystemClock()).notes)
+    notes = " ".join(with_stage(plan, None, SystemClock()).warnings)
     for said in (s3.environment["AWS_ENDPOINT_URL_S3"], "not encrypted"):
         assert said in notes
 
@@ -125,7 +125,7 @@ def test_a_plan_says_what_the_bucket_costs_and_whether_the_cap_covers_it(
     monkeypatch.setattr(staging, "_there", lambda *_: [])
     changes = {"offer": plan.offer.model_copy(update={"provider": provider}), "parameters": 250_000_000}
     large = Survey((PackedFile("data/train_000001.bin", 20 * 10**9, b""),), ())
-    notes = " ".join(with_stage(changed_plan(plan, changes), large, SystemClock()).notes)
+    notes = " ".join(with_stage(changed_plan(plan, changes), large, SystemClock()).warnings)
     assert said in notes
     assert "stays there, and is billed, until you remove it" in notes
     assert ("it pushes" in notes) is (provider == "aws")
@@ -148,7 +148,7 @@ def test_a_bucket_in_a_network_of_ones_own_is_said_to_be_out_of_a_rented_machine
     monkeypatch.setattr(Bucket, "look", lambda _: None)
     monkeypatch.setattr(Bucket, "endpoint", endpoint)
     offer = plan.offer.model_copy(update={"provider": provider})
-    notes = " ".join(with_stage(changed_plan(plan, {"offer": offer}), None, SystemClock()).notes)
+    notes = " ".join(with_stage(changed_plan(plan, {"offer": offer}), None, SystemClock()).warnings)
     assert ("a rented machine hardly reaches" in notes) is is_told
 
 
@@ -156,7 +156,7 @@ def test_a_machine_beside_the_bucket_is_told_of_no_traffic(plan: Plan, monkeypat
     monkeypatch.setattr(Bucket, "look", lambda _: None)
     monkeypatch.setattr(Bucket, "endpoint", "https://s3.us-west-2.amazonaws.com")
     monkeypatch.setattr(Bucket, "region", "us-west-2")
-    (told,) = with_stage(plan, None, SystemClock()).notes[len(plan.notes) :]
+    (told,) = with_stage(plan, None, SystemClock()).warnings
     assert "stays there" in told
 
 

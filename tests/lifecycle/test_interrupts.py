@@ -79,6 +79,20 @@ def test_while_training_it_asks_and_detach_leaves_it_running_and_stop_ends_it(ow
 
 
 @pytest.mark.slow
+def test_a_question_mark_explains_and_q_leaves_it_running(own_home: Path) -> None:
+    first = Terminal(*LONG)
+    first.until("step 0010")
+    first.type("?")
+    first.until("hide this")
+    first.type("q")
+    first.until("fox-41 goes on. Come back with: gpurun attach fox-41")
+    assert first.code() == 8
+    ended = Terminal("destroy", "fox-41", "--yes")
+    assert ended.code() == 0
+    assert nothing_is_left(own_home)
+
+
+@pytest.mark.slow
 def test_before_training_there_is_nothing_to_lose_and_it_is_destroyed(own_home: Path) -> None:
     terminal = Terminal(*LONG)
     terminal.until("provision ●")

@@ -88,7 +88,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
 def test_hours_that_hold_a_part_of_a_run_say_how_far_it_gets_on_a_machine_of_ones_own_too(
     tmp_path: Path, hours: float | None, is_told: bool
 ) -> None:
-    told = " ".join(planned_here(tmp_path, hours=hours).notes)
+    told = " ".join(planned_here(tmp_path, hours=hours).warnings)
     assert ("holds a part: it gets to step" in told) is is_told
     assert ("of 120 (" in told) is is_told
 
@@ -110,7 +110,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
     request = Request(recipe="mini-gpt", providers=("local",), data=str(folder))
     home = Home(tmp_path / "home").prepare()
     made = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=lambda _: None, need_data=False)
-    assert f"Of {folder} is passed over, and not trained on: 1 binary." in made.notes
+    assert f"Of {folder} is passed over, and not trained on: 1 binary." in made.warnings
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
         run="fox-41", home=Home(tmp_path / "home").prepare(), clock=SystemClock(), say=print, need_data=True,
     )  # fmt: skip
     assert (3_000 if brought else 500_000) < plan.data.train_tokens < (4_500 if brought else 1_000_000)
-    told = [note for note in plan.notes if "would be read" in note]
+    told = [note for note in plan.warnings if "would be read" in note]
     assert len(told) == is_told
     if told:
         assert f" would be read {steps * 1024 / plan.data.train_tokens:,.0f} times;" in told[0]
@@ -155,7 +155,7 @@ def test_tokens_that_are_not_counted_yet_are_not_said_to_be_read_often(tmp_path:
     home = Home(tmp_path / "home").prepare()
     plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
     assert plan.data.train_tokens == 0
-    assert "would be read" not in " ".join(plan.notes)
+    assert "would be read" not in " ".join(plan.warnings)
 
 
 def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> None:

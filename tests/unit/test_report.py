@@ -371,6 +371,47 @@ def test_a_table_needs_no_matplotlib_and_a_page_says_that_it_does(
     assert not (session.home.root / "report.html").exists()
 
 
+def test_runs_are_taken_by_glob_by_their_number_or_all(session: Session) -> None:
+    for name in ("fox-41", "owl-07", "owl-08"):
+        finished_run(session.home, name)
+
+    def named(*runs: str, **more: Any) -> list[str]:
+        return [run["run"] for run in verb.report(session, list(runs), html="", **more).data["runs"]]
+
+    assert named("owl-*") == named("owl-0?", "owl-07") == ["owl-07", "owl-08"]
+    assert named(last=2) == ["owl-07", "owl-08"]
+    assert named("owl-08", every=True) == named(every=True) == ["fox-41", "owl-07", "owl-08"]
+    assert named() == named(last=1) == ["owl-08"]
+    with pytest.raises(UsageError, match=r"No run is called elk-\*"):
+        named("elk-*")
+    with pytest.raises(UsageError, match="--last -1"):
+        named(last=-1)
+
+
+def test_what_differs_and_how_the_machine_ended_stand_in_the_table_and_on_the_page(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_run(session.home, "fox-41", lr=3e-4)
+    finished_run(session.home, "owl-07", lr=6e-4)
+    monkeypatch.setenv("COLUMNS", "160")
+    told = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
+    assert [line.split("PROVEN")[1].split() for line in told.splitlines()[1:3]] == [["lr", "0.0003"], ["lr", "0.0006"]]
+    page, content, data = report(session, "fox-41", "owl-07")
+    assert "fox-41 <small>lr 0.0003</small>" in content
+    assert "hardware: runpod " in page.words
+    assert "shutdown: PROVEN · " in page.words
+    assert {run["shutdown"] for run in data["runs"]} == {"destroyed"}
+
+
+def test_of_one_point_no_empty_chart_is_drawn(session: Session) -> None:
+    folder = finished_run(session.home, "fox-41")
+    write_events(folder, events()[:2])
+    page, content, _ = report(session, "fox-41")
+    assert "<svg></svg>" not in content
+    assert "One loss is no curve yet: it stands in the table." in page.words
+    assert "┤" not in verb.report(session, ["fox-41"], html="").text
+
+
 def test_wrong_wishes_are_told(session: Session, tmp_path: Path) -> None:
     finished_run(session.home, "fox-41")
     with pytest.raises(UsageError, match="no run"):

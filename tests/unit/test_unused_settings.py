@@ -86,7 +86,7 @@ def test_the_plan_says_it(tmp_path: Path, shards: Path) -> None:
     request = Request(recipe="mini-gpt", data=str(shards), dry_run=True, overrides=("data.limit_mb=5",))
     home = Home(tmp_path).prepare()
     plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
-    assert [note for note in plan.notes if "data.limit_mb 5 cannot act on them" in note]
+    assert [note for note in plan.warnings if "data.limit_mb 5 cannot act on them" in note]
 
 
 def test_prepare_holds_out_and_takes_what_the_recipes_file_names_as_a_run_does(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import os
 import pty
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
+from gpurun.cli.keyboard import Keyboard
 from gpurun.cli.reader import RunReader
+from gpurun.core.gpu_reading import GpuReading, read_gpus, write_gpus
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
@@ -29,18 +33,65 @@ from gpurun.view.styled_text import cells, render
 from tests.unit.ledger_samples import RATE, CloudRun
 
 
-def drawn(screen: Screen, now: float, width: int = 100, height: int = 30) -> str:
+def drawn(screen: Screen, now: float, width: int = 100, height: int = 30, *, helps: bool = False) -> str:
     style = Style(width=width, height=height)
-    return render(live_screen(screen, style, now=now), style)
+    return render(live_screen(screen, style, now=now, keys=True, helps=helps), style)
 
 
 @pytest.mark.parametrize("width", [40, 41, 60, 79, 80, 95, 96, 120, 300])
 @pytest.mark.parametrize("height", [5, 12, 17, 18, 24, 30, 60])
 def test_it_fits_any_terminal(width: int, height: int) -> None:
     for screen, now in (samples.rented_screen(), samples.local_screen(), (Screen(samples.plan()), samples.NOW)):
-        lines = drawn(screen, now, width, height).splitlines()
-        assert len(lines) < height
-        assert max(cells(one) for one in lines) <= width
+        for helps in (False, True):
+            lines = drawn(screen, now, width, height, helps=helps).splitlines()
+            assert len(lines) < height
+            assert max(cells(one) for one in lines) <= width
+
+
+def test_the_cards_are_told_while_it_trains_and_not_where_nothing_is_known() -> None:
+    screen, now = samples.rented_screen()
+    assert "94 %    61 of 80 GiB    71 °C    608 W" in drawn(screen, now)
+    screen.update((), (), (), gpus=GpuReading(now + 9, 8, 90, None, None, 66, 4870))
+    assert "90 %    66 °C    4 870 W    8 cards: mean use, most memory and heat, all power" in drawn(screen, now)
+    screen.update((), (), ())
+    assert " gpu" not in drawn(screen, now)
+
+
+def test_what_the_cards_do_is_read_while_it_is_fresh_and_whatever_lies_there(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    cards = [
+        {"use_percent": use, "memory_mib": 1000 * use, "memory_of_mib": 81_920, "celsius": use, "watts": 400}
+        for use in (10, 31)
+    ]
+    assert read_gpus(folder, 100.0) is None
+    write_gpus(folder, 100.0, cards)
+    assert read_gpus(folder, 110.0) == GpuReading(100.0, 2, 20, 31_000, 81_920, 31, 800)
+    assert read_gpus(folder, 140.0) is None
+    write_gpus(folder, 150.0, [dict.fromkeys(cards[0])])
+    assert read_gpus(folder, 150.0) == GpuReading(150.0, 1, None, None, None, None, None)
+    for broken in ("", "[]", '{"wall": 150, "cards": [3]}', '{"wall": "x", "cards": []}'):
+        folder.gpus.write_text(broken)
+        assert read_gpus(folder, 150.0) is None
+
+
+def test_keys_are_heard_without_echo_and_the_terminal_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "rb", buffering=0) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+        before, keyboard = termios.tcgetattr(follower), Keyboard()
+        keyboard.open()
+        os.write(leader, b"q?")
+        time.sleep(0.05)
+        assert (keyboard.is_open, keyboard.pressed(), keyboard.pressed()) == (True, "q?", "")
+        assert not termios.tcgetattr(follower)[3] & termios.ECHO
+        keyboard.close()
+        assert termios.tcgetattr(follower) == before
+        assert not keyboard.is_open
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp() + 1)
+        keyboard.open()
+        assert not keyboard.is_open, "another's: to change it would stop a process in the background"
+    os.close(leader)
 
 
 def test_every_journal_event_has_words_and_a_place() -> None:
@@ -97,9 +148,12 @@ def test_what_it_says_was_spent_is_what_the_receipt_says(tmp_path: Path, story: 
 
 
 def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had() -> None:
-    first = samples.candidate(samples.offer(), "7.97", "11.23")
+    first = samples.candidate(samples.offer(), "7.97", "8.40", "11.23")
     second = samples.candidate(
-        samples.offer("lambda", region="us-west-3", rate_micros_per_hour=usd("3.29"), billing_unit_s=60), "9", "11.90"
+        samples.offer("lambda", region="us-west-3", rate_micros_per_hour=usd("3.29"), billing_unit_s=60),
+        "9",
+        "10",
+        "11.90",
     )
     screen = Screen(samples.plan(candidates=(first, second)))
     told = [

@@ -180,6 +180,18 @@ def test_the_command_line_passes_on_what_was_said_and_nothing_else(
     assert json.loads(made.stdout)["data"]["step"] == 120
 
 
+def test_one_argument_of_export_is_the_folder_and_the_run_is_the_usual_one(
+    session: Session, folder: RunFolder, tmp_path: Path
+) -> None:
+    made = export(session, str(tmp_path / "hf")).data
+    assert (made["run"], made["folder"]) == ("fox-41", str(tmp_path / "hf"))
+    for run in ("fox-41", "@last"):
+        with pytest.raises(UsageError, match="is a run, and no folder is named"):
+            export(session, run)
+    with pytest.raises(UsageError, match="The name of the run is empty"):
+        export(session, " ")
+
+
 def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, folder: RunFolder) -> None:
     """The plan has them where they were."""
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"

@@ -29,7 +29,9 @@ app = typer.Typer(rich_markup_mode=None)
 def export(
     session: Session,
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")],
+    folder: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="A folder to make; alone, of the only open run, else the last.")
+    ] = None,
     to: Annotated[
         str, typer.Option("--to", metavar="FORM", help="hf: as Hugging Face's transformers reads it.")
     ] = "hf",
@@ -37,14 +39,18 @@ def export(
 ) -> Result:
     """Write a run's checkpoint in a form that other tools read, with a model card of the receipt's figures.
 
-    The folder is new or empty, and is written whole or not at all.
+    The folder is new or empty, and is written whole or not at all. With one argument it is the folder.
     """
     from gpurun.cli.run_control import find
     from gpurun.cli.weights import ask_trainer, find_checkpoint
 
     if to not in FORMS:
         raise UsageError("export.unknown_form", f"--to {to!r} is not known.", hint=f"There is: {', '.join(FORMS)}.")
-    place, sight = folder.expanduser().absolute(), find(session, run)
+    if folder is None and (run.startswith("@") or run in session.home.run_names()):
+        what = f"{run} is a run, and no folder is named for its model."
+        raise UsageError("export.no_folder", what, hint=f"Name one: gpurun export {run} ./model")
+    sight = find(session, None if folder is None and run.strip() else run)
+    place = Path(folder or run).expanduser().absolute()
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     figures = figures_of(session, sight, found.step)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,11 +32,23 @@ ABANDONED_S = 86_400.0
     examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 60", "gpurun plan mini-gpt --json"],
     shares=REQUEST,
 )
-def plan(session: Session, request: Request) -> Result:
-    """Show what a run would take and cost, on every offer, and spend nothing."""
+def plan(
+    session: Session,
+    request: Request,
+    every: Annotated[bool, typer.Option("--all", help="Every offer, also what is not taken and why.")] = False,
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write it for: gpurun train FILE")] = "",
+) -> Result:
+    """Show what a run would take and cost, on the offers that finish it, and spend nothing."""
     with run_name(session, "") as run:
         made = plan_run(session, request, run, need_data=False)
-    return Result(data=made.model_dump(mode="json"), text=shown(session, made))
+    after = ""
+    if output:
+        from gpurun.cli.render import write_file
+        from gpurun.planning.plan_file import plan_file
+
+        write_file(Path(output).expanduser(), plan_file(request, made, session.clock.wall()), flag="-o")
+        after = f"Wrote {output}. It is quoted again, and you are asked, by: gpurun train {shlex.quote(output)}"
+    return Result(data=made.model_dump(mode="json"), text=shown(session, made, every=every), after=after)
 
 
 @contextmanager
@@ -66,11 +80,11 @@ def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -
     return make_plan(request, run=run, home=home, clock=session.clock, say=say, need_data=need_data)
 
 
-def shown(session: Session, made: Plan) -> str:
+def shown(session: Session, made: Plan, *, every: bool = False) -> str:
     """A plan as text for this terminal."""
     from gpurun.view.plan_screen import plan_text
 
-    return plan_text(made, session.style, now=session.clock.wall())
+    return plan_text(made, session.style, now=session.clock.wall(), every=every)
 
 
 def _drop_abandoned(home: Home, clock: Clock) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-from contextlib import suppress
+import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,23 +11,24 @@ import typer
 
 from gpurun import __version__
 from gpurun.cli.options import Runs
+from gpurun.cli.render import write_file
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.paths import is_stream
+from gpurun.core.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "report", examples=["gpurun report", "gpurun report fox-41 owl-7 --html report.html"])
+@verb(app, "report", examples=["gpurun report --last 5", "gpurun report fox-41 'owl-*' --html report.html"])
 def report(
     session: Session,
     runs: Runs = [],  # noqa: B006
+    every: Annotated[bool, typer.Option("--all", help="Every run of this home.")] = False,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="The last N runs.")] = 0,
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write one self-contained page there.")] = "",
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
-    from gpurun.cli.run_control import meant
     from gpurun.cli.run_material import material_of
     from gpurun.ledger.runs import look
     from gpurun.view.number_format import format_bytes
@@ -39,7 +40,7 @@ def report(
     if html == "-" and session.json:
         hint = "Name a file: --html report.html"
         raise UsageError("report.two_outputs", "--json and --html - both want standard output.", hint=hint)
-    names = list(dict.fromkeys(meant(session, run) for run in runs or (None,)))
+    names = _chosen(session, runs, every=every, last=last)
     if html and len(names) > MOST_RUNS:
         what = f"{len(names)} runs cannot be told apart in one chart; {MOST_RUNS} can."
         raise UsageError(
@@ -57,23 +58,25 @@ def report(
     page = report_page(material, version=__version__)
     if html == "-":
         return Result(data=data, text=page.rstrip("\n"))
-    size = _write(Path(html).expanduser(), page)
+    size = write_file(Path(html).expanduser(), page, flag="--html")
     return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). Any browser opens it, offline too.")
 
 
-def _write(path: Path, page: str) -> int:
-    """Put the page where it was asked for, whole or not at all; its size in bytes."""
-    content, part = page.encode("utf-8"), path.parent / f"{path.name}.part"
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if is_stream(path):
-            return path.write_bytes(content)
-        part.write_bytes(content)
-        part.rename(path)
-    except OSError as error:
-        with suppress(OSError):  # Where it could not be made, it cannot be taken away either.
-            part.unlink(missing_ok=True)
-        raise SetupError("report.cannot_write", f"{path} cannot be written: {error.strerror}.",
-                         hint="Choose another place with --html, or make room.") from None  # fmt: skip
-    return len(content)
+def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
+    """The names of the runs that are meant, each once: those named, those that a glob takes, the last, or all."""
+    from gpurun.cli.run_control import meant
+    from gpurun.ledger.runs import planned_runs
+
+    if last < 0:
+        raise UsageError("report.last", f"--last {last} is no number of runs.", hint="Write for instance --last 5")
+    there = planned_runs(session.home)
+    names = list(there) if every else there[-last:] if last else []
+    for run in runs:
+        if not set(run) & set("*?["):
+            names.append(meant(session, run))
+            continue
+        taken = fnmatch.filter(there, run)
+        if not taken:
+            raise UsageError("report.no_match", f"No run is called {run}.", hint="`gpurun ps --all` lists them.")
+        names += taken
+    return list(dict.fromkeys(names)) or [meant(session, None)]

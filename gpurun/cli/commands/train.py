@@ -69,12 +69,8 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
     if yes:
         return
-    others = f" ({format_usd(plan.most_micros)} if it has to be another offer)" if _may_cost_more(plan) else ""
-    question = f"Spend up to {format_usd(plan.worst_micros)}{others}? [y/N]"
+    this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)
+    others = f" ({most} if it has to be another offer)" if most != this else ""
+    question = f"Spend up to {this}{others}? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
-
-
-def _may_cost_more(plan: Plan) -> bool:
-    """Whether another approved offer, taken when the first has no capacity, has a dearer worst case."""
-    return plan.most_micros > plan.worst_micros

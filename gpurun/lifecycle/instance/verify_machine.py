@@ -14,7 +14,7 @@ from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Plan
 from gpurun.planning.budget import rental_cost
-from gpurun.planning.catalog import cards, rows_for
+from gpurun.planning.catalog import card_names, rows_for
 from gpurun.planning.requirements import LEAST_TORCH
 from gpurun.providers.base import Provider, Unknown
 from gpurun.remote.messages import Facts
@@ -117,7 +117,7 @@ def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
 
 def _card(gpu: str) -> str:
     """The name that --gpu takes for the card of an offer."""
-    return cards()[gpu].name if gpu in cards() else gpu
+    return card_names().get(gpu, gpu)
 
 
 def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, least_torch: str = LEAST_TORCH) -> tuple[str, ...]:

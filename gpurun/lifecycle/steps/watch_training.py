@@ -12,6 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
+from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros
 from gpurun.core.records import digest_of
@@ -126,6 +127,8 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             context.clock.sleep(POLL_S)
             continue
         hearing.hear(poll, events)
+        if cards := [card.model_dump() for card in poll.status.gpus]:
+            write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
         if poll.status.state == "exited":
             ended_mono = min(ended_mono, context.clock.monotonic())

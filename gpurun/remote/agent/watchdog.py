@@ -8,6 +8,7 @@ import sys
 import time
 
 from gpurun.remote.agent.end_early import ended
+from gpurun.remote.agent.gpu_use import GpuUse
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
 from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
@@ -72,6 +73,7 @@ class Keeper:
         self.asked_at: Optional[float] = None
         self.killed_at: Optional[float] = None
         self.pid: int = 0
+        self.gpus: Any = None
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
         if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
@@ -79,6 +81,7 @@ class Keeper:
         else:
             self.launch()
         self.beat("running")
+        self.gpus = GpuUse()  # Not sooner: a process is started most safely by one that has no threads.
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
         self.note(at(root, "agent", "keeper.json"), record, durable=True)
 
@@ -204,6 +207,8 @@ class Keeper:
         """Write the heartbeat; where there is no room for it, its time alone, which needs none."""
         path = at(self.root, "out", "status.json")
         facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
+        if state == "running" and self.gpus:
+            facts["gpus"] = self.gpus.now()
         if not self.note(path, dict(blank(self.root), **facts), durable=False):
             try:
                 os.utime(path)

@@ -7,12 +7,12 @@ from importlib.resources import files
 
 from gpurun.core.money import format_usd, total
 from gpurun.view.number_format import format_duration, format_loss
-from gpurun.view.receipt_screen import signature_word
+from gpurun.view.receipt_screen import hardware_words, shutdown_words, signature_word
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.grid import samples_section
 from gpurun.view.report.html_tables import differences_table, runs_table, settings_table, validation_table
 from gpurun.view.report.line_styles import swatch
-from gpurun.view.report.report_model import RunMaterial, best_of, why_unranked
+from gpurun.view.report.report_model import RunMaterial, best_of, is_drawn, own_settings, why_unranked
 from gpurun.view.report.svg_charts import Curve, above, axes_for, loss_chart
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -68,8 +68,10 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
 def _charts(runs: Sequence[RunMaterial]) -> str:
     """One chart an axis, chosen by radio buttons, which need no script; on paper all of them."""
     curves = [Curve(run.told.losses.items, run.told.validation.items) for run in runs]
-    if not any(curve.losses or curve.validation for curve in curves):
-        return tag("p", "No loss was reported.", class_="note")
+    if not is_drawn(runs):
+        told = any(curve.losses or curve.validation for curve in curves)
+        words = "One loss is no curve yet: it stands in the table." if told else "No loss was reported."
+        return tag("p", words, class_="note")
     axes = axes_for(curves)
     inputs = "".join(
         f'<input type="radio" name="axis" id="by-{axis.name}"{"" if place else " checked"}>'
@@ -81,7 +83,8 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
         f'<div class="slim">{loss_chart(curves, axis, narrow=True)}</div></figure>'
         for axis in axes
     )
-    legend = "".join(f"<li>{swatch(place)}{escaped(run.run)}</li>" for place, run in enumerate(runs))
+    own = [tag("small", escaped(words)) if words else "" for words in own_settings(runs)]
+    legend = "".join(f"<li>{swatch(place)}{escaped(run.run)} {own[place]}</li>" for place, run in enumerate(runs))
     words = "Line: training loss, its running mean over the thin raw line. Marks: validation loss."
     unranked = why_unranked(runs)
     words += f" {unranked}" if unranked else ""
@@ -116,6 +119,8 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
         if receipt is not None:
             lines = [
                 receipt.predicate["verdict"]["says"],
+                f"hardware: {hardware_words(receipt.predicate)}",
+                f"shutdown: {shutdown_words(receipt.predicate).text}",
                 f"receipt sha256 {receipt.sha256} ({signature_word(receipt)})",
             ]
             lines += [f"{one['code']}: {one['message']}" for one in receipt.predicate["incidents"]]

@@ -10,10 +10,11 @@ from typing import Any
 from gpurun.core.money import Micros
 from gpurun.core.receipt_record import Receipt
 from gpurun.core.untrusted import safe_line
-from gpurun.view.receipt_screen import cost_label, signature_word
+from gpurun.view.receipt_screen import cost_label, hardware_words, signature_word
 from gpurun.view.report.series import Mark, Told
 
 _LEFT_OUT = ("about",)
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class RunMaterial:
             "best_val_step": best.step if best else None,
             "bits_per_byte": best.bits_per_byte if best else None,
             "hellaswag": best.hellaswag if best else None,
+            "hardware": hardware_words(told) if told else None,
+            "shutdown": told["teardown"]["is"] if told else None,
             "verdict": told["verdict"]["is"] if told else None,
             "receipt_sha256": receipt.sha256 if receipt else None,
             "signature": signature_word(receipt) if receipt else None,
@@ -138,6 +141,26 @@ def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
 def differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
     """What in the runs' shards and recipes is not the same."""
     return [(key, values) for key, values in settings(runs) if len(set(values)) > 1]
+
+
+def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
+    """What each recipe has to itself: `lr 0.0003, layers 12`, by the last word of a key where that is enough.
+
+    Of many settings the first few are named, and the others counted.
+    """
+    found = [(key, values) for key, values in differences(runs) if key != "shards"]
+    words = [key.rpartition(".")[2] for key, _ in found]
+    names = [word if words.count(word) == 1 else key for word, (key, _) in zip(words, found, strict=True)]
+    shown, more = list(zip(names, found, strict=True))[:_MOST_NAMED], len(found) - _MOST_NAMED
+    rest = [f"{more} more"] if more > 0 else []
+    return [
+        ", ".join([*(f"{name} {values[place]}" for name, (_, values) in shown), *rest]) for place in range(len(runs))
+    ]
+
+
+def is_drawn(runs: Sequence[RunMaterial]) -> bool:
+    """Whether any run has told of two points: of one there is no curve."""
+    return any(len(kept.items) > 1 for run in runs for kept in (run.told.losses, run.told.validation))
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpurun.core.money import format_usd
 from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss
-from gpurun.view.receipt_screen import signature_word
-from gpurun.view.report.report_model import RunMaterial, why_unranked
+from gpurun.view.receipt_screen import shutdown_words, signature_word
+from gpurun.view.report.report_model import RunMaterial, is_drawn, own_settings, why_unranked
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, line, wrap
 from gpurun.view.table import Column, table
@@ -23,13 +24,16 @@ _COLUMNS = (
     Column("LOSS", right=True),
     Column("BEST VAL", right=True),
     Column("VERDICT", least=13),
+    Column("SHUTDOWN", leaves=6),
+    Column("SETTINGS", leaves=1, least=16),
 )
 
 
 def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
     """What `gpurun report` says without --html."""
-    lines = table(_COLUMNS, [_cells(run) for run in runs], style)
-    if len(runs) == 1 and runs[0].told.losses.items:
+    rows = [[*_cells(run), own] for run, own in zip(runs, own_settings(runs), strict=True)]
+    lines = table(_COLUMNS, rows, style)
+    if len(runs) == 1 and is_drawn(runs):
         told = runs[0].told
         points, marks = ([(float(m.step), m.loss) for m in kept.items] for kept in (told.losses, told.validation))
         lines.append(line())
@@ -55,7 +59,16 @@ def _cells(run: RunMaterial) -> list[Cell]:
         format_loss(last.loss if last else None),
         format_loss(best.loss if best else None),
         _verdict(run),
+        _shutdown(run),
     ]
+
+
+def _shutdown(run: RunMaterial) -> Span:
+    """How its machine ended, in a word or two; a receipt with a bad signature does not tell."""
+    if run.receipt is None or signature_word(run.receipt) == "bad":
+        return Span(UNKNOWN)
+    told = shutdown_words(run.receipt.predicate)
+    return Span(re.split("[,:·]", told.text)[0].strip(), told.look)
 
 
 def _verdict(run: RunMaterial) -> Span:

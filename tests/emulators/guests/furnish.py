@@ -146,7 +146,7 @@ def _session_env(spec: Spec) -> dict[str, str]:
 
 def _gpu_table(spec: Spec) -> str:
     rows = (
-        f"{index},{gpu.name},GPU-{uuid.uuid4()},{gpu.memory_mib},{gpu.driver_version},{gpu.uncorrected_ecc},4,0,31"
+        f"{index},{gpu.name},GPU-{uuid.uuid4()},{gpu.memory_mib},{gpu.driver_version},{gpu.uncorrected_ecc},4,0,31,52.08"
         for index, gpu in enumerate(spec.gpus)
     )
     return "\n".join(rows) + "\n"

@@ -13,7 +13,7 @@ from conftest import Box
 
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Reply
-from gpurun.remote.messages import Card
+from gpurun.remote.messages import Card, GpuNow
 
 ECC = "ecc.errors.uncorrected.volatile.total"
 Pretend = Callable[[str, str], None]
@@ -130,3 +130,21 @@ def test_a_machine_without_python_says_what_it_lacks() -> None:
         with pytest.raises(FarRefusal, match=r"no python3 \(3\.8 or newer is needed\)") as refused:
             ask()
         assert refused.value.reason == "no_python"
+
+
+def test_the_heartbeat_tells_what_the_cards_do_and_nothing_where_nobody_knows(box: Box, pretend: Pretend) -> None:
+    pretend("nvidia-smi", 'echo "94, 62464, 81920, 71, 607.53"\necho "[N/A], 4, 81920, 30, [N/A]"')
+    box.far.start(box.job("time.sleep(60)"))
+    first, second = box.until(lambda: box.status().gpus)
+    assert first == GpuNow(use_percent=94, memory_mib=62464, memory_of_mib=81920, celsius=71, watts=607)
+    assert (second.use_percent, second.watts) == (None, None)
+    box.far.stop(now=True, reason="user")
+    assert box.until_exited().gpus == ()
+
+
+@pytest.mark.parametrize("script", ["exit 6", "echo nonsense", "sleep 60"])
+def test_a_tool_that_fails_or_hangs_says_nothing_and_holds_nothing_up(box: Box, pretend: Pretend, script: str) -> None:
+    pretend("nvidia-smi", script)
+    box.far.start(box.job("sys.exit(3)"))
+    status = box.until_exited()
+    assert (status.exit_code, status.gpus) == (3, ())

@@ -1,0 +1,84 @@
+"""A plan in a file, from `plan -o` to `train`: what was asked for, and what it was quoted then.
+
+The file is a request and never an approval: it is quoted again, held to its cap again, and the user is asked again.
+What only a person may agree to (a weak lease) is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpurun.core.clock import local_time, utc
+from gpurun.core.errors import UsageError
+from gpurun.core.money import format_rate, format_usd
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Plan, Quoted, Request
+
+V = 1
+KIND = "gpurun plan"
+_AGAIN = "Write a new one: gpurun plan … -o plan.json"
+
+
+def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
+    """The text of the file; paths in it are whole, so that it may be read from another folder."""
+    whole = {
+        name: str(Path(path).expanduser().absolute())
+        for name in ("data", "identity")
+        if (path := getattr(request, name)) and Path(path).expanduser().exists()
+    }
+    choices = request.choices.model_copy(update={"weak_lease": False})
+    quoted = Quoted(
+        wall=now_wall,
+        recipe_sha256=plan.recipe_sha256,
+        where=f"{plan.offer.provider} {plan.offer.label}",
+        rate_micros_per_hour=plan.offer.rate_micros_per_hour,
+        expected_micros=plan.expected_micros,
+        worst_micros=plan.worst_micros,
+    )
+    asked = request.model_copy(update={**whole, "choices": choices, "quoted": quoted})
+    told: dict[str, Any] = {"v": V, "kind": KIND, "written_at": utc(now_wall), "request": asked.model_dump(mode="json")}
+    return json.dumps({**told, "sha256": digest_of(told)}, indent=2, sort_keys=True) + "\n"
+
+
+def read_plan_file(path: str) -> Request:
+    """The request in a file; UsageError where it cannot be read, is of another version, or was edited."""
+    try:
+        told = json.loads(Path(path).expanduser().read_bytes())
+    except OSError as error:
+        raise UsageError("plan_file.unreadable", f"{path} cannot be read: {error.strerror}.", hint=_AGAIN) from None
+    except (ValueError, RecursionError):
+        raise UsageError("plan_file.malformed", f"{path} is no JSON.", hint=_AGAIN) from None
+    if not isinstance(told, dict) or told.get("kind") != KIND:
+        what = f"{path} is not a file that `plan -o` wrote."
+        raise UsageError("plan_file.other", what, hint=f"{_AGAIN} To go on from a run: gpurun train --from RUN.")
+    if told.get("v") != V:
+        what = f"{path} is of version {told.get('v')}; this gpurun reads version {V}."
+        raise UsageError("plan_file.version", what, hint=_AGAIN)
+    digest = told.pop("sha256", None)
+    try:
+        if digest != digest_of(told):
+            raise ValueError
+        request = Request.model_validate(told["request"])
+    except (ValueError, KeyError, ValidationError):
+        what = f"{path} was edited since gpurun wrote it."
+        hint = f"What should change belongs into the command. {_AGAIN}; --max-cost may be given to `train` beside it."
+        raise UsageError("plan_file.edited", what, hint=hint) from None
+    return request
+
+
+def since_quoted(plan: Plan, quoted: Quoted, now_wall: float) -> tuple[str, ...]:
+    """What is another than when the file was written, as warnings; nothing where all is as it was."""
+    now = (f"{plan.offer.provider} {plan.offer.label}", plan.offer.rate_micros_per_hour, plan.expected_micros)
+    when = f"The plan file is of {local_time(quoted.wall, now=now_wall)}"
+    told = []
+    if now != (quoted.where, quoted.rate_micros_per_hour, quoted.expected_micros):
+        was, rate = format_usd(quoted.expected_micros), format_rate(quoted.rate_micros_per_hour)
+        is_now = f"now {format_usd(now[2])} on {now[0]} at {format_rate(now[1])}"
+        told.append(f"{when}, when {was} was expected on {quoted.where} at {rate}; {is_now}.")
+    if plan.recipe_sha256 != quoted.recipe_sha256:
+        told.append(f"{when}: its recipe has changed since.")
+    return tuple(told)

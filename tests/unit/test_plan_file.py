@@ -1,0 +1,119 @@
+"""`plan -o FILE` and `train FILE`: the file is a request, quoted and asked about again, and never an approval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.options import request_from
+from gpurun.cli.session import Session
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import UsageError
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.run_plan import Choices, Plan, Request
+from gpurun.planning import catalog
+from gpurun.planning.plan_file import plan_file, read_plan_file
+from gpurun.planning.planner import make_plan
+
+ASKED = Request(recipe="mini-gpt", max_cost_micros=usd(1), overrides=("train.steps=200",), providers=("runpod",))
+NONE = dict.fromkeys(
+    ("gpu", "max_cost", "region", "data", "stage", "image", "setup", "host", "host_key", "identity"), ""
+)
+NONE |= {"price_per_hour": "", "provider": [], "overrides": [], "continues": None, "hours": None, "setup_limit": None}
+NONE |= dict.fromkeys(
+    ("dry_run", "spot", "accept_skipped", "accept_weak_lease", "lambda_guard", "accept_cpu", "warm"), False
+)
+
+
+@pytest.fixture(autouse=True)
+def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: [])
+
+
+def planned(home: Path, request: Request) -> Plan:
+    return make_plan(request, run="fox-41", home=Home(home).prepare(), clock=SystemClock(), say=print, need_data=False)
+
+
+def written(folder: Path, request: Request = ASKED) -> Path:
+    path = folder / "plan.json"
+    path.write_text(plan_file(request, planned(folder, request), 1_800_000_000.0))
+    return path
+
+
+def typed(path: Path, **flags: object) -> Request:
+    return request_from(Session(home=Home(path.parent)), **{**NONE, "recipe": str(path), **flags})
+
+
+def test_what_was_asked_comes_back_and_is_quoted_as_if_it_had_been_typed(tmp_path: Path) -> None:
+    back = typed(written(tmp_path))
+    assert back.model_copy(update={"quoted": None}) == ASKED
+    plan = planned(tmp_path, back)
+    assert (plan.worst_micros, plan.warnings) == (planned(tmp_path, ASKED).worst_micros, ())
+
+
+def test_yesterdays_price_is_told_beside_todays_and_the_cap_holds_against_todays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = typed(written(tmp_path))
+    dearer = tuple(
+        one.model_copy(update={"rate_micros_per_hour": 2 * one.rate_micros_per_hour}) for one in catalog.all_offers()
+    )
+    monkeypatch.setattr(catalog, "all_offers", lambda: dearer)
+    plan = planned(tmp_path, back)
+    (told,) = plan.warnings
+    assert "The plan file is of 2027-01-15" in told
+    assert "runpod 1×A40 48G at $0.44/h; now $" in told
+    assert told.endswith("on runpod 1×A40 48G at $0.88/h.")
+    assert plan.worst_micros <= usd(1)
+
+
+def test_a_recipe_that_changed_since_is_told(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.toml"
+    bundled = (Path(__file__).parents[2] / "recipes" / "mini-gpt.toml").read_text()
+    recipe.write_text(bundled)
+    path = written(tmp_path, ASKED.model_copy(update={"recipe": str(recipe)}))
+    recipe.write_text(bundled.replace("lr = 3e-4", "lr = 6e-4"))
+    assert planned(tmp_path, typed(path)).warnings[-1].endswith("its recipe has changed since.")
+
+
+def test_no_consent_comes_out_of_a_file_and_the_cap_may_be_given_again(tmp_path: Path) -> None:
+    asked = ASKED.model_copy(update={"choices": Choices(weak_lease=True), "providers": ("lambda",)})
+    path = written(tmp_path, asked)
+    assert not typed(path).choices.weak_lease
+    assert typed(path, accept_weak_lease=True).choices.weak_lease
+    assert typed(path, max_cost="0.50").max_cost_micros == usd("0.50")
+
+
+def test_paths_in_it_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("a text")
+    monkeypatch.chdir(tmp_path)
+    assert typed(written(tmp_path, ASKED.model_copy(update={"data": "text.txt"}))).data == str(tmp_path / "text.txt")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda text: text.replace('"max_cost_micros": 1000000', '"max_cost_micros": 9000000'), "plan_file.edited"),
+        (lambda text: text.replace('"v": 1', '"v": 2'), "plan_file.version"),
+        (lambda text: text[:-20], "plan_file.malformed"),
+        (lambda text: json.dumps({"v": 1, "recipe": "mini-gpt"}), "plan_file.other"),
+        (lambda text: "[]", "plan_file.other"),
+    ],
+)
+def test_a_file_that_is_not_what_gpurun_wrote_is_refused(tmp_path: Path, change: object, code: str) -> None:
+    path = written(tmp_path)
+    path.write_text(change(path.read_text()))  # type: ignore[operator]
+    with pytest.raises(UsageError) as refused:
+        read_plan_file(str(path))
+    assert refused.value.code == code
+    assert "gpurun plan … -o plan.json" in refused.value.hint
+
+
+def test_a_flag_beside_it_is_refused_and_so_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="asked for beside it"):
+        typed(written(tmp_path), gpu="8xA100")
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_plan_file(str(tmp_path / "none.json"))
