@@ -91,8 +91,9 @@ def _time(plan: Plan) -> list[Cell]:
 
 def _ship(plan: Plan) -> list[Cell]:
     data = plan.data
-    tokens = f"{format_count(data.train_tokens)} tokens " if data.train_tokens else ""
-    parts: list[Cell] = [f"{data.source} {tokens}({data.tokenizer})" if tokens else f"{data.source}, {data.tokenizer}"]
+    parts: list[Cell] = [f"{data.source}, {data.tokenizer}"]
+    if data.train_tokens:
+        parts = [data.source, f"{format_count(data.train_tokens)} tokens ({data.tokenizer})"]
     if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
         return [*parts, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
     return [

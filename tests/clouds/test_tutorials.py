@@ -51,6 +51,13 @@ def test_the_course_lab_ends_with_what_a_learner_hands_in(tmp_path: Path) -> Non
         assert what in card
 
 
+def test_gpt_2_is_rehearsed_and_planned_under_its_cap_as_the_page_says(tmp_path: Path) -> None:
+    environment = child_environment({"GPURUN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
+    rehearsed, planned = (typed(line, tmp_path, environment) for line in commands("GPT-2.md"))
+    assert "closed, exit 0" in rehearsed
+    assert "the cap of $25.00 holds" in planned
+
+
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_first_dollar_is_spent_on_an_emulated_runpod_and_proven_spent(tmp_path: Path) -> None:
     """A container without CUDA is taken, and the training is shorter; all else is as the page has it."""
