@@ -110,6 +110,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
+        cap_from="--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
         providers=tuple(typed["provider"]) or (usual if continues is None else ()),
         data=typed["data"] or None,
         hours=typed["hours"],

@@ -191,6 +191,7 @@ def build_plan(
             update={"finishes": True, "why_not": "", "reach": None, "expected_micros": chosen.expected_micros or usd(0)}
         ),
         cap_micros=request.max_cost_micros,
+        cap_from=request.cap_from,
         candidates=offered,
         data=data,
         bundle_sha256="",
