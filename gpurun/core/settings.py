@@ -56,7 +56,7 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
 
 
 def _lower(own: Setting, of_project: Setting) -> Setting:
-    """The smaller of two caps; none where the user has none, since a stranger's folder is nobody to say what to spend."""
+    """The smaller of two caps; none where the user has none, since a stranger's folder has no money to spend."""
     if not own.value:
         return Setting("", f"built in; the {of_project.source} can only lower a cap of yours")
     return min(of_project, own, key=lambda one: parse_usd(one.value))
