@@ -10,17 +10,19 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import RunFolder, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.transfer import early_bytes
+from gpurun.planning.transfer import early_bytes, most_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
@@ -62,6 +64,21 @@ class Inventory:
     def artifacts(self) -> Path:
         """Where the files are."""
         return self.folder.artifacts
+
+    @cached_property
+    def _plan(self) -> Plan | None:
+        try:
+            return Plan.model_validate_json(self.folder.plan.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def demand_planned(self, file: ManifestFile) -> None:
+        """CollectFailed for a file that is larger than any of its kind can be of the model that was planned."""
+        most = most_bytes(self._plan, file.kind) if self._plan else None
+        if most is not None and file.bytes > most:
+            what = f"{file.name} is announced with {file.bytes:,} bytes; of the planned model it can have {most:,}."
+            hint = "It is left there: the machine, or who is on it, has made something else of it."
+            raise CollectFailed("collect.not_as_planned", what, hint=hint)
 
     def has(self, file: ManifestFile) -> bool:
         """Whether that very file is at home, by its digest."""
