@@ -21,6 +21,7 @@ from typing import Any
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event
+from gpurun.core.paths import open_regular
 from gpurun.core.secrets import child_environment
 from gpurun.core.untrusted import safe_line
 from gpurun.ledger.runs import Sight
@@ -108,7 +109,7 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
     path: Path = sight.folder.artifacts / file["name"]
     hint = f"gpurun audit {sight.folder.name} says what else is not as it was; another checkpoint may be whole."
     try:
-        with path.open("rb") as content:
+        with open_regular(path) as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         what = f"{file['name']} of {sight.folder.name} cannot be read: {error.strerror}."

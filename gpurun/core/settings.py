@@ -14,7 +14,7 @@ from pathlib import Path
 from gpurun.core.errors import SetupError, UsageError, did_you_mean
 from gpurun.core.installed_files import recipe_file
 from gpurun.core.money import parse_usd
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, read_regular
 
 DEFAULTS: Mapping[str, str] = {
     "recipe": "gpt2-124m",
@@ -89,7 +89,7 @@ def _is_line(text: str) -> bool:
 def _read(path: Path, source: str) -> dict[str, Setting]:
     """One file's settings, each checked; a file that is not there has none."""
     try:
-        table = recipe_file.parse_toml(path.read_text(encoding="utf-8-sig"))
+        table = recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -19,7 +19,7 @@ from gpurun.core.clock import Clock, boot_id
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, VerificationFailed
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import fsync_folder, make_private
+from gpurun.core.paths import fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
 from gpurun.ledger.event_schemas import lacks
 from gpurun.ledger.fsync import append_durably, require_durable, unwritable
@@ -76,7 +76,7 @@ class Reading:
 def read_journal(path: Path) -> Reading:
     """Read everything up to a torn line or a break; a journal that is not there has no records."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         content = b""
     except OSError as error:

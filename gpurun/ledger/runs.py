@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.journal_records import Event, Phase, Record, RunState
-from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
+from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Candidate, Plan, Request
 from gpurun.ledger.chain import has_receipt
 from gpurun.ledger.journal import read_journal
@@ -104,7 +104,7 @@ def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
 def asked_for(folder: RunFolder, token: str) -> bool:
     """Whether a run's journal, damaged or not, has a token anywhere: two homes may have runs of one name."""
     try:
-        return token.encode() in folder.journal.read_bytes()
+        return token.encode() in read_regular(folder.journal)
     except FileNotFoundError:
         return False
 

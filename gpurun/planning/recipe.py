@@ -14,6 +14,7 @@ from typing import Any, Literal
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.installed_files import bundle_root, page, recipe_file
 from gpurun.core.installed_files import recipe as schema
+from gpurun.core.paths import read_regular
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Earlier
 from gpurun.planning.catalog import parse_gpu
@@ -181,7 +182,7 @@ def _refusal(error: schema.RecipeError, where: str) -> UsageError:
 def _read(path: Path) -> dict[str, Any]:
     """A TOML file's tables; what cannot be read or parsed is a UsageError with the place in it."""
     try:
-        return recipe_file.parse_toml(path.read_text(encoding="utf-8-sig"))
+        return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(
             "recipe.unreadable",

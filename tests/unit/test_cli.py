@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -156,15 +157,10 @@ def test_a_home_on_a_disk_that_fails_or_is_away_is_no_bug_of_ours(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Of a file server that was restarted a handle is stale; an sshfs whose line is down is not connected."""
-    log, read = make_run(Home(own_home), "fox-41").log, Path.open
+    log = make_run(Home(own_home), "fox-41").log
     log.write_bytes(b"a line\n")
-
-    def away(path: Path, *given: Any, **named: Any) -> Any:
-        if path == log:
-            raise OSError(number, os.strerror(number), str(path))
-        return read(path, *given, **named)
-
-    monkeypatch.setattr(Path, "open", away)
+    away = OSError(number, os.strerror(number), str(log))
+    monkeypatch.setattr("gpurun.cli.commands.logs.open_regular", Mock(side_effect=away))
     shown = CliRunner().invoke(build_app(), ["logs", "fox-41", "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "path.unusable")

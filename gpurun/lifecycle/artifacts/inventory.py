@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.core.paths import RunFolder, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes, most_bytes
@@ -68,7 +68,7 @@ class Inventory:
     @cached_property
     def _plan(self) -> Plan | None:
         try:
-            return Plan.model_validate_json(self.folder.plan.read_bytes())
+            return Plan.model_validate_json(read_regular(self.folder.plan))
         except (OSError, ValueError):
             return None
 
@@ -88,7 +88,7 @@ class Inventory:
     def memory(self) -> Memory:
         """What is noted; nothing where there is no note, or none that can be understood."""
         try:
-            return Memory.model_validate_json(self._path.read_bytes())
+            return Memory.model_validate_json(read_regular(self._path))
         except FileNotFoundError:
             return _memory_of_old(self.folder.path)
         except (OSError, ValueError):
@@ -175,13 +175,13 @@ def _memory_of_old(folder: Path) -> Memory:
     """What the four files of an earlier gpurun say, each as far as it can be understood."""
     memory, told = Memory(), dict[str, object]()
     with suppress(OSError, ValueError):
-        memory = Memory.model_validate_json((folder / "newest.json").read_bytes())
+        memory = Memory.model_validate_json(read_regular(folder / "newest.json"))
     with suppress(OSError, ValueError, TypeError):
-        told["manifest"] = dict(json.loads((folder / "manifest.json").read_bytes()))
+        told["manifest"] = dict(json.loads(read_regular(folder / "manifest.json")))
     with suppress(OSError, ValueError, TypeError):
-        told["kept"] = tuple(map(str, json.loads((folder / "kept.json").read_bytes())))
+        told["kept"] = tuple(map(str, json.loads(read_regular(folder / "kept.json"))))
     try:
-        told["left"] = {str(key): int(size) for key, size in json.loads((folder / "left.json").read_bytes()).items()}
+        told["left"] = {str(key): int(size) for key, size in json.loads(read_regular(folder / "left.json")).items()}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, AttributeError):
