@@ -35,6 +35,11 @@ class RunFolder:
         return self.path.name
 
     @property
+    def home(self) -> Path:
+        """The home's own folder."""
+        return self.path.parent.parent
+
+    @property
     def request(self) -> Path:
         """What the user asked for."""
         return self.path / "request.json"

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 GENESIS = "0" * 64
+_PROSE = ("message", "hint", "reason")
 
 
 class JournalDamaged(VerificationFailed):
@@ -178,7 +179,7 @@ class Journal:
             "mono": round(self._clock.monotonic(), 6),
             "boot_id": self._boot_id,
             "event": str(event),
-            "data": _storable(data),
+            "data": _storable(_without(f"{self._path.parents[2]}/", data)),
         }
         if event is Event.RUN_CLOSED:
             fields["data"]["seal"] = seal_of(fields)
@@ -189,6 +190,12 @@ class Journal:
         self._records.append(record)
         crashpoint(f"after {event}")
         return record
+
+
+def _without(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with paths of the home told from there: a receipt is shown to others, and a home may be moved."""
+    prose = {key: text.replace(home, "") for key in _PROSE if isinstance(text := data.get(key), str)}
+    return {**data, **prose}
 
 
 def _storable(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,6 +143,15 @@ def usual_run(home: Home) -> tuple[str, str]:
     raise UsageError("run.none", f"There is no run in {home.root} yet.", hint=hint)
 
 
+def left_alone(home: Home) -> str | None:
+    """The one unfinished run that nobody drives; None where there is none, a UsageError where there are several."""
+    names = [sight.folder.name for sight in unfinished_runs(home)]
+    if len(names) > 1:
+        hint = f"Name one: gpurun resume {names[0]}."
+        raise UsageError("run.several", f"{len(names)} runs are unfinished: {', '.join(names[:5])}.", hint=hint)
+    return names[0] if names else None
+
+
 def demand_free(home: Home, name: str) -> None:
     """Refuse a name that a run has, or had."""
     if home.run(name).path.exists():

@@ -121,7 +121,7 @@ class LocalProvider:
             token=instance_id,
             run=str(facts.get("run", "")),
             state=state,
-            address=Address(kind="folder", folder=str(folder / "machine")) if facts else None,
+            address=Address(kind="folder", folder=f"{self._folder.name}/{instance_id}/machine") if facts else None,
             rate_micros_per_hour=usd(0),
             created_wall=facts.get("created_wall"),
             deadline_wall=facts.get("deadline_wall"),

@@ -22,10 +22,11 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Request
+from gpurun.ledger.run_lock import RunLock
 from gpurun.ledger.runs import find_run
 from tests.command_line import gpurun
 from tests.lifecycle.tiny_runs import make_run
-from tests.unit.report_samples import opened_run
+from tests.unit.report_samples import finished_run, opened_run
 
 WRONG = [
     (["train", "mini-gtp", "--dry-run"], 2, "recipe.unknown", "mini-gpt"),
@@ -315,7 +316,7 @@ def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.Mo
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unknown")
 
 
-UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["resume"], ["sample", "--prompt", "x"]]
+UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["sample", "--prompt", "x"]]
 
 
 @pytest.mark.parametrize("words", UNNAMED, ids=lambda words: words[0])
@@ -336,6 +337,24 @@ def test_a_verb_that_looks_or_goes_on_means_the_usual_run_and_says_which(
     monkeypatch.setattr("gpurun.core.paths.RunFolder.is_closed", property(lambda folder: folder.name != "ant-3"))
     run.write(run.opened())
     assert "ant-3, the only open run" in gpurun(*words).stderr.splitlines()
+
+
+def test_resume_means_the_one_unfinished_run_that_nobody_drives_and_never_guesses_among_several(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another run under way it took the last one, which was that, or a finished one."""
+    monkeypatch.setattr("gpurun.cli.viewer.follow", lambda *_, **__: Result())
+    started = list[str]()
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda folder, *_: started.append(folder.name))
+    finished_run(Home(own_home), "ape-1")
+    for name in ("fox-41", "owl-7"):
+        make_run(Home(own_home), name)
+    with RunLock(Home(own_home).run("owl-7").lock):
+        assert "fox-41, the only unfinished run that nobody drives" in gpurun("resume", "--here").stderr.splitlines()
+    assert started == ["fox-41"]
+    told = gpurun("resume").stderr
+    assert "2 runs are unfinished: fox-41, owl-7." in told
+    assert "gpurun resume fox-41" in told
 
 
 @pytest.mark.parametrize("verb", ["destroy", "stop"])
