@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,7 +168,8 @@ def _bounded(command: list[str], most_bytes: int, limit_s: float) -> tuple[int, 
     ) as child:
         try:
             if hasattr(resource, "prlimit"):
-                resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
+                with suppress(ProcessLookupError):  # It has ended already.
+                    resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
             out, err = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             what = f"python -m {command[2]} was not done after {limit_s / 60:.0f} minutes, and was ended."

@@ -33,7 +33,7 @@ CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
-SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 256 << 20  # What files have that no model tells.
+SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
 EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
 
 
