@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from trainer.errors import Refused, SaveFailed
+from trainer.shards import sha256_of_file
 from trainer.tensors import TensorFileError, read_tensors, write_tensors
 
 __all__ = ["Checkpoint", "CheckpointStore", "read_checkpoint"]
@@ -79,14 +80,6 @@ def _write(path: Path, fill: Callable[[_Digesting], None]) -> _Digesting:
         raise
     _sync_folder(path.parent)
     return digesting
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _json_bytes(record: Any) -> bytes:
@@ -155,7 +148,7 @@ class CheckpointStore:
         entries = self._of(step)
         try:
             return {e["kind"] for e in entries} == _SUFFIXES.keys() and all(
-                _sha256(self._out / e["name"]) == e["sha256"] for e in entries
+                sha256_of_file(self._out / e["name"]) == e["sha256"] for e in entries
             )
         except OSError:
             return False

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
+from trainer.model import GPT, with_vocabulary
 from trainer.model_card import model_card
-from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY, check_digest, find_weights
+from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY
 from trainer.recipe import ModelConfig, completed, read_table
-from trainer.tensors import TensorFileError, read_tensors, write_tensors
+from trainer.run_checkpoint import open_run_checkpoint
+from trainer.tensors import write_tensors
 from trainer.tokenizer import sha256_of_tokens, shipped_gpt2_tokens
 
 __all__ = ["export_hf", "main"]
-
-_SUFFIX = ".model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,22 @@ class _Trained:
     """What it learned from."""
 
 
-def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figures: Mapping[str, Any]) -> list[str]:
+def export_hf(
+    checkpoint: Path,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    recipe: Path | None = None,
+    figures: Mapping[str, Any],
+) -> list[str]:
     """Write the folder, which must not exist yet or be empty, whole or not at all; return its files' names, sorted.
 
     `checkpoint` is a run's out folder (its newest checkpoint is taken) or one file of weights in it. `data` is the
-    folder that has the run's vocab.json, which all tokenisers but GPT-2's need. `figures` go into the model card.
+    folder that has the run's vocab.json, which all tokenisers but GPT-2's need. `recipe` is a JSON file that has the
+    recipe in the checkpoint's place. `figures` go into the model card.
     Raise Refused where the checkpoint, the data or the folder is not fit.
     """
-    trained = _read(find_weights(checkpoint).resolve(), data)
+    trained = _read(checkpoint.resolve(), data, recipe)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Refused(f"{folder} is there already and not empty; name another folder")
     texts = {
@@ -87,25 +95,22 @@ def export_hf(checkpoint: Path, folder: Path, *, data: Path | None = None, figur
     return sorted([*texts, "model.safetensors"])
 
 
-def _read(weights: Path, data: Path | None) -> _Trained:
+def _read(checkpoint: Path, data: Path | None, recipe: Path | None) -> _Trained:
     """Read a checkpoint; refuse one that is damaged, is no GPT-2, or whose tokeniser is not at hand."""
-    if not weights.name.endswith(_SUFFIX):
-        raise Refused(f"{weights} is no checkpoint of a run: those are named NNNNNN{_SUFFIX}")
-    beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
+    opened = open_run_checkpoint(checkpoint, recipe)
+    name, told, state = opened.weights.name, opened.state["recipe"], opened.state
     try:
-        check_digest(weights)
-        state = json.loads(beside.read_text(encoding="utf-8"))
-        recipe, sha256 = state["recipe"], state["data"]["tokenizer"]
-        model = read_table(ModelConfig, completed(recipe)["model"], "model")
+        model = read_table(ModelConfig, completed(told)["model"], "model")
         if model.preset != "faithful":
-            plain = f"{weights.name} is plain safetensors already, and {beside.name} has its settings"
+            plain = f"{name} is plain safetensors already, and the state.json beside it has its settings"
             raise Refused(f'a model of preset "{model.preset}" is no GPT-2, so transformers cannot load it; {plain}')
-        tokens = _tokens(recipe["data"]["tokenizer"], sha256, data)
-        return _Trained(model, state, read_tensors(weights), tokens, _source(state, data))
+        tokens = _tokens(told["data"]["tokenizer"], state["data"]["tokenizer"], data)
+        shape = with_vocabulary(model, len(tokens))
+        return _Trained(model, state, opened.tensors(lambda: GPT(shape)), tokens, _source(state, data))
     except OSError as error:
-        raise Refused(f"the checkpoint {weights} cannot be read: {error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, TensorFileError) as error:
-        raise Refused(f"the checkpoint {weights} cannot be understood: {error!r}") from error
+        raise Refused(f"{name} cannot be exported: {error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
+        raise Refused(f"{name} is not a sound checkpoint: {error!r}") from error
 
 
 def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:
@@ -188,7 +193,7 @@ def _figures(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refused(f"the figures {path} cannot be read: {error}") from error
     if not isinstance(record, dict) or any(isinstance(value, dict | list) for value in record.values()):
         raise Refused(f"the figures {path} must be one JSON object of plain values")
@@ -202,11 +207,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("folder", type=Path, help="the folder to write; it must not exist yet, or be empty")
     parser.add_argument("--data", type=Path, help="the run's data folder with its vocab.json; only GPT-2's needs none")
+    parser.add_argument("--recipe", type=Path, help="JSON: the recipe, in place of what the checkpoint says")
     parser.add_argument("--figures", type=Path, help="a JSON object of figures for the model card")
     arguments = parser.parse_args(argv)
     try:
         figures = _figures(arguments.figures)
-        written = export_hf(arguments.checkpoint, arguments.folder, data=arguments.data, figures=figures)
+        where = {"data": arguments.data, "recipe": arguments.recipe}
+        written = export_hf(arguments.checkpoint, arguments.folder, **where, figures=figures)
     except Refused as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         return 2

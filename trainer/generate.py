@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ import torch
 from trainer.errors import Refused
 from trainer.model import GPT, with_vocabulary
 from trainer.pair_tokenizer import UNKNOWN, PairTokenizer, WordTokenizer
-from trainer.pretrained import check_digest, find_weights
 from trainer.recipe import PAIR_TOKENIZERS, ModelConfig, RecipeError, SampleConfig, read_table
+from trainer.run_checkpoint import open_run_checkpoint
 from trainer.sample import generate
-from trainer.shards import Tokenizer, load_tokenizer
-from trainer.tensors import TensorFileError, read_tensors
+from trainer.shards import Tokenizer, load_tokenizer, read_json
 from trainer.tokenizer import TextTokenizer, tokenizer_of
 from trainer.translation.batch import SpecialTokens
 from trainer.translation.interpret import Interpreter
@@ -33,7 +33,6 @@ from trainer.translation.pairs import read_special_tokens
 
 __all__ = ["Trained", "encode", "main", "open_checkpoint"]
 
-_SUFFIX = ".model.safetensors"
 MOST_SEED = 2**63 - 1
 """What torch's generators take; as `gpurun sample` has it."""
 
@@ -51,45 +50,34 @@ class Trained:
     """Those of sentence pairs; a GPT has none."""
 
 
-def open_checkpoint(checkpoint: Path, data: Path) -> Trained:
+def open_checkpoint(checkpoint: Path, data: Path, recipe: Path | None = None) -> Trained:
     """Open a checkpoint, the newest where a folder is named; Refused where it is damaged, or of other data.
 
-    Of its recipe only what is needed here is read: a key that has come since takes its default.
+    Of its recipe only what is needed here is read: a key that has come since takes its default. `recipe` is a JSON file
+    that has it in the checkpoint's place.
     """
-    weights = find_weights(checkpoint)
-    if not weights.name.endswith(_SUFFIX):
-        raise Refused(f"{weights} is no checkpoint of a run: those are named NNNNNN{_SUFFIX}")
+    opened = open_run_checkpoint(checkpoint, recipe)
+    name, told = opened.weights.name, opened.state["recipe"]
     try:
-        check_digest(weights)
-        beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
-        state: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-        recipe = state["recipe"]
-        sample = read_table(SampleConfig, recipe["sample"], "sample", is_whole=False)
-        tokenizer = _tokenizer(data, recipe["data"]["tokenizer"])
-        if tokenizer.sha256 != state["data"]["tokenizer"]:
-            raise Refused(f"{weights.name} was trained with another vocabulary than that in {data}")
-        shape = read_table(ModelConfig, recipe["model"], "model", is_whole=False)
+        sample = read_table(SampleConfig, told["sample"], "sample", is_whole=False)
+        tokenizer = load_tokenizer(data, read_json(data / "data.json"), told["data"]["tokenizer"])
+        if tokenizer.sha256 != opened.state["data"]["tokenizer"]:
+            raise Refused(f"{name} was trained with another vocabulary than that in {data}")
+        shape = read_table(ModelConfig, told["model"], "model", is_whole=False)
         config, special = with_vocabulary(shape, tokenizer.vocab_size), None
-        model: GPT | Translator
+        build: Callable[[], GPT | Translator]
         if config.preset == "encoder-decoder":
             special = read_special_tokens(data, tokenizer.vocab_size)
-            model = Translator(config, pad_id=special.pad_id)
+            build = partial(Translator, config, pad_id=special.pad_id)
         else:
-            model = GPT(config)
-        model.load_state_dict(read_tensors(weights))
-        step, seed = int(state["step"]), int(recipe["train"]["seed"])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, TensorFileError) as error:
-        raise Refused(f"{weights.name} is not a sound checkpoint: {error}") from error
+            build = partial(GPT, config)
+        tensors, seed = opened.tensors(build), int(told["train"]["seed"])
+        model = build()
+        model.load_state_dict(tensors)
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise Refused(f"{name} is not a sound checkpoint: {error}") from error
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return Trained(step, model, tokenizer, sample, seed, special)
-
-
-def _tokenizer(data: Path, name: str) -> Tokenizer:
-    try:
-        manifest = json.loads((data / "data.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Refused(f"data.json cannot be read from {data}: {error}") from error
-    return load_tokenizer(data, manifest, name)
+    return Trained(opened.state["step"], model, tokenizer, sample, seed, special)
 
 
 def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
@@ -115,7 +103,7 @@ def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 def _do(given: argparse.Namespace) -> dict[str, Any]:
     """Do what the command line asks for; Refused where the model has no such setting."""
-    trained = open_checkpoint(given.checkpoint, given.data)
+    trained = open_checkpoint(given.checkpoint, given.data, given.recipe)
     translates = trained.special is not None
     for name in ("temperature", "top_k", "seed") if translates else ("beams", "length_penalty"):
         if getattr(given, name) is not None:
@@ -169,6 +157,7 @@ def _given(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainer.generate", description="Continue a text, or translate it.")
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where data.json and vocab.json are")
+    parser.add_argument("--recipe", type=Path, metavar="JSON", help="the recipe, in place of what the checkpoint says")
     parser.add_argument("--prompt", required=True, help="what to continue, or to translate")
     parser.add_argument("--tokens", type=int, help="how many tokens to write; the recipe's number by default")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest; the recipe's by default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from trainer.recipe import ModelConfig
 __all__ = ["model_card"]
 
 _FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gpt2\n- gpurun\n---\n"
+_MARKS = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 _USE = """```python
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
@@ -60,6 +62,7 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as one line that Markdown and HTML leave alone."""
-    text = "unknown" if value is None else str(value)
-    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())
+    """Return a value as one line that Markdown and HTML leave alone, without what does not print."""
+    text = " ".join(("unknown" if value is None else str(value)).split())
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return _MARKS.sub(r"\\\1", shown)

@@ -6,7 +6,6 @@ linear weights (in, out), and perhaps the causal masks; ours hold them (out, in)
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.tensors import TensorFileError, read_tensors
 
-__all__ = ["LINEAR_NAMES", "TOKENIZER_KEY", "check_digest", "find_weights", "load_weights"]
+__all__ = ["LINEAR_NAMES", "TOKENIZER_KEY", "find_weights", "load_weights"]
 
 TOKENIZER_KEY = "gpurun_tokenizer_sha256"
 """Where an exported config.json says which vocabulary its ids are of."""
@@ -72,25 +71,8 @@ def _named(manifest: Path) -> set[str]:
         return {entry["name"] for entry in json.loads(manifest.read_text(encoding="utf-8"))["files"]}
     except FileNotFoundError:
         return set()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"{manifest} cannot be understood: {error!r}; name one file of weights") from error
-
-
-def check_digest(weights: Path) -> None:
-    """Refuse a checkpoint's weights that are not those which the run's manifest has, where it is there to ask."""
-    weights = weights.absolute()
-    manifest = weights.parents[1] / "MANIFEST.json"
-    if not manifest.is_file():
-        return
-    name = f"{weights.parent.name}/{weights.name}"
-    entries = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    wanted = next((entry["sha256"] for entry in entries if entry["name"] == name), None)
-    digest = hashlib.sha256()
-    with weights.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if wanted != digest.hexdigest():
-        raise Refused(f"{weights} is not the file that {manifest} names; bring it back from the run's artifacts")
 
 
 def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:
@@ -159,7 +141,7 @@ def _told(path: Path) -> tuple[int | None, str | None]:
         heads = int(record["n_head"])
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"{beside} does not say how many heads {path.name} has: {error!r}") from error
     for key, known in AS_PUBLISHED.items():
         if record.get(key, known[0]) not in known:

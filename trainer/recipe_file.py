@@ -18,7 +18,7 @@ from typing import Any
 from trainer.errors import Refused
 from trainer.recipe import REHEARSED, TABLES, Recipe, RecipeError, parse_recipe, unknown_key
 
-__all__ = ["Override", "add_recipe_words", "laid_over", "parse_override", "read_recipe"]
+__all__ = ["Override", "add_recipe_words", "laid_over", "parse_override", "parse_toml", "read_recipe"]
 
 Override = tuple[tuple[str, ...], Any]
 """The path of a key, (table, key) or ("rehearsal", …), and its value."""
@@ -38,14 +38,26 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = F
     is_toml = path.suffix == ".toml"
     try:
         text = path.read_text(encoding="utf-8-sig" if is_toml else "utf-8")
-        recipe = parse_recipe(_toml(text) if is_toml else json.loads(text), is_whole=not is_toml)
+        recipe = parse_recipe(parse_toml(text) if is_toml else json.loads(text), is_whole=not is_toml)
         return parse_recipe(laid_over(recipe, [parse_override(text) for text in overrides], rehearse=rehearse))
     except OSError as error:
         raise Refused(f"the recipe {path} cannot be read: {error.strerror}") from error
     except RecipeError as error:
         raise Refused(str(error)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"the recipe {path} is not {'TOML' if is_toml else 'JSON'}: {error}") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read a TOML text; a ValueError says why it is none, has a number too long to read, or is nested too deeply."""
+    import tomllib  # A machine that reads recipe.json alone may have an older Python.
+
+    try:
+        tables = tomllib.loads(text)
+        repr(tables)  # A dotted key nests without a bound.
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return tables
 
 
 def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) -> dict[str, Any]:
@@ -83,8 +95,8 @@ def _put(tables: dict[str, Any], overrides: Iterable[Override]) -> None:
 def _value_of(value: str, text: str) -> Any:
     """A TOML value, or the word itself."""
     try:
-        parsed = _toml(f"value = {value}")
-    except ValueError:  # No TOML, or a number of more digits than Python reads.
+        parsed = parse_toml(f"value = {value}")
+    except ValueError:
         parsed = {}
     if parsed.keys() == {"value"}:
         return parsed["value"]
@@ -107,9 +119,3 @@ def _path_of(name: str) -> tuple[str, ...]:
     if alike:
         raise RecipeError("ambiguous", f"--set {name} could mean {' or '.join(map('.'.join, alike))}")
     raise unknown_key(name, (*paths, *(key for _, key in plain)))
-
-
-def _toml(text: str) -> dict[str, Any]:
-    import tomllib  # A machine that reads recipe.json alone may have an older Python.
-
-    return tomllib.loads(text)

@@ -31,6 +31,7 @@ __all__ = [
     "load_tokenizer",
     "manifest_of",
     "open_data",
+    "read_json",
     "sha256_of_file",
     "sync_folder",
     "windows_in",
@@ -116,12 +117,13 @@ class TokenData:
         return {"tokenizer": self.tokenizer.sha256, "train": digests[0], "val": digests[1]}
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return what a JSON file of a data folder holds; Refused where it cannot be read or is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Refused(f"{path.name} cannot be read from the data folder {path.parent}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"{path.name} is not JSON: {error}") from error
 
 
@@ -136,7 +138,7 @@ def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> An
 
 def load_tokenizer(folder: Path, manifest: Any, wanted: str) -> Tokenizer:
     """Read vocab.json and hold it against data.json: shards of another tokeniser would train without any error."""
-    described, vocab = _get(manifest, "tokenizer", dict, "data.json"), _read_json(folder / "vocab.json")
+    described, vocab = _get(manifest, "tokenizer", dict, "data.json"), read_json(folder / "vocab.json")
     name, sha256 = (_get(described, key, str, "data.json") for key in ("name", "sha256"))
     try:
         tokens = tuple(base64.b64decode(text, validate=True) for text in _get(vocab, "tokens_b64", list, "vocab.json"))
@@ -215,7 +217,7 @@ def _open_shard(folder: Path, entry: Any) -> Shard:
 def _load_prompts(folder: Path, wanted: tuple[str, ...], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """Look the recipe's prompts up in prompts.json; an empty one starts from the end-of-text token."""
     known: dict[str, list[int]] = {}
-    for entry in _read_json(folder / "prompts.json") if wanted else []:
+    for entry in read_json(folder / "prompts.json") if wanted else []:
         known[_get(entry, "text", str, "prompts.json")] = _get(entry, "ids", list, "prompts.json")
     prompts = []
     for text in wanted:
@@ -233,7 +235,7 @@ def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_
 
     `shards_in` is where the shards lie, if not in it: before they are shipped, what goes beside them may be elsewhere.
     """
-    manifest = _read_json(folder / "data.json")
+    manifest = read_json(folder / "data.json")
     if (manifest.get("v") if isinstance(manifest, dict) else None) != 1:
         raise Refused("data.json is not of version 1, the one this trainer reads")
     if manifest.get("dtype") != "uint16":
@@ -357,8 +359,11 @@ def sync_folder(folder: Path) -> None:
 
 def sha256_of_file(path: Path) -> str:
     """The sha256 (hex) of a file."""
+    digest = hashlib.sha256()  # Not file_digest: a machine may have an older Python.
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def spare_memory_bytes() -> int:

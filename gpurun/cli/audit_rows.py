@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpurun.core.money import format_usd, total, usd
 from gpurun.ledger import audit as ledger
+from gpurun.ledger.audit.findings import NO
 from gpurun.lifecycle.charges import Bill
 from gpurun.view.audit_table import AuditRow, AuditSummary
 
@@ -20,7 +21,7 @@ def with_bill(row: ledger.AuditRow, bill: Bill | None) -> ledger.AuditRow:
     if billed is None or bound is None or row.is_floor or billed <= total(bound, MORE_MICROS):
         return row
     told = f"{format_usd(billed)} was billed, and the receipt says {format_usd(bound)} at most"
-    return replace(row, problems=(*row.problems, told))
+    return replace(row, problems=(*row.problems, told), verdict=row.verdict if row.may_be_billing else NO)
 
 
 def bill_notes(bill: Bill) -> list[str]:
@@ -32,14 +33,14 @@ def bill_notes(bill: Bill) -> list[str]:
 def audit_row(row: ledger.AuditRow, lost: list[str], bill: Bill | None) -> AuditRow:
     """The row of a run in the table; `lost` are those that may be billing while nobody drives them."""
     level = "bad" if row.problems or row.run in lost else "warn" if row.warnings else "ok"
-    running = "running" if row.may_be_billing else row.verdict
+    word = NO.upper() if row.problems else "running" if row.may_be_billing else row.verdict
     return AuditRow(
         run=row.run,
         chain=row.chain,
         signature=row.signature,
         files=row.files,
         death=row.death,
-        verdict=f"MAY BE BILLING → gpurun resume {row.run}" if row.run in lost else running,
+        verdict=f"MAY BE BILLING → gpurun resume {row.run}" if row.run in lost else word,
         level=level,  # type: ignore[arg-type]
         measured_micros=row.measured_micros,
         measured_is_floor=row.is_floor,

@@ -20,7 +20,8 @@ else:  # The help of `plan` needs no more of it, and the real one loads pydantic
 MOST_SETUP_MINUTES = 24 * 60
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
+    """The runs whose names begin so."""
     from gpurun.core.errors import GpurunError
     from gpurun.core.paths import Home, default_home
 
@@ -59,15 +60,15 @@ def _complete_provider(incomplete: str) -> list[str]:
     return [name for name in PROVIDERS if name.startswith(incomplete)]
 
 
-_NAMED, _USUAL = "Name, unique beginning, or @last", "the only open one, else the last"
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=f"{_NAMED}.", autocompletion=_complete_run)]
+NAMED, USUAL = "Name, unique beginning, or @last", "the only open one, else the last"
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=f"{NAMED}.", autocompletion=complete_run)]
 UsualRun = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help=f"{_NAMED}; without: {_USUAL}.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help=f"{NAMED}; without: {USUAL}.", autocompletion=complete_run),
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN", help=f"{_NAMED}; without: {_USUAL}.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help=f"{NAMED}; without: {USUAL}.", autocompletion=complete_run),
 ]
 ACCEPT_SKIPPED = "Go on where more of a folder is passed over than read."
 RecipeArgument = Annotated[
@@ -84,7 +85,7 @@ Providers = Annotated[
 ]  # fmt: skip
 Continues = Annotated[
     str | None,
-    typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=_complete_run),
+    typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=complete_run),
 ]  # fmt: skip
 Set = Annotated[
     list[str],
@@ -113,6 +114,7 @@ def request_from(session: Session, **typed: Any) -> Request:
         overrides=tuple(typed["overrides"]),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
+        cap_from="--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
         providers=tuple(typed["provider"]) or (usual if continues is None else ()),
         data=typed["data"] or None,
         hours=typed["hours"],

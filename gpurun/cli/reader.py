@@ -9,7 +9,7 @@ from pathlib import Path
 from gpurun.core.clock import SystemClock
 from gpurun.core.gpu_reading import GpuReading, read_gpus
 from gpurun.core.journal_records import Record
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.trainer_events import TrainerEvent, parse
 from gpurun.core.transfer_progress import Moving, read_moving
 from gpurun.ledger.journal import read_journal
@@ -57,7 +57,7 @@ class RunReader:
     def _lines(self, path: Path) -> list[bytes]:
         try:
             self._offsets[path] = read_on_at(path, self._offsets[path])
-            with path.open("rb") as content:
+            with open_regular(path) as content:
                 content.seek(self._offsets[path])
                 block = content.read(_MOST_BYTES)
         except FileNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.cli.session import Session
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.run_plan import Request
 from gpurun.view.receipt_screen import receipt_screen
@@ -21,7 +21,7 @@ def receipt_text(receipt: Receipt, folder: RunFolder, session: Session, shutdown
 def _recipe_word(folder: RunFolder) -> str:
     """The recipe as it was asked for, with the path of a file, of which the receipt has the name; "" where unknown."""
     try:
-        return Request.from_json(folder.request.read_bytes()).recipe_word
+        return Request.from_json(read_regular(folder.request)).recipe_word
     except (OSError, ValueError):
         return ""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.money import Micros, total
+from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse
 from gpurun.ledger.rental import is_more, rentals_of
 from gpurun.ledger.runs import Sight, gave_up
@@ -125,10 +126,10 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
 def _last_step(sight: Sight) -> int | None:
     """The step of the last event that came, from the end of the file alone."""
     try:
-        with sight.folder.events.open("rb") as events:
+        with open_regular(sight.folder.events) as events:
             events.seek(max(0, sight.folder.events.stat().st_size - _TAIL_BYTES))
             lines = events.read().splitlines()
-    except FileNotFoundError:
+    except OSError:
         return None
     parsed = (parse(line) for line in reversed(lines))
     return next((event.step for event in parsed if event is not None and event.step is not None), None)

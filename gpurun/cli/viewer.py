@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import nullcontext
 
 from gpurun.cli.interrupts import Interrupts, costs_on, decide
@@ -12,6 +13,7 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
+from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.runs import Sight, gave_up, look
@@ -155,9 +157,8 @@ def abandoned(sight: Sight) -> Result:
 
 def last_words(sight: Sight) -> str:
     """The last line that the supervisor wrote."""
-    log = sight.folder.supervisor_log
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][-300:] if lines else "it said nothing."
+    last = deque((line for line in lines_of(sight.folder.supervisor_log) if line.strip()), maxlen=1)
+    return last[0][-300:] if last else "it said nothing."
 
 
 def finished(session: Session, sight: Sight) -> Result:

@@ -7,9 +7,13 @@ those that were recorded when they came home.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import resource
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event
+from gpurun.core.paths import open_regular
 from gpurun.core.secrets import child_environment
 from gpurun.core.untrusted import safe_line
 from gpurun.ledger.runs import Sight
@@ -26,16 +31,19 @@ from gpurun.lifecycle.artifacts.inventory import Inventory
 # What continuing a text or exporting needs; the optimiser's state may stay where it is.
 _NEEDED = ("weights", "state")
 REFUSED = 2
+MEMORY_BYTES = 8 << 30
+"""What torch may take beside the weights, on a card of its own too."""
 _STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetensors|\.state\.json)?")
 
 
 @dataclass(frozen=True)
 class HomeCheckpoint:
-    """One checkpoint that came home whole: its step, its file of weights, and the folder of its data."""
+    """One checkpoint that came home whole: its step, its file of weights, its data's folder and the plan's recipe."""
 
     step: int
     weights: Path
     data: Path
+    recipe: dict[str, Any]
 
 
 def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
@@ -56,7 +64,8 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
         hint = f"There are: {there}; or say best or last."
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
-    return HomeCheckpoint(step, own["weights"], Path(sight.plan.data.beside or sight.plan.data.folder))
+    data = Path(sight.plan.data.beside or sight.plan.data.folder)
+    return HomeCheckpoint(step, own["weights"], data, sight.plan.resolved)
 
 
 def _came_home(sight: Sight) -> dict[str, Any]:
@@ -101,7 +110,7 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
     path: Path = sight.folder.artifacts / file["name"]
     hint = f"gpurun audit {sight.folder.name} says what else is not as it was; another checkpoint may be whole."
     try:
-        with path.open("rb") as content:
+        with open_regular(path) as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         what = f"{file['name']} of {sight.folder.name} cannot be read: {error.strerror}."
@@ -112,33 +121,60 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
     return path
 
 
-def ask_trainer(module: str, *arguments: str) -> str:
-    """Run `python -m MODULE` of the bundled trainer, and return what it prints.
+def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **told: Any) -> str:
+    """Run `python -m MODULE` of the bundled trainer on a checkpoint, and return what it prints.
 
-    SetupError where torch is missing or the program breaks; UsageError for what it refuses (exit code 2).
+    It has the recipe from the plan, not from the checkpoint, a bound to its memory and to its time, and by files the
+    JSON of `told`. SetupError where torch is missing or the program breaks; UsageError for what it refuses.
     """
     if find_spec("torch") is None:
         hint = "From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
-    root = bundle_root()
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=child_environment({"PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8"}),
-        cwd=root,  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    said = done.stderr.strip().splitlines() or ["it said nothing"]
+    command = [sys.executable, "-m", module, str(found.weights), *arguments, "--data", str(found.data)]
+    with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
+        for name, value in (told | ({"recipe": found.recipe} if "model" in found.recipe else {})).items():
+            path = Path(own, f"{name}.json")
+            path.write_text(json.dumps(value), encoding="utf-8")
+            command += [f"--{name}", str(path)]
+        code, out, err = _bounded(command, MEMORY_BYTES + 4 * found.weights.stat().st_size, limit_s)
+    said = err.strip().splitlines() or ["it said nothing"]
     refusal = safe_line(said[-1]).rstrip(".").partition("refused: ")[2]
-    if done.returncode == REFUSED and refusal:
+    if code == REFUSED and refusal:
         hint = f"See gpurun {'sample' if module.endswith('generate') else 'export'} --help."
         begun = refusal.split(maxsplit=1)[0]  # A sentence begins with a capital; the name of a key or file does not.
         what = f"{begun.capitalize() if begun.isalpha() else begun}{refusal[len(begun) :]}."
         raise UsageError("trainer.refused", what, hint=hint)
-    if done.returncode:
-        what = f"python -m {module} ended with exit code {done.returncode}: {safe_line(' '.join(said[-3:]))}"
+    if code:
+        what = f"python -m {module} ended with exit code {code}: {safe_line(' '.join(said[-3:]))}"
         raise SetupError("trainer.failed", what, hint="The memory or PyTorch itself may be the reason; gpurun doctor.")
-    return done.stdout
+    return out
+
+
+def _bounded(command: list[str], most_bytes: int, limit_s: float) -> tuple[int, str, str]:
+    """The exit code and output of a program that may take so much memory and time: what it reads came from a machine.
+
+    Only Linux bounds the memory.
+    """
+    root = bundle_root()  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
+    with subprocess.Popen(
+        command,
+        env=child_environment({"PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8"}),
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as child:
+        try:
+            if hasattr(resource, "prlimit"):
+                with suppress(ProcessLookupError):  # It has ended already.
+                    resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
+            out, err = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            what = f"python -m {command[2]} was not done after {limit_s / 60:.0f} minutes, and was ended."
+            hint = "Take a faster machine; of a sample fewer --tokens."
+            raise SetupError("trainer.too_long", what, hint=hint) from None
+        finally:
+            child.kill()
+    return child.returncode, out, err

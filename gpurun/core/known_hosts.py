@@ -12,7 +12,7 @@ import stat
 
 from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
-from gpurun.core.paths import Home, write_atomic
+from gpurun.core.paths import Home, read_regular, write_atomic
 
 _NAME = "known_hosts.json"
 
@@ -40,7 +40,7 @@ def _read(home: Home) -> dict[str, str]:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             why, hint = "can be written by others", f"Check what is in it, then: chmod 600 {path}"
             raise SetupError("known_hosts.open_file", f"{path} {why}.", hint=hint)
-        told = json.loads(path.read_bytes())
+        told = json.loads(read_regular(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

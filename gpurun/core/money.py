@@ -24,6 +24,8 @@ def parse_usd(text: str, *, name: str = "--max-cost", example: str = "", is_limi
     """
     like = example or f"{name} 25 or {name} 0.50"
     try:
+        if "_" in text or not text.isascii():  # Decimal reads 2_5 as 25, and any script's digits.
+            raise InvalidOperation
         amount = Decimal(text.strip().removeprefix("$"))
     except InvalidOperation:
         raise UsageError(

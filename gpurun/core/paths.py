@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
+import stat
 import threading
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from gpurun.core.errors import ExitCode, SetupError, UsageError
@@ -15,6 +18,8 @@ from gpurun.core.filelock import exclusive
 
 _ID = re.compile(r"[0-9a-f]{6}")
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+MOST_RECORD_BYTES = 64 << 20
+"""Of a journal, a receipt, a plan: a thousand times what they have."""
 _CLOSING_BYTES = 1024  # A closing line has some 300.
 
 
@@ -28,6 +33,11 @@ class RunFolder:
     def name(self) -> str:
         """The run's name."""
         return self.path.name
+
+    @property
+    def home(self) -> Path:
+        """The home's own folder."""
+        return self.path.parent.parent
 
     @property
     def request(self) -> Path:
@@ -52,7 +62,7 @@ class RunFolder:
         the audit to find.
         """
         try:
-            with self.journal.open("rb") as journal:
+            with open_regular(self.journal) as journal:
                 journal.seek(max(0, journal.seek(0, os.SEEK_END) - _CLOSING_BYTES))
                 *_, line, rest = journal.read().split(b"\n")
             record = json.loads(line)
@@ -215,13 +225,13 @@ class Home:
         """
         path = self.root / "id"
         try:
-            if path.exists() and _ID.fullmatch(known := path.read_text()):
+            if path.exists() and _ID.fullmatch(known := read_regular(path).decode()):
                 return known
             make_private(self.root)
             with exclusive(self.root / "id.lock"):
-                if not (path.exists() and _ID.fullmatch(path.read_text())):
+                if not (path.exists() and _ID.fullmatch(read_regular(path).decode())):
                     write_atomic(path, secrets.token_hex(3).encode())
-            return path.read_text()
+            return read_regular(path).decode()
         except (OSError, UnicodeError) as error:
             hint = "Give yourself read and write access to it, or choose another with --home DIR."
             raise SetupError("home.unusable", f"The file {path} cannot be used: {error}.", hint=hint) from None
@@ -279,7 +289,7 @@ def _asked_ns(run: RunFolder) -> int | None:
 def _begun_ns(journal: Path) -> int:
     """When a journal begins, by its own word: a copy of a home has other times; 0 where it has none."""
     try:
-        with journal.open("rb") as lines:
+        with open_regular(journal) as lines:
             return int(json.loads(lines.readline(1 << 16))["wall"] * 1e9)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0
@@ -316,6 +326,32 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file of a home that may be a stranger's; OSError for what is none, or would be read for ever.
+
+    That is a pipe, a device, and a file that is large and nearly all hole.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EIO, "it is no regular file", str(path))
+        if facts.st_size > MOST_RECORD_BYTES and facts.st_blocks * 512 < facts.st_size // 64:
+            raise OSError(errno.EIO, "it is large, and nearly all of it is a hole", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
+    """The content of a file, see `open_regular`; OSError where it has more than so many bytes."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EIO, f"it has more than {most:,} bytes", str(path))
+        return file.read()
 
 
 def is_stream(path: Path) -> bool:

@@ -277,6 +277,18 @@ class Incident(TypedDict):
     message: str
 
 
+class Signing(TypedDict):
+    """Whose key the receipt is signed with; None where it is unsigned."""
+
+    keyid: str | None
+
+
+class Program(TypedDict):
+    """The gpurun that opened the run."""
+
+    version: str
+
+
 class Predicate(TypedDict):
     """What is stated about a run. `prev` is the sha256 of the receipt before, `seq` the place in the chain."""
 
@@ -285,11 +297,11 @@ class Predicate(TypedDict):
     seq: int
     prev: str
     journal: Basis
-    signing: dict[str, str | None]
+    signing: Signing
     asked: Asked
     digests: Digests
     shipping: NotRequired[Shipping]
-    gpurun: dict[str, str]
+    gpurun: Program
     platform: Any
     instance: Machine | None
     timeline: Timeline

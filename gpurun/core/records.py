@@ -151,7 +151,7 @@ class Order(Frozen):
 
 
 class Address(Frozen):
-    """How to reach an instance: a folder on this machine, or a host over SSH."""
+    """How to reach an instance: a folder of this home (an older gpurun wrote its whole path), or a host over SSH."""
 
     kind: Literal["folder", "ssh"]
     folder: str = ""

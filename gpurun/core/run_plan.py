@@ -89,6 +89,8 @@ class Request(Frozen):
     overrides: tuple[str, ...] = ()
     gpu: GpuNeed | None = None
     max_cost_micros: Micros | None = None
+    cap_from: str = ""
+    """Where the cap was said: --max-cost, or the setting's place."""
     providers: tuple[str, ...] = ()
     data: str | None = None
     hours: float | None = None
@@ -288,6 +290,7 @@ class Plan(Frozen):
     processes: int
     chosen: Candidate
     cap_micros: Micros | None
+    cap_from: str = ""
     candidates: tuple[Candidate, ...]
     data: DataSummary
     bundle_sha256: str

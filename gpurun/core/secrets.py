@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 # What a program needs to run at all. Everything else, cloud keys first of all, stays with the parent.
 _PASSED_ON = (
@@ -56,3 +57,19 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a child process: an allow-list of this one, plus what is named."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {**kept, **(extra or {})}
+
+
+@contextmanager
+def only_for_children(*also: str) -> Iterator[None]:
+    """Make this process's own environment that of a child, while a library works that starts programs by itself.
+
+    `also` names variables that the library reads.
+    """
+    whole = dict(os.environ)
+    known = child_environment({name: whole[name] for name in also if name in whole})
+    os.environ.clear()
+    os.environ.update(known)
+    try:
+        yield
+    finally:
+        os.environ.update(whole)

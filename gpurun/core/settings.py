@@ -1,19 +1,20 @@
 """Defaults a person may set once: flag > environment > project file > user file > built in.
 
-The project file is `gpurun.toml` in the working folder, the user file `config.toml` in the home. Both hold the same
-flat keys. Every value is returned with the place it came from, so that `gpurun config show` can say it.
+The user file is `config.toml` in the home, and may set every key. The project file is `gpurun.toml` in the working
+folder, which may be a stranger's: it sets PROJECT_KEYS alone, and lowers a cap but never raises or gives one. Every
+value is returned with the place it came from, so that `gpurun config show` and the plan can say it.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.core.errors import SetupError, UsageError, did_you_mean
+from gpurun.core.installed_files import recipe_file
 from gpurun.core.money import parse_usd
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, read_regular
 
 DEFAULTS: Mapping[str, str] = {
     "recipe": "gpt2-124m",
@@ -23,6 +24,7 @@ DEFAULTS: Mapping[str, str] = {
     "on_interrupt": "ask",
     "uplink": "",
 }
+PROJECT_KEYS = ("recipe", "max_cost", "color")
 _CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
 
 
@@ -40,34 +42,40 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     A file that cannot be read is a SetupError.
     """
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
-    for path, label in (
-        (home.config, f"user file {home.config}"),
-        (project / "gpurun.toml", "project file gpurun.toml"),
-    ):
-        for key, value in _read(path).items():
-            found[key] = Setting(value, label)
+    found |= _read(home.config, "user file config.toml")
+    for key, setting in _read(project / "gpurun.toml", "project file gpurun.toml").items():
+        if key not in PROJECT_KEYS:
+            what = f"{key} stands in the project file gpurun.toml, which may set {', '.join(PROJECT_KEYS)} and no more."
+            raise UsageError("config.not_for_a_project", what, hint=f"Take it out, or set it in {home.config}.")
+        found[key] = _lower(found[key], setting) if key == "max_cost" else setting
     for key in DEFAULTS:
         variable = f"GPURUN_{key.upper()}"
         if environment.get(variable):
-            found[key] = Setting(environment[variable], f"environment {variable}")
-    for key, setting in found.items():
-        _check(key, setting)
+            found[key] = _checked(key, environment[variable], f"environment {variable}")
     return found
 
 
-def _check(key: str, setting: Setting) -> None:
-    """Refuse a value that no verb could take, where it was written and not where it is used."""
-    place = f"{key} in the {setting.source}"
-    if key == "max_cost" and setting.value:
-        parse_usd(setting.value, name=place, example="max_cost = 25")
-    if key == "uplink" and setting.value and not _is_line(setting.value):
-        what = f"{place} is {setting.value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
+def _lower(own: Setting, of_project: Setting) -> Setting:
+    """The smaller of two caps; none where the user has none, since a stranger's folder has no money to spend."""
+    if not own.value:
+        return Setting("", f"built in; the {of_project.source} can only lower a cap of yours")
+    return min(of_project, own, key=lambda one: parse_usd(one.value))
+
+
+def _checked(key: str, value: str, source: str) -> Setting:
+    """A setting; one that no verb could take is refused where it was written and not where it is used."""
+    place = f"{key} in the {source}"
+    if key == "max_cost" and value:
+        parse_usd(value, name=place, example="max_cost = 25")
+    if key == "uplink" and value and not _is_line(value):
+        what = f"{place} is {value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
         raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
                          "earlier uploads have shown.")  # fmt: skip
     choices = _CHOICES.get(key, ())
-    if choices and setting.value not in choices:
-        what = f"{place} is {setting.value!r}, which is not one of {', '.join(choices)}."
+    if choices and value not in choices:
+        what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
         raise UsageError(f"usage.{key}", what, hint="Leave it out, or choose one of the three.")
+    return Setting(value, source)
 
 
 def _is_line(text: str) -> bool:
@@ -78,16 +86,16 @@ def _is_line(text: str) -> bool:
         return False
 
 
-def _read(path: Path) -> dict[str, str]:
-    """One file's keys as text; a file that is not there has none."""
+def _read(path: Path, source: str) -> dict[str, Setting]:
+    """One file's settings, each checked; a file that is not there has none."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table = recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:
         hint = "Make it a file that you can read, or move it away. Another home: --home DIR or GPURUN_HOME."
         raise SetupError("config.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
-    except ValueError as error:  # No TOML, no UTF-8, or a number of more digits than Python reads.
+    except ValueError as error:
         raise UsageError(
             "config.malformed",
             f"{path} is not valid TOML: {error}.",
@@ -97,4 +105,5 @@ def _read(path: Path) -> dict[str, str]:
         if key not in DEFAULTS:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
             raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
-    return {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
+    texts = {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
+    return {key: _checked(key, text, source) for key, text in texts.items()}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
 from gpurun.core.clock import Clock
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, read_regular
 
 What = Literal["stage", "setup", "ship", "collect"]
 PERIOD_S = 1.0
@@ -81,7 +81,7 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
 def read_moving(folder: RunFolder, now_wall: float) -> Moving | None:
     """The transfer that goes on in a run, if there is one."""
     try:
-        told = Moving(**json.loads(folder.moving.read_bytes()))
+        told = Moving(**json.loads(read_regular(folder.moving)))
         is_fresh = abs(now_wall - told.wall) < STALE_S and told.total > 0
     except (OSError, ValueError, TypeError):
         return None

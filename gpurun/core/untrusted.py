@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.paths import open_regular
+
 LINE_CHARS = 400
 TEXT_CHARS = 4_000
 LINE_BYTES = 64 << 10
@@ -104,7 +106,7 @@ def lines_of(path: Path) -> Iterator[str]:
     """The lines of a file that may be huge or hostile: the beginning of each, whatever its bytes; none if no file."""
     if not path.is_file():
         return
-    with path.open("rb") as content:
+    with open_regular(path) as content:
         inside = False
         while part := content.readline(LINE_BYTES):
             if not inside:

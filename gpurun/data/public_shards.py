@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shlex
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import recipe_file as recipe_files
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary, PublicFile
@@ -77,6 +77,9 @@ def downloaded_by_the_machine(
         raise UsageError("data.no_public_shards", what, hint=hint)
     shards["train"] = _enough(shards["train"], train["steps"] * train["batch_tokens"])
     files = [*shards["train"], *shards["val"]]
+    if len({one.sha256 for one in files}) < len(files):
+        what = f"Two shards of {data} hold the same tokens: what is trained on twice, or held out too, tells nothing."
+        raise UsageError("data.same_shard", what, hint="Take another set, or another revision of it.")
     _demand_kind(files[-1])
     tokenizer = tokenizers.load_gpt2(say)
     entries = {split: [_entry(one) for one in some] for split, some in shards.items()}
@@ -198,7 +201,7 @@ def _asked(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes,
 def _listed_set(path: Path) -> _Set:
     """The shards of a list: tables `train` and `val` of `url`, `bytes` and `sha256`."""
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        told = recipe_files.parse_toml(path.read_text(encoding="utf-8"))
         listed = [{**one, "name": PurePosixPath(urlsplit(one["url"]).path).name} for one in told["train"] + told["val"]]
         files = TypeAdapter(tuple[PublicFile, ...]).validate_python(listed)
         wrong = [one.url for one in files if not one.url.startswith("https://") or not _SHA256.fullmatch(one.sha256)]

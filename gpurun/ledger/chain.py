@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
-from gpurun.core.paths import Home, fsync_folder
+from gpurun.core.paths import Home, fsync_folder, read_regular
 from gpurun.core.records import Frozen, canonical
 from gpurun.ledger.fsync import append_durably, unwritable
 
@@ -59,7 +59,7 @@ class Chain:
 
 def read_chain(path: Path) -> Chain:
     """Read a chain; one that is not there has no links."""
-    *lines, rest = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    *lines, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:
         # Zeros that a power cut left, as in a journal: that link was never written, and its run takes the place again.
         rest = lines.pop() + b"\n"

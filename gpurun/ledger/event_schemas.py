@@ -75,8 +75,16 @@ class _Stop(Frozen):
     by: str
 
 
+class _File(Frozen):
+    name: str
+    bytes: int
+    sha256: str
+    kind: str
+    step: int
+
+
 class _Brought(Frozen):
-    files: list[Json]
+    files: list[_File]
     missing: list[str]
     latest: Any
     best: Any

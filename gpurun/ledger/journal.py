@@ -19,7 +19,7 @@ from gpurun.core.clock import Clock, boot_id
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, VerificationFailed
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import fsync_folder, make_private
+from gpurun.core.paths import fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
 from gpurun.ledger.event_schemas import lacks
 from gpurun.ledger.fsync import append_durably, require_durable, unwritable
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 GENESIS = "0" * 64
+_PROSE = ("message", "hint", "reason")
 
 
 class JournalDamaged(VerificationFailed):
@@ -76,7 +77,7 @@ class Reading:
 def read_journal(path: Path) -> Reading:
     """Read everything up to a torn line or a break; a journal that is not there has no records."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         content = b""
     except OSError as error:
@@ -178,7 +179,7 @@ class Journal:
             "mono": round(self._clock.monotonic(), 6),
             "boot_id": self._boot_id,
             "event": str(event),
-            "data": _storable(data),
+            "data": _storable(_without(f"{self._path.parents[2]}/", data)),
         }
         if event is Event.RUN_CLOSED:
             fields["data"]["seal"] = seal_of(fields)
@@ -189,6 +190,12 @@ class Journal:
         self._records.append(record)
         crashpoint(f"after {event}")
         return record
+
+
+def _without(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with paths of the home told from there: a receipt is shown to others, and a home may be moved."""
+    prose = {key: text.replace(home, "") for key in _PROSE if isinstance(text := data.get(key), str)}
+    return {**data, **prose}
 
 
 def _storable(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.receipt_record import UNKNOWN, Digested, SampleTold
 from gpurun.core.trainer_events import Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, plain_text
@@ -86,7 +86,7 @@ def digest_file(path: Path) -> Digested:
     """A file's length and sha256; both unknown when it is not there."""
     if not path.is_file():
         return {"bytes": None, "sha256": UNKNOWN}
-    with path.open("rb") as content:
+    with open_regular(path) as content:
         return {"sha256": hashlib.file_digest(content, "sha256").hexdigest(), "bytes": content.tell()}
 
 

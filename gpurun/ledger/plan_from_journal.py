@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gpurun.core.errors import VerificationFailed
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Plan
 
@@ -27,7 +27,7 @@ _PRICED = ("provider", "rate_micros_per_hour", "billing_unit_s")
 
 def read_plan(folder: RunFolder) -> Plan:
     """The plan that was agreed to, with its shards where they lie now; OSError or ValidationError where it is none."""
-    plan = Plan.from_json(folder.plan.read_bytes())
+    plan = Plan.from_json(read_regular(folder.plan))
     places = {key: folder.now_at(getattr(plan.data, key)) for key in ("folder", "beside")}
     return plan.model_copy(update={"data": plan.data.model_copy(update=places)})
 

@@ -13,6 +13,7 @@ from typing import Any
 from gpurun.core.clock import SystemClock, ticks, utc
 from gpurun.core.errors import RunHeld, SetupError
 from gpurun.core.filelock import open_lock, taken
+from gpurun.core.paths import open_regular
 
 # A reader who asks who holds the lock takes it for an instant; an owner waits that instant out.
 _READERS_PASS_S = 0.2
@@ -86,13 +87,11 @@ class RunLock:
 def holder_of(path: Path) -> str | None:
     """Who holds a lock, in words, or None when nobody does. Needs no lock and leaves none behind."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):  # What is another user's is not seen to be held.
+        lock = open_regular(path)
+    except OSError:  # What is another user's, or no lock at all, is not seen to be held.
         return None
-    try:
-        return None if taken(descriptor, shared=True) else _words(os.pread(descriptor, 4096, 0))
-    finally:
-        os.close(descriptor)
+    with lock:
+        return None if taken(lock.fileno(), shared=True) else _words(os.pread(lock.fileno(), 4096, 0))
 
 
 def _words(content: bytes) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.journal_records import Event, Phase, Record, RunState
-from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, write_atomic
+from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Candidate, Plan, Request
 from gpurun.ledger.chain import has_receipt
 from gpurun.ledger.journal import read_journal
@@ -104,7 +104,7 @@ def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
 def asked_for(folder: RunFolder, token: str) -> bool:
     """Whether a run's journal, damaged or not, has a token anywhere: two homes may have runs of one name."""
     try:
-        return token.encode() in folder.journal.read_bytes()
+        return token.encode() in read_regular(folder.journal)
     except FileNotFoundError:
         return False
 
@@ -141,6 +141,15 @@ def usual_run(home: Home) -> tuple[str, str]:
         return every[-1], "the last run"
     hint = "gpurun train --dry-run makes one, free; for those of another home add --home DIR, as it was started."
     raise UsageError("run.none", f"There is no run in {home.root} yet.", hint=hint)
+
+
+def left_alone(home: Home) -> str | None:
+    """The one unfinished run that nobody drives; None where there is none, a UsageError where there are several."""
+    names = [sight.folder.name for sight in unfinished_runs(home)]
+    if len(names) > 1:
+        hint = f"Name one: gpurun resume {names[0]}."
+        raise UsageError("run.several", f"{len(names)} runs are unfinished: {', '.join(names[:5])}.", hint=hint)
+    return names[0] if names else None
 
 
 def demand_free(home: Home, name: str) -> None:

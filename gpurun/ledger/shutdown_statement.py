@@ -15,7 +15,7 @@ from typing import Any
 from gpurun.core.clock import utc
 from gpurun.core.errors import VerificationFailed
 from gpurun.core.money import Micros, cost_of
-from gpurun.core.paths import Home, RunFolder, write_atomic
+from gpurun.core.paths import Home, RunFolder, read_regular, write_atomic
 from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import plain_line
@@ -119,7 +119,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
     """
     path = folder.path / NAME
     try:
-        envelope = json.loads(path.read_bytes())
+        envelope = json.loads(read_regular(path))
         statement = json.loads(payload_of(envelope))
         predicate, subject = statement["predicate"], statement["subject"]
         if statement["predicateType"] != SHUTDOWN_TYPE or not _is_shown(predicate):

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from gpurun.core.paths import fsync_folder, make_private, write_atomic
+from gpurun.core.paths import fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.receipt_record import Signature
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -93,7 +93,7 @@ def load_signer(keys: Path) -> Signer | None:
     try:
         if not path.exists() and not (keys / PUBLIC_NAME).exists():
             _make_key(keys)
-        private = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        private = serialization.load_pem_private_key(read_regular(path), password=None)
         if not isinstance(private, Ed25519PrivateKey):
             return None
         if not (keys / PUBLIC_NAME).exists():
@@ -150,7 +150,7 @@ def public_keys(keys: Path) -> dict[str, Ed25519PublicKey]:
     found: dict[str, Ed25519PublicKey] = {}
     for path in sorted(keys.glob("*.pub")):
         try:
-            found.update(parse_public_key(path.read_bytes()))
+            found.update(parse_public_key(read_regular(path)))
         except (OSError, ValueError):
             continue
     return found

@@ -14,7 +14,7 @@ from typing import Any
 from gpurun.core.clock import utc
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, left_of, total
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import (
     UNKNOWN,
     Asked,
@@ -230,7 +230,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence) -
 def _plan_of(folder: RunFolder) -> dict[str, Any]:
     """The plan as data; one that is lost or broken says nothing, and its digest in the journal says that it is."""
     try:
-        plan = json.loads(folder.plan.read_bytes())
+        plan = json.loads(read_regular(folder.plan))
     except (OSError, ValueError):
         return {}
     return plan if isinstance(plan, dict) else {}

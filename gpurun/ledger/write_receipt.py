@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
-from gpurun.core.paths import Home, RunFolder, write_atomic
+from gpurun.core.paths import Home, RunFolder, read_regular, write_atomic
 from gpurun.core.receipt_record import Receipt, Statement
 from gpurun.core.records import canonical
 from gpurun.ledger.chain import Link, append_link, locked, read_chain
@@ -60,7 +60,7 @@ def write_receipt(home: Home, folder: RunFolder) -> Written:
 
 def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> Written:
     """See to it that the receipt that the chain names is on disk."""
-    content = folder.receipt.read_bytes() if folder.receipt.exists() else b""
+    content = read_regular(folder.receipt) if folder.receipt.exists() else b""
     if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
         content = receipt_bytes(folder, link.seq, link.prev, signer)
         if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
@@ -107,7 +107,7 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
     cannot be read.
     """
     try:
-        content = folder.receipt.read_bytes()
+        content = read_regular(folder.receipt)
     except FileNotFoundError:
         raise UsageError(
             "receipt.none",

@@ -62,7 +62,8 @@ class Reach:
 
     def _to(self, address: Address, instance: Instance) -> FarSide:
         if address.kind == "folder":
-            return FarSide(LocalMachine(Path(address.folder), token=instance.token), python=sys.executable)
+            place = self._folder.home / address.folder
+            return FarSide(LocalMachine(place, token=instance.token), python=sys.executable)
         box = self._plan.box
         deadline_wall = instance.deadline_wall
         left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()

@@ -135,7 +135,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     not ended, and MayBeBilling names it. Unknown, SetupError or MayBeBilling; what can be seen is ended before either.
     """
     traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
-    home_id = _id_of(Home(folder.path.parent.parent))
+    home_id = _id_of(Home(folder.home))
     for turn in range(traits.death_reads):
         clock.sleep(traits.death_spread_s / max(1, traits.death_reads - 1) if turn else 0.0)
         try:

@@ -123,8 +123,8 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
         return
     with _log_of(folder) as log:
         command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(home.root), folder.name]
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+        child = subprocess.Popen(  # It asks the clouds, so it has the keys and whatever else leads to them.
+            command, env=os.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
     for _ in ticks(clock, 0.02, START_LIMIT_S):
         if holder_of(folder.lock) is not None or child.poll() is not None:

@@ -201,6 +201,7 @@ def build_plan(
         # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,
+        cap_from=request.cap_from,
         candidates=offered,
         data=data,
         bundle_sha256="",

@@ -22,7 +22,7 @@ from gpurun.core.errors import GpurunError, UsageError, VerificationFailed
 from gpurun.core.installed_files import page
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros
-from gpurun.core.paths import Home, make_private, write_atomic
+from gpurun.core.paths import Home, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.data.source_names import HUB
 from gpurun.ledger.chain import read_chain
@@ -140,7 +140,7 @@ def others_from(earlier: Earlier, home: Home) -> Iterator[str]:
     """What the plan says of other runs that went on from the same one: their steps would be paid for twice."""
     for name in planned_runs(home):
         try:
-            if earlier.run.encode() not in home.run(name).plan.read_bytes():
+            if earlier.run.encode() not in read_regular(home.run(name).plan):
                 continue  # Of ten thousand plans few are taken apart.
             before = read_plan(home.run(name)).continues
             sight = look(home, name) if before and before.run == earlier.run else None

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, read_regular
 from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Request, Uplink
 from gpurun.planning.catalog import card_of
@@ -185,7 +185,7 @@ def load_priors(home: Home) -> tuple[Priors, str]:
     try:
         if home.priors.stat().st_size > _MOST_BYTES:
             return Priors(), _damaged(home, f"it has more than {_MOST_BYTES >> 20} MiB")
-        return Priors.from_json(home.priors.read_bytes()), ""
+        return Priors.from_json(read_regular(home.priors)), ""
     except FileNotFoundError:
         return Priors(), ""
     except OSError as error:

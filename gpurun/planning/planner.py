@@ -19,6 +19,7 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
+from gpurun.core.secrets import child_environment
 from gpurun.data.source_names import public_shards
 from gpurun.ledger.chain import has_receipt
 from gpurun.planning.candidates import quote
@@ -213,7 +214,9 @@ def _processes(request: Request) -> int | None:
 def _has_cuda() -> bool:
     """Whether an NVIDIA driver answers; torch is the trainer's to import, not ours."""
     tool = shutil.which("nvidia-smi")
-    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+    if tool is None:
+        return False
+    return subprocess.run([tool, "-L"], env=child_environment(), capture_output=True, check=False).returncode == 0
 
 
 def _need_software(here: ResolvedRecipe) -> None:

@@ -6,7 +6,6 @@ a sentence that names the file, the key and the nearest right word.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.installed_files import bundle_root, page, recipe_file
 from gpurun.core.installed_files import recipe as schema
+from gpurun.core.paths import read_regular
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Earlier
 from gpurun.planning.catalog import parse_gpu
@@ -182,14 +182,14 @@ def _refusal(error: schema.RecipeError, where: str) -> UsageError:
 def _read(path: Path) -> dict[str, Any]:
     """A TOML file's tables; what cannot be read or parsed is a UsageError with the place in it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(
             "recipe.unreadable",
             f"The recipe {path} cannot be read: {error.strerror}.",
             hint="Check the path; `gpurun recipes list` names the bundled ones.",
         ) from None
-    except ValueError as error:  # No TOML, no UTF-8, or a number of more digits than Python reads.
+    except ValueError as error:
         raise UsageError(
             "recipe.malformed", f"{path} is not valid TOML: {error}.", hint="Mend the line that it names."
         ) from None

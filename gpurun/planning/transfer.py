@@ -14,7 +14,7 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
-from gpurun.core.run_plan import DataSummary, Request, Uplink
+from gpurun.core.run_plan import DataSummary, Plan, Request, Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN, public_shards
 from gpurun.planning.catalog import terms_of
@@ -34,6 +34,7 @@ CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
+SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
 EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
 
 
@@ -97,6 +98,19 @@ def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 
 def early_bytes(provider: str, parameters: int) -> int | None:
     """How much may come home before the end, as the plan has paid for it; None where the provider charges nothing."""
     return EARLY_CHECKPOINTS * CHECKPOINT_BYTES * parameters if terms_of(provider).egress_per_gb else None
+
+
+def most_bytes(plan: Plan, kind: str) -> int | None:
+    """The most that one file of a kind can weigh of the planned model, twice over; None where the plan has no model."""
+    if not plan.parameters:
+        return None
+    tokens = int(plan.resolved.get("sample", {}).get("tokens", 0))
+    return {
+        "weights": SLACK_BYTES + 2 * 4 * plan.parameters,
+        "optimizer": SLACK_BYTES + 2 * 8 * plan.parameters,
+        "sample": SAMPLE_BYTES + 256 * tokens,
+        "compile_cache": COMPILE_CACHE_BYTES,
+    }.get(kind, SLACK_BYTES)
 
 
 def save_s(parameters: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gpurun.core.errors import GpurunError
-from gpurun.core.paths import Home, RunFolder
+from gpurun.core.paths import Home, RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Signature
 from gpurun.core.records import Frozen
 from gpurun.core.run_plan import Plan, Request
@@ -53,7 +53,7 @@ class VerifiedRun:
         """Whether a file at home is still what came home then; all of it is read."""
         digest = hashlib.sha256()
         try:
-            with (self.folder.artifacts / str(file["name"])).open("rb") as content:
+            with open_regular(self.folder.artifacts / str(file["name"])) as content:
                 while block := content.read(_BLOCK_BYTES):
                     digest.update(block)
         except OSError:
@@ -84,7 +84,7 @@ def verified_run(home: Home, chain: Chain, name: str) -> VerifiedRun | None:
 def _content(path: Path, sha256: str) -> bytes | None:
     """A file's bytes, if they have the digest."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError:
         return None
     return content if hashlib.sha256(content).hexdigest() == sha256 else None

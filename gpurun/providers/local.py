@@ -75,13 +75,12 @@ class LocalProvider:
         folder = self._of(order.token)
         make_private(self._folder)
         crashpoint("before local.create")
-        environment = child_environment({MARK: order.token, "PYTHONPATH": str(Path(__file__).parents[2])})
         command = [sys.executable, "-m", "gpurun.providers.local_guard", str(folder), order.token, order.run]
         try:
             with open(self._folder / f"{order.token}.log", "ab") as log:
                 guard = subprocess.Popen(
                     [*command, repr(order.deadline_wall)],
-                    env=environment,
+                    env=child_environment({MARK: order.token, "PYTHONPATH": str(Path(__file__).parents[2])}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -122,7 +121,7 @@ class LocalProvider:
             token=instance_id,
             run=str(facts.get("run", "")),
             state=state,
-            address=Address(kind="folder", folder=str(folder / "machine")) if facts else None,
+            address=Address(kind="folder", folder=f"{self._folder.name}/{instance_id}/machine") if facts else None,
             rate_micros_per_hour=usd(0),
             created_wall=facts.get("created_wall"),
             deadline_wall=facts.get("deadline_wall"),

@@ -11,6 +11,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+from gpurun.core.secrets import child_environment
+
 MARK = "GPURUN_INSTANCE"
 
 
@@ -20,7 +22,8 @@ def processes_of(token: str) -> list[int]:
     proc = Path("/proc")
     if (proc / "self" / "environ").exists():
         return [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _bears(proc / str(pid), mark)]
-    listing = subprocess.run(["ps", "axeww", "-o", "pid=,command="], capture_output=True, check=True).stdout
+    command = ["ps", "axeww", "-o", "pid=,command="]
+    listing = subprocess.run(command, env=child_environment(), capture_output=True, check=True).stdout
     lines = (line.split(None, 1) for line in listing.splitlines() if mark in line.split())
     return [int(line[0]) for line in lines if int(line[0]) != os.getpid()]
 

@@ -1,6 +1,7 @@
 """What is shipped: a tar stream that is the same for the same files, made in one pass, and never holding a secret.
 
-`survey` looks at every file first; what may not leave this machine is listed by name and nothing is packed. The stream
+`survey` looks at every file first: its name, its kind, and in a small text for what has the form of a key. What may not
+leave this machine is listed by name and nothing is packed. The stream
 then carries each file with its digest in a trailing manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
 """
 
@@ -13,7 +14,7 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import Path
@@ -47,9 +48,19 @@ _SECRET = (
     *("service[-_]account*.json", "*[-_]service[-_]account.json", "application_default_credentials*", ".terraformrc"),
     *("token", "token.txt", "token.json", "*.token", "*[-_]token", "*[-_]token.txt", "*[-_]token.json", ".token*"),
     *("*api[-_]key", "*api[-_]key.*", "*apikey", "*apikey.*", "password", "password.txt", "passwords.txt", "*.secret"),
+    *(".*_history", ".history", ".histfile", "fish_history", ".lesshst", ".viminfo", "*.tfvars", "*.tfvars.json"),
+    *("rclone.conf", "*.p8"),
     *("secret", "secrets", "secret.*", "secrets.json", "secrets.toml", "secrets.y*ml", "secrets.txt", "secrets.ini"),
 )
 _SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
+_MOST_TEXT_BYTES = 1 << 20
+_SECRET_TEXTS = {
+    "a private key": re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"),
+    "a key of AWS": re.compile(rb"\bAKIA[0-9A-Z]{16}\b"),
+    "a token of Hugging Face": re.compile(rb"\bhf_[A-Za-z0-9]{30,}"),
+    "a key of RunPod": re.compile(rb"\brpa_\w{30,}"),
+    "an API key (sk-)": re.compile(rb"\bsk-[\w-]{20,}"),
+}
 
 
 @dataclass(frozen=True)
@@ -107,15 +118,14 @@ class Survey:
             return
         first, more = self.refusals[0], len(self.refusals) - 1
         others = f" ({more} more: gpurun pack --dry-run lists them)" if more else ""
-        raise UsageError(
-            first.code,
-            f"{first.path} is not shipped: {first.reason}{others}.",
-            hint="Move it out of the folder, or point --data at a folder that holds only data.",
-        )
+        hint = "Move it out of the folder, or point --data at a folder that holds only data."
+        if first.code == "pack.secret":
+            hint += " If it is no key: gpurun pack --allow-secret FILE."
+        raise UsageError(first.code, f"{first.path} is not shipped: {first.reason}{others}.", hint=hint)
 
 
-def survey(sources: Sources) -> Survey:
-    """List what would be packed.
+def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
+    """List what would be packed; `allowed` are whole paths that may have the name or the content of a secret.
 
     Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (taken with all below it) or bytes. A
     source may itself be reached through a link; below it links are never followed. Caches and version control are left
@@ -127,7 +137,7 @@ def survey(sources: Sources) -> Survey:
         if isinstance(source, bytes):
             files.append(PackedFile(name, len(source), source))
         else:
-            _look(name, str(source.resolve()), files, refusals)
+            _look(name, str(source.resolve()), allowed, files, refusals)
     if len(files) > MOST_FILES:
         raise UsageError(
             "pack.too_many",
@@ -138,29 +148,32 @@ def survey(sources: Sources) -> Survey:
     return Survey(tuple(ordered), tuple(sorted(refusals, key=lambda refusal: refusal.path)))
 
 
-def _look(name: str, path: str, files: list[PackedFile], refusals: list[Refused]) -> None:
+def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[Refused]) -> None:
     """Take one path, and all below it, into the survey."""
     try:
-        reason, facts = _against(os.path.basename(path)), os.lstat(path)
+        reason, facts = _against(os.path.basename(path), path in allowed), os.lstat(path)
         if reason is None and stat.S_ISDIR(facts.st_mode):
             for below in sorted(os.listdir(path)):
                 if below not in _LEFT_OUT:
-                    _look(f"{name}/{below}", os.path.join(path, below), files, refusals)
+                    _look(f"{name}/{below}", os.path.join(path, below), allowed, files, refusals)
             return
         reason = reason or _against_kind(facts.st_mode)
         if reason is None and not os.access(path, os.R_OK):
             reason = ("pack.unreadable", "it cannot be read")
+        file = PackedFile(name, facts.st_size, path, _stamp(facts))
+        if reason is None and path not in allowed:
+            reason = _against_content(file)
     except OSError as error:
         reason = ("pack.unreadable", (error.strerror or str(error)).lower())
     if reason is not None:
         refusals.append(Refused(path.encode("utf-8", "replace").decode(), reason[1], reason[0]))
     else:
-        files.append(PackedFile(name, facts.st_size, path, _stamp(facts)))
+        files.append(file)
 
 
-def _against(name: str) -> tuple[str, str] | None:
+def _against(name: str, is_allowed: bool) -> tuple[str, str] | None:
     """What a name has against it: code and reason."""
-    if _SECRET_NAME.match(name.lower()):
+    if _SECRET_NAME.match(name.lower()) and not is_allowed:
         return "pack.secret", "its name says that it holds a key or password"
     if not name.isprintable() or "\\" in name:
         return "pack.name", "its name has characters that other systems cannot hold"
@@ -173,6 +186,16 @@ def _against_kind(mode: int) -> tuple[str, str] | None:
         return "pack.link", "it is a symbolic link, and links are never followed"
     if not stat.S_ISREG(mode):
         return "pack.device", "it is a device, pipe or socket"
+    return None
+
+
+def _against_content(file: PackedFile) -> tuple[str, str] | None:
+    """What a small text has against it; what has a zero byte is no text."""
+    content = content_at(file, 0, file.bytes) if file.bytes <= _MOST_TEXT_BYTES else b""
+    if b"\0" not in content:
+        for what, form in _SECRET_TEXTS.items():
+            if form.search(content):
+                return "pack.secret", f"it holds what looks like {what}"
     return None
 
 

@@ -29,6 +29,7 @@ PARTIAL_FOLDER = ".partial"
 TICK_S = 0.05
 SYNC_S = 0.5
 MOST_FRUITLESS = 3
+LEFT_FREE_BYTES = 10 * 10**9
 _REFETCHES = 3
 _PULL_S = 300.0
 
@@ -75,7 +76,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
             if holds(target, wanted):  # The one that was waited for has brought it.
                 partial.remove()
                 return target
-            _fill(partial, wanted, pulls, free=lambda: shutil.disk_usage(into).free)
+            _fill(partial, wanted, pulls, room=lambda: _room_in(into))
             partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
@@ -102,12 +103,18 @@ def noted_bytes(into: Path, sha256: str) -> int:
         return 0
 
 
-def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], free: Callable[[], int]) -> None:
+def _room_in(folder: Path) -> int:
+    """How much may come: a full disk stops more than a download, so a twentieth of it, at most 10 GB, stays free."""
+    usage = shutil.disk_usage(folder)
+    return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
+
+
+def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
     """Complete the partial file, or raise CollectFailed with nothing wrong left in it."""
     for _ in range(1 + _REFETCHES):
         before = -1
         while (have := partial.have_bytes) < wanted.size_bytes and have > before:
-            if wanted.size_bytes - have > free():
+            if wanted.size_bytes - have > room():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             before = have
             Fetching(partial, wanted, pulls).run()
@@ -226,7 +233,8 @@ def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> StoreFull:
         return StoreFull(
             "collect.disk_full",
             f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
-            hint="Free some space: it goes on by itself where it stopped. The lease keeps counting.",
+            hint="Free some space: it goes on by itself where it stopped, and leaves a twentieth of the disk (at most "
+            "10 GB) free. The lease keeps counting.",
         )
     return StoreFull(
         "collect.cannot_store",

@@ -14,6 +14,7 @@ MOST_MANIFEST_BYTES = 8 << 20
 MOST_MANIFEST_FILES = 10_000
 # Whether there is room for it is seen file by file: one may fit where all do not.
 MOST_ANNOUNCED_BYTES = 1 << 50
+MOST_CHECKPOINTS = 16  # The trainer keeps three.
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Wall = Annotated[float, Field(ge=0, le=1e12)]
@@ -285,6 +286,8 @@ def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
         taken.add(folded)
     if any(name.partition("/")[0] in taken for name in taken if "/" in name):
         raise FarRefusal("bad_manifest", "The instance's manifest has a name that is a file and a folder.")
+    if len({file.step for file in manifest.files if file.kind in ("weights", "optimizer", "state")}) > MOST_CHECKPOINTS:
+        raise FarRefusal("bad_manifest", f"The instance's manifest has more than {MOST_CHECKPOINTS} checkpoints.")
     if manifest.total_bytes > most_bytes:
         raise FarRefusal(
             "bad_manifest",

@@ -138,9 +138,8 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     """The worst case as a sum that can be checked: billed lease at the exact rate, and whatever the plan adds to it."""
     offer, lease = plan.offer, plan.lease
     if not plan.worst_micros:
-        cap = [f"cap {format_usd(plan.cap_micros)}"] if plan.cap_micros is not None else []
         free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
-        return [("Cost", [Span("$0.00", "money"), free, *cap])]
+        return [("Cost", [Span("$0.00", "money"), free, *_cap(plan)])]
     longest = lease.total_s + lease.kill_allowance_s
     billed = billed_seconds(longest, offer.billing_unit_s)
     unit = " (by the minute)" if billed > longest else ""
@@ -150,11 +149,16 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     worst: list[Cell] = [Span(f"{format_usd(plan.worst_micros)} = {total}{added}", "money")]
     if plan.cap_micros is not None:
         left = left_of(plan.cap_micros, plan.worst_micros)
-        worst += [
-            f"cap {format_usd(plan.cap_micros)}",
-            Span(f"left {format_left(left)}", "good" if left >= 0 else "bad"),
-        ]
+        worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
+
+
+def _cap(plan: Plan) -> list[Cell]:
+    """The cap, with its place where it was not typed: a folder's file may have lowered it."""
+    if plan.cap_micros is None:
+        return []
+    place = f" ({plan.cap_from})" if plan.cap_from not in ("", "--max-cost") else ""
+    return [f"cap {format_usd(plan.cap_micros)}{place}"]
 
 
 def _part(plan: Plan) -> list[Cell]:

@@ -22,7 +22,8 @@ TINY = ("--set", "model.layers=1", "--set", "model.heads=1", "--set", "model.wid
 
 
 def test_a_rental_under_its_cap_without_a_bucket_or_an_upload_of_shards(tmp_path: Path) -> None:
-    shards = {f"finewebedu_{name}.bin": shard(bytes(range(250)) * 20) for name in ("train_000001", "val_000000")}
+    tokens = bytes(range(250)) * 20
+    shards = {"finewebedu_train_000001.bin": shard(tokens), "finewebedu_val_000000.bin": shard(tokens[1:])}
     with HubEmulator(shards) as hub, runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         done = user.types(
             "train", "gpt2-124m", "--gpu", "1xA100", "--max-cost", "25", "--provider", "runpod", "--accept-cpu",

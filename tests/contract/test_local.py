@@ -81,7 +81,7 @@ def test_local_calls_gone_what_was_never_made(provider: Provider) -> None:
 def test_a_second_guard_of_the_same_instance_leaves_it_to_the_first(provider: Provider, tmp_path: Path) -> None:
     created = provider.create(order(provider))
     assert created.address is not None
-    folder = Path(created.address.folder).parent
+    folder = (tmp_path / created.address.folder).parent
     facts = (folder / local_guard.INSTANCE_FILE).read_bytes()
     local_guard.main(folder, created.token, "another", CLOCK.wall() + 1e6, CLOCK)
     assert (folder / local_guard.INSTANCE_FILE).read_bytes() == facts

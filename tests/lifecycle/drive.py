@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from gpurun.core.clock import SystemClock
@@ -17,10 +18,10 @@ from gpurun.remote.local_machine import LocalMachine
 TINY = Path(__file__).parents[1] / "emulators" / "tiny"
 
 
-def reach(instance: Instance) -> FarSide:
+def reach(home: Home, instance: Instance) -> FarSide:
     assert instance.address is not None
-    machine = LocalMachine(Path(instance.address.folder), token=instance.token)
-    return FarSide(machine, python=str(tiny_python(Path(instance.address.folder).parents[2])))
+    machine = LocalMachine(home.root / instance.address.folder, token=instance.token)
+    return FarSide(machine, python=str(tiny_python(home.root)))
 
 
 def tiny_python(home: Path) -> Path:
@@ -37,7 +38,7 @@ def tiny_python(home: Path) -> Path:
 def drive(home: Home, run: str) -> int:
     """Drive the run to its end; the code with which a process of it would end."""
     try:
-        return int(supervise(home, run, SystemClock(), reach=reach, trainer=TINY / "trainer"))
+        return int(supervise(home, run, SystemClock(), reach=partial(reach, home), trainer=TINY / "trainer"))
     except GpurunError as error:
         print(f"{error.code}: {error.what}", file=sys.stderr)
         return int(error.exit_code)

@@ -210,7 +210,7 @@ def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def usage(_: object) -> SimpleNamespace:
         taken = sum(path.stat().st_size for path in world.folder.artifacts.rglob("*") if path.is_file())
-        return SimpleNamespace(free=disk["bytes"] - taken)
+        return SimpleNamespace(total=0, free=disk["bytes"] - taken)
 
     monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     return disk
@@ -381,6 +381,22 @@ def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None
     assert world.drive() is ExitCode.DONE
     assert set(asked) == {MOST_ANNOUNCED_BYTES}
     assert MOST_ANNOUNCED_BYTES < 2**60
+
+
+def test_what_is_larger_than_the_planned_model_can_make_it_stays_there_and_the_rest_comes(world: World) -> None:
+    """300 MB "of text" came from a hostile machine of a model of half a megabyte."""
+    large = {"name": "samples/000040-0.txt", "bytes": 300 << 20, "sha256": "0" * 64, "kind": "sample", "step": 40}
+    names, manifest = fetched(world), world.far.manifest
+
+    def with_it(most: int) -> Manifest:
+        listed = manifest(most)
+        return listed.model_copy(update={"files": (*listed.files, ManifestFile.model_validate(large))})
+
+    world.far.manifest = with_it  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.COLLECT_FAILED
+    assert names == [LATEST, OPTIMIZER, BEST]
+    assert collected(world)["missing"] == [large["name"]]
+    assert kept(world)
 
 
 # A file that somebody else has open

@@ -110,7 +110,7 @@ def test_of_all_files_those_that_fit_come_home(
 
     def usage(_: object) -> SimpleNamespace:
         taken = sum(path.stat().st_size for path in folder.artifacts.rglob("*") if path.is_file())
-        return SimpleNamespace(free=2 * size_bytes + size_bytes // 2 - taken)
+        return SimpleNamespace(total=0, free=2 * size_bytes + size_bytes // 2 - taken)
 
     monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     with pytest.raises(StoreFull, match="no room for checkpoints/000010"):

@@ -7,6 +7,7 @@ How often a run looks at a machine depends on the machine: of the looks between 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.signing import payload_of
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.processes import processes_of
 from tests.lifecycle.tiny_runs import drive, make_run, trainer_events
@@ -53,6 +55,9 @@ def check_promises(home: Home, folder: RunFolder) -> None:
     assert LocalProvider(home, SystemClock()).find(None) == [], "P3: no instance is left"
     assert events.count(Event.DEATH_PROVEN) == 1, "P4: death is proven, once"
     assert events[-1] is Event.RUN_CLOSED
+    shown = folder.journal.read_bytes() + payload_of(json.loads(folder.receipt.read_bytes()))
+    places = [str(home.instances).encode(), str(home.runs).encode()]
+    assert not any(place in shown for place in places), "a receipt that is shown names no folder of this laptop"
     told = trainer_events(folder)
     assert [event["kind"] for event in told].count("start") == 1, "P9: one trainer, never started again"
     steps = [event["step"] for event in told if event["kind"] == "step"]

@@ -148,7 +148,7 @@ def test_what_was_replaced_makes_room_before_the_next_one_comes(
 
     def usage(_: object) -> SimpleNamespace:
         taken = sum(path.stat().st_size for path in folder.artifacts.rglob("*") if path.is_file())
-        return SimpleNamespace(free=2 * size_bytes + size_bytes // 2 - taken)
+        return SimpleNamespace(total=0, free=2 * size_bytes + size_bytes // 2 - taken)
 
     monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     for steps in ((10,), (10, 20), (20, 30), (30, 40)):

@@ -16,7 +16,7 @@ from gpurun.cli.viewer import abandoned
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
 from gpurun.core.journal_records import Event, Phase
-from gpurun.core.paths import Home, RunFolder
+from gpurun.core.paths import Home, RunFolder, read_regular
 from gpurun.core.records import Instance, Order
 from gpurun.core.stop_request import StopRequest, read_stop_request
 from gpurun.ledger.audit import audit
@@ -136,14 +136,13 @@ def test_what_cannot_be_looked_at_may_be_billed(world: World, monkeypatch: pytes
 
 def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
     """control.json cannot be read any more, once training has begun."""
-    read = Path.read_bytes
 
     def refused(path: Path) -> bytes:
-        if path == world.folder.control and world.far.polls > 3:
+        if world.far.polls > 3:
             raise OSError(number, os.strerror(number), str(path))
-        return read(path)
+        return read_regular(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr("gpurun.core.stop_request.read_regular", refused)
 
 
 def test_a_wish_that_only_another_user_can_read_stops_the_run_mildly(

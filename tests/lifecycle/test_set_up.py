@@ -52,7 +52,7 @@ def drive(home: Home, cuts: int = 0) -> int:
             return answer
 
     def cut(instance: Instance) -> FarSide:
-        far = reach(instance)
+        far = reach(home, instance)
         return Cut(far._machine, far._python)
 
     try:
@@ -109,7 +109,7 @@ def test_one_that_fails_or_takes_too_long_is_exit_4_with_its_last_words(
     first, *words = str(failed["message"]).split("\n")
     assert told in first
     assert words == [*map(str, range(27, 41)), "in red"]
-    assert str(own.run(RUN).setup_log) in str(failed["hint"])
+    assert "What it said: setup.log in the folder of the run." in str(failed["hint"])
     assert starts.read_text() == "begun\n"
     assert len(own.run(RUN).setup_log.read_text().splitlines()) == 41
 

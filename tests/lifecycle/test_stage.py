@@ -80,7 +80,7 @@ def test_a_home_that_takes_no_notes_of_the_upload_is_no_bug_and_nothing_is_asked
     own.uploads.write_bytes(b"a file in the folder's place")
     assert tiny_runs.drive(own).returncode == 4
     assert "create.intended" not in tiny_runs.events_of(folder)
-    assert str(own.uploads) in told(folder, "step.failed")["message"]
+    assert "at cache/uploads: " in told(folder, "step.failed")["message"]
 
 
 def test_a_run_that_is_killed_during_the_upload_goes_on_with_it(own: Home, s3: S3Emulator) -> None:

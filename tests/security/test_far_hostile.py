@@ -159,6 +159,7 @@ def bombs() -> dict[str, bytes]:
         "fewer than none": manifest(entry(bytes=-1)),
         "a file of no step": manifest(entry(), entry("samples/000010.txt", kind="sample", step=None)),
         "the same name twice": manifest(entry(), entry()),
+        "a hundred checkpoints": manifest(*[entry(f"w{step}", step=step) for step in range(100)]),
         "the same name in capitals": manifest(entry(), entry(GOOD.upper())),
         "a file that is a folder": manifest(entry("a"), entry("a/b")),
         "nested without end": b'{"v": 1, "files": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",

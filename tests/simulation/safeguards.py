@@ -215,7 +215,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/remote/download.py": (
         ("os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY"),
-        ("if wanted.size_bytes - have > free():", "if False:"),
+        ("if wanted.size_bytes - have > room():", "if False:"),
     ),
     "gpurun/remote/messages.py": (
         ("check_name(file.name)", "pass"),

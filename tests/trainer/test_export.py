@@ -150,15 +150,18 @@ def test_the_model_card_says_what_was_learned_from_and_not_what_the_recipe_would
     assert f"| data | {said} |" in (tmp_path / "hf" / "README.md").read_text()
 
 
+NOTE = "a|b\n<script> ![x](http://x) *_` &amp; \u202e"
+
+
 def test_the_model_card_has_the_callers_figures_and_no_markup_of_theirs(tmp_path: Path) -> None:
     gpt2_checkpoint(tmp_path / "out")
     figures = tmp_path / "figures.json"
-    figures.write_text(json.dumps({"cost (USD)": 19.87, "verdict": "gpu", "note": "a|b\n<script>", "billed": None}))
+    figures.write_text(json.dumps({"cost (USD)": 19.87, "verdict": "gpu", "note": NOTE, "billed": None}))
     assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--figures", str(figures)]) == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     for line in (
         "| cost (USD) | 19.87 |",
-        "| note | a\\|b &lt;script> |",
+        "| note | a\\|b \\<script\\> \\!\\[x\\](http://x) \\*\\_\\` \\&amp; \ufffd |",
         "| billed | unknown |",
         "| step | 7 of 20 |",
     ):
@@ -193,7 +196,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--figures", str(weights)]) == 2
     assert "figures" in capsys.readouterr().err
     weights.write_bytes(weights.read_bytes()[:-4])
-    with pytest.raises(Refused, match="cannot be understood"):
+    with pytest.raises(Refused, match="not a sound checkpoint"):
         export_hf(weights, tmp_path / "hf", figures={})
     state = weights.with_name("000007.state.json")
     state.write_text(state.read_text().replace(sha256_of_tokens(shipped_gpt2_tokens()), "0" * 64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,51 @@ def test_what_is_not_this_models_checkpoint_is_refused(weights: Path) -> None:
         open_checkpoint(weights, data)
     with pytest.raises(Refused, match=r"NNNNNN\.model\.safetensors"):
         open_checkpoint(data / "model.pt", data)
+
+
+HUGE = {"layers": 2, "heads": 1, "width": 1 << 17, "context": 8}
+HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a model of 800 GB": (lambda state: state["recipe"]["model"].update(HUGE), r"its recipe wants \[393216\]"),
+    "a step that no integer holds": (lambda state: state.update(step=1e999), "Infinity is no number"),
+    "a step between two": (lambda state: state.update(step=7.5), "its step is no whole number"),
+    "a recipe that is a list": (lambda state: state.update(recipe=[]), "no object"),
+    "a seed that no integer holds": (lambda state: state["recipe"]["train"].update(seed="x"), "not a sound"),
+    "a tokeniser that is none": (lambda state: state["recipe"]["data"].update(tokenizer=[1]), "tokeni[sz]er"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_state_that_a_hostile_machine_wrote_is_refused_before_any_of_it_is_built(what: str, weights: Path) -> None:
+    change, sentence = HOSTILE[what]
+    place = weights.with_name("000007.state.json")
+    state = json.loads(place.read_text())
+    change(state)
+    place.write_text(json.dumps(state))
+    with pytest.raises(Refused, match=sentence):
+        open_checkpoint(weights, weights.parents[2] / "data")
+
+
+@pytest.mark.parametrize(("text", "sentence"), [("[" * 100_000, "recursion"), (" " * (17 << 20), "longer than")])
+def test_a_state_of_any_depth_or_length_is_refused(text: str, sentence: str, weights: Path) -> None:
+    weights.with_name("000007.state.json").write_text(text)
+    with pytest.raises(Refused, match=sentence):
+        open_checkpoint(weights, weights.parents[2] / "data")
+
+
+def test_weights_that_are_no_numbers_are_refused(weights: Path) -> None:
+    model = GPT(ModelConfig(**MODEL, vocab_size=64))
+    with torch.no_grad():
+        model.wpe.weight[0, 0] = torch.nan
+    with weights.open("wb") as file:
+        write_tensors(file.write, model.state_dict())
+    with pytest.raises(Refused, match=r"not all of wpe\.weight are numbers"):
+        open_checkpoint(weights, weights.parents[2] / "data")
+
+
+def test_a_recipe_that_is_named_is_read_in_place_of_the_checkpoints(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = json.loads(weights.with_name("000007.state.json").read_text())["recipe"]
+    write_state(weights, HUGE, sha256_of_tokens(TOKENS))
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    assert ask(weights, capsys, "--prompt=a", f"--recipe={tmp_path / 'recipe.json'}")[0] == 0

@@ -19,7 +19,7 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, read_regular
 from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.journal import Journal
@@ -689,14 +689,13 @@ def test_a_chain_that_cannot_be_read_is_no_empty_one(home: Home, monkeypatch: py
 
 def refuse(monkeypatch: pytest.MonkeyPatch, forbidden: Path) -> None:
     """Let a file be unreadable, as one of another user is; also where the tests run as one who may read everything."""
-    read = Path.read_bytes
 
-    def read_bytes(path: Path) -> bytes:
+    def read(path: Path) -> bytes:
         if path == forbidden:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return read(path)
+        return read_regular(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr("gpurun.ledger.audit.strict_lines.read_regular", read)
 
 
 def test_it_changes_nothing(home: Home) -> None:

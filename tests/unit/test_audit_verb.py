@@ -52,6 +52,17 @@ def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpur
     assert "No receipts yet" not in said
 
 
+def test_a_row_in_which_something_does_not_hold_says_that_and_not_the_word_that_was_forged(
+    home: Home, gpurun: Any
+) -> None:
+    plan = home.run("fox-41").plan
+    plan.write_bytes(plan.read_bytes().replace(b"gpt2", b"gpt9"))
+    code, said = gpurun("audit")
+    (row,) = [line for line in said.splitlines() if line.split()[:1] == ["fox-41"]]
+    assert (code, row.rstrip().endswith("DOES NOT HOLD"), "gpu" in row) == (10, True, False)
+    assert json.loads(gpurun("audit", "--json")[1])["data"]["rows"][0]["verdict"] == "does not hold"
+
+
 def test_the_head_is_printed_whole_so_that_it_can_be_kept(home: Home, gpurun: Any) -> None:
     assert f"head {head_of(home)}\n" in gpurun("audit")[1]
 

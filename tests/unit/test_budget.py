@@ -120,7 +120,7 @@ def test_a_cap_is_rounded_down_and_a_price_up(written: str, cap: int, price: int
     assert (parse_usd(written), parse_usd(written, is_limit=False)) == (cap, price)
 
 
-@pytest.mark.parametrize("written", ["0.0000009", "1e-400", "1e999999", "-0", "Infinity"])
+@pytest.mark.parametrize("written", ["0.0000009", "1e-400", "1e999999", "-0", "Infinity", "2_5", "25_00", "٢٥", "２５"])
 def test_what_is_no_cap_to_the_micro_dollar_is_refused(written: str) -> None:
     with pytest.raises(UsageError):
         parse_usd(written)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -21,10 +22,11 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Request
+from gpurun.ledger.run_lock import RunLock
 from gpurun.ledger.runs import find_run
 from tests.command_line import gpurun
 from tests.lifecycle.tiny_runs import make_run
-from tests.unit.report_samples import opened_run
+from tests.unit.report_samples import finished_run, opened_run
 
 WRONG = [
     (["train", "mini-gtp", "--dry-run"], 2, "recipe.unknown", "mini-gpt"),
@@ -156,15 +158,10 @@ def test_a_home_on_a_disk_that_fails_or_is_away_is_no_bug_of_ours(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Of a file server that was restarted a handle is stale; an sshfs whose line is down is not connected."""
-    log, read = make_run(Home(own_home), "fox-41").log, Path.open
+    log = make_run(Home(own_home), "fox-41").log
     log.write_bytes(b"a line\n")
-
-    def away(path: Path, *given: Any, **named: Any) -> Any:
-        if path == log:
-            raise OSError(number, os.strerror(number), str(path))
-        return read(path, *given, **named)
-
-    monkeypatch.setattr(Path, "open", away)
+    away = OSError(number, os.strerror(number), str(log))
+    monkeypatch.setattr("gpurun.cli.commands.logs.open_regular", Mock(side_effect=away))
     shown = CliRunner().invoke(build_app(), ["logs", "fox-41", "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "path.unusable")
@@ -230,6 +227,11 @@ def test_pack_lists_refuses_by_name_and_writes_only_clean_folders(tmp_path: Path
     refused = gpurun("pack", str(folder), "-o", str(tmp_path / "second.tar.zst"))
     assert refused.returncode == 2
     assert not (tmp_path / "second.tar.zst").exists()
+    (folder / "away").unlink()
+    (tmp_path / "way").symlink_to(folder)
+    allowed = gpurun("pack", str(folder), "--allow-secret", str(tmp_path / "way" / "id_rsa"), "--json")
+    assert [file["name"] for file in json.loads(allowed.stdout)["data"]["files"]] == ["data/a.bin", "data/id_rsa"]
+    assert "nothing in" in gpurun("pack", str(folder), "--allow-secret", str(tmp_path / "id_rsa")).stderr
 
 
 def test_an_unfinished_run_is_mentioned_before_the_next_plan(own_home: Path) -> None:
@@ -314,7 +316,7 @@ def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.Mo
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (4, "home.unknown")
 
 
-UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["resume"], ["sample", "--prompt", "x"]]
+UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["sample", "--prompt", "x"]]
 
 
 @pytest.mark.parametrize("words", UNNAMED, ids=lambda words: words[0])
@@ -335,6 +337,24 @@ def test_a_verb_that_looks_or_goes_on_means_the_usual_run_and_says_which(
     monkeypatch.setattr("gpurun.core.paths.RunFolder.is_closed", property(lambda folder: folder.name != "ant-3"))
     run.write(run.opened())
     assert "ant-3, the only open run" in gpurun(*words).stderr.splitlines()
+
+
+def test_resume_means_the_one_unfinished_run_that_nobody_drives_and_never_guesses_among_several(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another run under way it took the last one, which was that, or a finished one."""
+    monkeypatch.setattr("gpurun.cli.viewer.follow", lambda *_, **__: Result())
+    started = list[str]()
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda folder, *_: started.append(folder.name))
+    finished_run(Home(own_home), "ape-1")
+    for name in ("fox-41", "owl-7"):
+        make_run(Home(own_home), name)
+    with RunLock(Home(own_home).run("owl-7").lock):
+        assert "fox-41, the only unfinished run that nobody drives" in gpurun("resume", "--here").stderr.splitlines()
+    assert started == ["fox-41"]
+    told = gpurun("resume").stderr
+    assert "2 runs are unfinished: fox-41, owl-7." in told
+    assert "gpurun resume fox-41" in told
 
 
 @pytest.mark.parametrize("verb", ["destroy", "stop"])

@@ -85,6 +85,15 @@ def test_the_record_and_its_name_are_on_disk_before_append_returns(path: Path, m
     assert synced[2:] == [path.stat().st_ino]
 
 
+def test_what_it_says_of_the_home_is_told_from_there(tmp_path: Path) -> None:
+    """An incident and the receipt that quotes it had the name of the user in them."""
+    path = tmp_path / "runs" / "fox-41" / "journal.jsonl"
+    told = f"There is no room for it in {path.parent}/artifacts. Elsewhere: /mnt/x."
+    Journal.open(path, VirtualClock()).append(Event.INCIDENT, {"code": "collect.disk_full", "message": told})
+    (record,) = read_journal(path).records
+    assert record.data["message"] == "There is no room for it in runs/fox-41/artifacts. Elsewhere: /mnt/x."
+
+
 @pytest.mark.parametrize("cut", [1, 2, 30])
 def test_a_torn_last_line_is_cut_and_the_cut_recorded(path: Path, cut: int) -> None:
     written(path)

@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -297,15 +298,10 @@ def test_a_file_of_the_run_that_cannot_be_read_is_named_and_not_the_chain(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = CloudRun(home, "owl-07").until_gone()
-    log, really_open = run.folder.log, Path.open
+    log = run.folder.log
     log.touch()
-
-    def shut(path: Path, *given: Any, **named: Any) -> Any:
-        if path == log:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return really_open(path, *given, **named)
-
-    monkeypatch.setattr(Path, "open", shut)
+    shut = PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(log))
+    monkeypatch.setattr("gpurun.ledger.log_facts.open_regular", Mock(side_effect=shut))
     with pytest.raises(SetupError) as caught:
         write_receipt(home, run.folder)
     assert caught.value.what == f"{log} cannot be read: Permission denied."

@@ -234,9 +234,9 @@ def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
     assert "line 5" in error.what
 
 
-def test_a_number_of_more_digits_than_python_reads_is_refused(tmp_path: Path) -> None:
-    error = refusal(lambda: load_recipe(changed(tmp_path, "heads = 4", f"heads = {'4' * 5000}")))
-    assert error.code == "recipe.malformed"
+@pytest.mark.parametrize("line", ["heads = " + "4" * 5000, "heads = " + "[" * 5000, "heads" + ".a" * 5000 + " = 4"])
+def test_what_python_cannot_read_for_its_length_or_depth_is_refused(tmp_path: Path, line: str) -> None:
+    assert refusal(lambda: load_recipe(changed(tmp_path, "heads = 4", line))).code == "recipe.malformed"
 
 
 def test_a_recipe_saved_by_notepad_is_the_same_recipe(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -341,6 +343,21 @@ def test_a_mean_does_not_lag_behind_a_falling_loss() -> None:
 
 def test_where_a_mean_ends_is_no_single_batch() -> None:
     assert smooth([3.0] * 599 + [3.4], 10)[-1] == pytest.approx(3.0, abs=0.05)
+
+
+@pytest.mark.plots
+@pytest.mark.process
+def test_what_matplotlib_starts_has_no_key_of_a_cloud(tmp_path: Path) -> None:
+    (tmp_path / "fc-list").write_text(f"#!/bin/sh\nenv >> {tmp_path}/seen\n")
+    (tmp_path / "fc-list").chmod(0o755)
+    words = "from gpurun.view.report.svg_charts import STEPS, loss_chart as draw; import os; draw([], STEPS)"
+    words += "; print(os.environ['RUNPOD_API_KEY'])"
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MPLCONFIGDIR": str(tmp_path), "RUNPOD_API_KEY": "rpa_CANARY"}
+    command = [sys.executable, "-c", words]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True)
+    assert "MPLCONFIGDIR" in (tmp_path / "seen").read_text()
+    assert "CANARY" not in (tmp_path / "seen").read_text()
+    assert done.stdout == "rpa_CANARY\n"
 
 
 def test_one_accident_does_not_flatten_the_rest() -> None:

@@ -57,31 +57,65 @@ def test_colour_is_as_the_settings_say_and_as_the_flag_says_before_that(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("max_cost = -3", "max_cost in the project file gpurun.toml '-3' is not a positive amount"),
-        ('max_cost = "lots"', "max_cost in the project file gpurun.toml 'lots' is not an amount"),
-        ('color = "pink"', "color in the project file gpurun.toml is 'pink'"),
-        ('uplink = "fast"', "uplink in the project file gpurun.toml is 'fast', which is no speed of a line"),
+        ("max_cost = -3", "max_cost in the user file config.toml '-3' is not a positive amount"),
+        ('max_cost = "lots"', "max_cost in the user file config.toml 'lots' is not an amount"),
+        ('max_cost = "25_00"', "max_cost in the user file config.toml '25_00' is not an amount"),
+        ('color = "pink"', "color in the user file config.toml is 'pink'"),
+        ('uplink = "fast"', "uplink in the user file config.toml is 'fast', which is no speed of a line"),
         ("uplink = nan", "a number of Mbit/s from 0.1 to 100000"),
         ("uplink = 0", "a number of Mbit/s from 0.1 to 100000"),
-        ('on_interrupt = "wait"', "on_interrupt in the project file gpurun.toml is 'wait'"),
+        ('on_interrupt = "wait"', "on_interrupt in the user file config.toml is 'wait'"),
+        ("recipe" + ".a" * 4000 + " = 1", "is not valid TOML: it is nested too deeply."),
+        ("recipe = " + "[" * 4000, "is not valid TOML: it is nested too deeply."),
     ],
 )
-def test_a_wrong_setting_is_blamed_on_its_file_and_not_on_a_flag(line: str, told: str, gpurun: Gpurun) -> None:
-    Path("gpurun.toml").write_text(line + "\n")
+def test_a_wrong_setting_is_blamed_on_its_file_and_not_on_a_flag(
+    line: str, told: str, gpurun: Gpurun, own_home: Path
+) -> None:
+    Home(own_home).prepare().config.write_text(line + "\n")
     code, said = gpurun("plan", "mini-gpt", "--json")
     assert code == 2
     assert told in first_error(said)["message"]
     assert "--" not in first_error(said)["message"] + first_error(said)["hint"]
 
 
-def test_providers_may_be_parted_by_commas_and_spaces(gpurun: Gpurun) -> None:
-    Path("gpurun.toml").write_text('providers = "runpod, aws"\n')
+@pytest.mark.parametrize(
+    ("own", "of_project", "cap", "place"),
+    [
+        ("25", "90000", 25_000_000, "user file config.toml"),
+        ("25", "24.5", 24_500_000, "project file gpurun.toml"),
+        ("", "90000", None, ""),  # A stranger's folder is not the one to say what may be spent.
+    ],
+)
+def test_a_cloned_repository_may_lower_the_cap_and_never_raises_or_gives_it(
+    own: str, of_project: str, cap: int | None, place: str, gpurun: Gpurun, own_home: Path
+) -> None:
+    Path("gpurun.toml").write_text(f"max_cost = {of_project}\n")
+    if own:
+        Home(own_home).prepare().config.write_text(f"max_cost = {own}\n")
+    told = json.loads(gpurun("plan", "mini-gpt", "--gpu", "1xH100", "--json")[1])["data"]
+    assert (told["cap_micros"], told["cap_from"]) == (cap, place)
+    if cap:
+        assert f"cap ${cap / 1e6:.2f} ({place})" in " ".join(gpurun("plan", "mini-gpt", "--gpu", "1xH100")[1].split())
+
+
+@pytest.mark.parametrize("line", ['providers = "aws"', 'on_interrupt = "detach"', "uplink = 48"])
+def test_a_project_file_sets_nothing_else(line: str, gpurun: Gpurun, own_home: Path) -> None:
+    Path("gpurun.toml").write_text(line)
+    code, said = gpurun("plan", "mini-gpt", "--json")
+    assert (code, first_error(said)["code"]) == (2, "config.not_for_a_project")
+    assert line.partition(" ")[0] in first_error(said)["message"]
+    assert str(own_home / "config.toml") in first_error(said)["hint"]
+
+
+def test_providers_may_be_parted_by_commas_and_spaces(gpurun: Gpurun, own_home: Path) -> None:
+    Home(own_home).prepare().config.write_text('providers = "runpod, aws"\n')
     code, said = gpurun("plan", "mini-gpt", "--gpu", "1xH100", "--max-cost", "25", "--json")
     assert {one["offer"]["provider"] for one in json.loads(said)["data"]["candidates"]} <= {"runpod", "aws"}
     assert code == 0
 
 
-@pytest.mark.parametrize("by", ["environment", "project file", "user file"])
+@pytest.mark.parametrize("by", ["environment", "user file"])
 def test_the_uplink_that_is_set_is_what_a_plan_counts_with(
     by: str, gpurun: Gpurun, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +123,7 @@ def test_the_uplink_that_is_set_is_what_a_plan_counts_with(
     if by == "environment":
         monkeypatch.setenv("GPURUN_UPLINK", "187.5")
     else:
-        (Path("gpurun.toml") if by == "project file" else own_home / "config.toml").write_text("uplink = 187.5\n")
+        (own_home / "config.toml").write_text("uplink = 187.5\n")
     code, said = gpurun("plan", "gpt2-124m", "--gpu", "8xA100", "--max-cost", "25", "--json")
     assert code == 0
     assert json.loads(said)["data"]["uplink"] == {"bits_per_s": 187.5e6, "basis": "as configured"}

@@ -26,11 +26,13 @@ from tests.unit.report_samples import finished_run, opened_run
 STUB = """
 import json, os, sys
 asked = sys.argv[1:]
-prompt = asked[-1].removeprefix("--prompt=")
+prompt = next(word for word in asked if word.startswith("--prompt=")).removeprefix("--prompt=")
 if prompt == "refuse":
     sys.exit(print("refused: the character \\u202e is not in the vocabulary", file=sys.stderr) or 2)
 if prompt == "break":
-    raise MemoryError("no room")
+    bytearray(1 << 40)
+if prompt == "hang":
+    import time; time.sleep(600)
 if prompt == "ein Hund":
     sys.exit(print(json.dumps({"prompt": prompt, "text": "a dog", "beams": 4, "unknown": []})))
 told = {"prompt": prompt, "text": "\\x1b]0;evil\\x07 and more\\nlines", "argv": asked}
@@ -38,7 +40,7 @@ print(json.dumps(told | {"environment": sorted(os.environ), "cwd": os.getcwd()})
 """
 EXPORT_STUB = """
 import pathlib, shutil, sys
-weights, folder, _, data, _, figures = sys.argv[1:]
+weights, folder, _, data, _, figures, *recipe = sys.argv[1:]
 pathlib.Path(folder).mkdir()
 shutil.copy(figures, folder + "/figures.json")
 print(folder + "/figures.json")
@@ -71,8 +73,8 @@ def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_har
         session, run="fox", prompt="--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1
     )
     asked = result.data["argv"]
-    assert asked[:3] == [str(folder.artifacts / WEIGHTS), "--data", "/nowhere"]
-    assert asked[3:] == ["--tokens=7", "--temperature=0.0", "--seed=1", "--prompt=--help"]
+    words = ["--tokens=7", "--temperature=0.0", "--seed=1", "--prompt=--help"]
+    assert asked[:7] == [str(folder.artifacts / WEIGHTS), *words, "--data", "/nowhere"]
     assert "RUNPOD_API_KEY" not in result.data["environment"]
     assert Path(result.data["cwd"]).name == "bundle", "a trainer in the person's folder is not run"
     assert result.text == "--help and more\nlines"
@@ -123,8 +125,12 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
     assert "000120" in unknown.value.hint
     with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
         sample(session, run="fox-41", prompt="refuse", checkpoint="best")
-    with pytest.raises(SetupError, match="MemoryError: no room"):
+    with pytest.raises(SetupError, match="MemoryError"):
         sample(session, run="fox-41", prompt="break", checkpoint="best")
+    monkeypatch.setattr("gpurun.cli.commands.sample.START_S", 1)
+    monkeypatch.setattr("gpurun.cli.commands.sample.TOKEN_S", 0)
+    with pytest.raises(SetupError, match="was not done after"):
+        sample(session, run="fox-41", prompt="hang", checkpoint="best")
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="PyTorch") as missing:
         sample(session, run="fox-41", prompt="a", checkpoint="best")
@@ -175,7 +181,7 @@ def test_the_command_line_passes_on_what_was_said_and_nothing_else(
     home = ["--home", str(session.home.root), "--json"]
     asked = ["sample", "fox-41", "--prompt", "a b", "--top-k", "5", "--checkpoint", "last", *home]
     told = json.loads(CliRunner().invoke(build_app(), asked, standalone_mode=False).stdout)
-    assert told["data"]["argv"][3:] == ["--top-k=5", "--prompt=a b"]
+    assert told["data"]["argv"][1:3] == ["--top-k=5", "--prompt=a b"]
     made = CliRunner().invoke(build_app(), ["export", "fox-41", str(tmp_path / "hf"), *home], standalone_mode=False)
     assert json.loads(made.stdout)["data"]["step"] == 120
 
@@ -197,7 +203,7 @@ def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, f
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
     folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
     asked = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
-    assert asked[2] == old, "where they are nowhere, it is told where they were"
+    assert asked[3] == old, "where they are nowhere, it is told where they were"
     folder.data.mkdir()
     asked = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
-    assert asked[2] == str(folder.data)
+    assert asked[3] == str(folder.data)

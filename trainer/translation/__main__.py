@@ -14,16 +14,13 @@ from typing import Any
 
 from trainer.distributed import Processes
 from trainer.errors import Refused
-from trainer.pretrained import check_digest, find_weights
 from trainer.recipe import completed, parse_recipe
+from trainer.run_checkpoint import open_run_checkpoint
 from trainer.shards import open_data
-from trainer.tensors import TensorFileError, read_tensors
 from trainer.translation.bleu import corpus_bleu
 from trainer.translation.task import TranslationTask
 
 __all__ = ["main", "measure"]
-
-_SUFFIX = ".model.safetensors"
 
 
 def measure(
@@ -33,25 +30,18 @@ def measure(
 
     Without `beams` and `alpha` the search is that of the recipe's samples.
     """
-    weights = find_weights(out)
-    if not weights.name.endswith(_SUFFIX) or not weights.is_file():
-        raise Refused(f"there is no checkpoint in {out}: those are named NNNNNN{_SUFFIX}")
+    opened = open_run_checkpoint(out)
     try:
-        check_digest(weights)
-        beside = weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json")
-        state = json.loads(beside.read_text(encoding="utf-8"))
-        recipe, identity, step = parse_recipe(completed(state["recipe"])), state["data"], state["step"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{weights.name} has no sound state beside it: {error}") from error
+        recipe, step = parse_recipe(completed(opened.state["recipe"])), opened.state["step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{opened.weights.name} has no sound state beside it: {error}") from error
     data = open_data(data_folder, recipe.data.tokenizer, ())
-    if identity != data.identity():
+    if opened.state["data"] != data.identity():
         raise Refused(f"the checkpoint of step {step} was trained on other data than that in {data_folder}")
     task = TranslationTask.open(recipe, data_folder, data, 1, Processes())
+    tensors = opened.tensors(lambda: task.build_model(recipe))
     model = task.build_model(recipe)
-    try:
-        model.load_state_dict(read_tensors(weights))
-    except (OSError, RuntimeError, TensorFileError) as error:
-        raise Refused(f"{weights.name} is not a sound checkpoint of a translation model: {error}") from error
+    model.load_state_dict(tensors)
     beams = recipe.sample.beams if beams is None else beams
     alpha = recipe.sample.length_penalty if alpha is None else alpha
     translations, references = task.translate_held_out(model, pairs or len(task.val), beams=beams, alpha=alpha)

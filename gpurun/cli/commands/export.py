@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from gpurun.view.report.series import Mark
 
 FORMS = ("hf",)
+LIMIT_S = 3_600
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -54,12 +53,7 @@ def export(
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     figures = figures_of(session, sight, found.step)
-    with tempfile.TemporaryDirectory(prefix="gpurun-export-") as own:
-        card = Path(own) / "figures.json"
-        card.write_text(json.dumps(figures), encoding="utf-8")
-        written = ask_trainer(
-            "trainer.export", str(found.weights), str(place), "--data", str(found.data), "--figures", str(card)
-        ).splitlines()
+    written = ask_trainer("trainer.export", found, str(place), limit_s=LIMIT_S, figures=figures).splitlines()
     data = {"run": sight.folder.name, "step": found.step, "folder": str(place), "files": written, "figures": figures}
     return Result(data=data, text="\n".join(written))
 

@@ -15,6 +15,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import UsageError
+from gpurun.core.paths import open_regular
 from gpurun.ledger.run_lock import holder_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
 def _parts(path: Path, offset: int) -> Iterator[bytes]:
     """What a file has from an offset on, part by part; nothing of one that is not there."""
     if path.exists():
-        with path.open("rb") as content:
+        with open_regular(path) as content:
             content.seek(offset)
             while part := content.read(_PART_BYTES):
                 yield part

@@ -27,6 +27,9 @@ def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What would be shipped.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the pack there.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list, with sizes and refusals.")] = False,
+    allow_secret: Annotated[
+        list[Path] | None, typer.Option("--allow-secret", metavar="PATH", help="Ship this; it is no key.")
+    ] = None,
 ) -> Result:
     """Show exactly what would be shipped, or write it to a file."""
     from gpurun.remote.archive import Pack, survey
@@ -39,7 +42,12 @@ def pack(
     if output == "-" and session.json and not dry_run:
         hint = "Name a file: -o shards.tar.zst"
         raise UsageError("pack.two_outputs", "--json and -o - both want standard output.", hint=hint)
-    seen = survey({"data": folder})
+    allowed = [path.parent.resolve() / path.name for path in allow_secret or ()]
+    for path in allowed:
+        if not (path.exists() and path.is_relative_to(folder.resolve())):
+            what = f"--allow-secret {path} is nothing in {folder.resolve()}."
+            raise UsageError("pack.not_there", what, hint="Name a path below the folder.")
+    seen = survey({"data": folder}, [str(path) for path in allowed])
     if dry_run or not output:
         return _listing(session, seen)
     seen.demand_clean()

@@ -45,10 +45,11 @@ def list_all(session: Session) -> Result:
 @verb(app, "recipes show", examples=["gpurun recipes show mini-gpt"])
 def show(session: Session, recipe: RecipeArgument = "") -> Result:
     """Print a recipe's file."""
+    from gpurun.core.paths import read_regular
     from gpurun.planning.recipe import load_recipe
 
     loaded = load_recipe(recipe or session.settings["recipe"].value)
-    text = Path(loaded.path).read_text(encoding="utf-8")
+    text = read_regular(Path(loaded.path)).decode()
     return Result(data={"name": loaded.name, "tables": loaded.tables.as_record()}, text=text.rstrip())
 
 

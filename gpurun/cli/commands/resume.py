@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import UsualRun
+from gpurun.cli.options import NAMED, USUAL, complete_run
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -17,7 +17,14 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "resume", examples=["gpurun resume", "gpurun resume fox-41 --json"])
 def resume(
     session: Session,
-    run: UsualRun = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help=f"{NAMED}; without: the one that nobody drives, else {USUAL}.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     here: Annotated[
         bool, typer.Option("--here", help="Go on from this machine with a run that another one opened.")
     ] = False,
@@ -26,7 +33,10 @@ def resume(
     from gpurun.cli.interrupts import RESUMED
     from gpurun.cli.run_control import demand_here, drive, find
     from gpurun.cli.viewer import follow
+    from gpurun.ledger.runs import left_alone
 
+    if run is None and (run := left_alone(session.home)):
+        session.say(f"{run}, the only unfinished run that nobody drives")
     sight = find(session, run)
     if not sight.unfinished:
         name = sight.folder.name

@@ -14,7 +14,9 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import UsageError
 
-MOST_TOKENS = 100_000
+MOST_TOKENS, USUAL_TOKENS = 100_000, 1_000
+START_S, TOKEN_S = 600, 10
+"""The longest that loading a model may take, and a token of it, on the slowest machine that anybody would use."""
 RANGES: Mapping[str, tuple[int, float, str]] = {
     "tokens": (1, MOST_TOKENS, "100"),
     "temperature": (0, 1000, "0.8"),
@@ -65,8 +67,8 @@ def sample(
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
-    where = [str(found.weights), "--data", str(found.data)]
-    answer = json.loads(ask_trainer("trainer.generate", *where, *settings, f"--prompt={prompt}"))
+    limit_s = START_S + TOKEN_S * (tokens or USUAL_TOKENS) * (beams or 1)
+    answer = json.loads(ask_trainer("trainer.generate", found, *settings, f"--prompt={prompt}", limit_s=limit_s))
     if answer.get("unknown"):
         session.say(f"not in the vocabulary: {safe_line(', '.join(answer['unknown']))}")
     between = "\n" if "beams" in answer else ""

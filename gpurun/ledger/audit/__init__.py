@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.errors import UsageError
 from gpurun.core.money import total
-from gpurun.core.paths import RUN_NAME, Home, RunFolder
+from gpurun.core.paths import RUN_NAME, Home, RunFolder, read_regular
 from gpurun.core.untrusted import plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import AuditReport, AuditRow
@@ -84,7 +84,7 @@ def _unlike(home: Home, link: Json) -> Iterator[str]:
     if not RUN_NAME.fullmatch(name):
         return
     try:
-        content = home.run(name).receipt.read_bytes()
+        content = read_regular(home.run(name).receipt)
         told = json.loads(payload_of(json.loads(content)))["predicate"]
         is_it = {key: told[key] for key in place} == {key: link[key] for key in place}
     except FileNotFoundError:

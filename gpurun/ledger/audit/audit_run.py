@@ -12,12 +12,12 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.journal_records import Record
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Signature
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import plain_line
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
-from gpurun.ledger.audit.findings import AuditRow, Mark
+from gpurun.ledger.audit.findings import NO, AuditRow, Mark
 from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
 from gpurun.ledger.audit.shutdown_check import check_shutdown
 from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
@@ -90,7 +90,7 @@ def audit_run(
         files=found.files,
         death="not seen" if unseen else found.death if proven else "none",
         measured_micros=spent,
-        verdict="may be billing" if live else found.verdict,
+        verdict="may be billing" if live else NO if found.problems else found.verdict,
         may_be_billing=live,
         is_floor=live or more or found.is_partial,
         problems=tuple(plain_line(problem) for problem in found.problems),
@@ -143,7 +143,7 @@ def _check_receipt(
         found.chain = "bad"
         found.problems.append(f"receipt #{link['seq']} is missing")
         return
-    content = folder.receipt.read_bytes()
+    content = read_regular(folder.receipt)
     in_chain = hashlib.sha256(content).hexdigest() == link["receipt_sha256"]
     if not in_chain:
         found.chain = "bad"
@@ -252,7 +252,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     for name, path in (("request", folder.request), ("plan", folder.plan)):
         if opened[f"{name}_sha256"] != sha256_of(path):
             found.problems.append(f"{name}.json is not the one that the run was opened with")
-    found.problems += _opening_problems(opened, json.loads(folder.plan.read_bytes()))
+    found.problems += _opening_problems(opened, json.loads(read_regular(folder.plan)))
 
 
 def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
@@ -282,7 +282,7 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
             found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
         elif not path.is_file():
             found.warnings.append(f"{file['name']} is not here any more")
-        elif sha256_of(path) != file["sha256"] or path.stat().st_size != file["bytes"]:
+        elif path.stat().st_size != file["bytes"] or sha256_of(path) != file["sha256"]:
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
             held += 1
@@ -293,7 +293,7 @@ def sha256_of(path: Path) -> str:
     """The digest of a file, taken in blocks; "unknown" when it is not there."""
     if not path.is_file():
         return "unknown"
-    with path.open("rb") as content:
+    with open_regular(path) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from gpurun.core.money import Micros
 
 Mark = Literal["ok", "bad", "none"]
+NO = "does not hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,9 @@ class AuditRow:
     the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
     was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
     `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
-    where the journal does not bound it, or is damaged. `verdict` is "gpu", "smoke", "may be billing" or "none" (there
-    is no receipt). A row without problems and warnings is sound.
+    where the journal does not bound it, or is damaged. `verdict` is "gpu", "smoke" or "none" (there is no receipt), but
+    "does not hold" where there are problems, and before all "may be billing". A row without problems and warnings is
+    sound.
     """
 
     run: str

@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.money import Micros, cost_of
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Signature
 from gpurun.core.records import canonical
 from gpurun.ledger.audit.strict_lines import Json
@@ -43,7 +43,7 @@ def check_shutdown(
     if not is_users:
         return Shutdown("proven", problem="shutdown.json is about a machine that was not the user's to end")
     try:
-        envelope = json.loads(path.read_bytes())
+        envelope = json.loads(read_regular(path))
         payload = payload_of(envelope)
         told = json.loads(payload)
         if canonical(told) != payload:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event
+from gpurun.core.paths import read_regular
 from gpurun.core.records import canonical
 
 GENESIS = "0" * 64
@@ -108,7 +109,7 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
 
 def _split(path: Path) -> tuple[list[bytes], bool]:
     """The whole lines of a file, and whether something unfinished follows them: no line end, or a power cut's zeros."""
-    *raw, rest = (path.read_bytes() if path.is_file() else b"").split(b"\n")
+    *raw, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     zeroed = not rest and bool(raw) and b"\0" in raw[-1]
     return raw[:-1] if zeroed else raw, zeroed or bool(rest)
 

@@ -167,6 +167,7 @@ class Downloader:
             most = self._most.get(file.name)
             try:
                 self._waits.demand_time(file, self._why.get(file.name))
+                self._inventory.demand_planned(file)
                 self._fetch(file)
             except (StoreFull, HeldElsewhere) as error:
                 self._why[file.name] = error

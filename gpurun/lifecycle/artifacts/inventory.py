@@ -10,17 +10,19 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.core.paths import RunFolder, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.transfer import early_bytes
+from gpurun.planning.transfer import early_bytes, most_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
@@ -63,6 +65,21 @@ class Inventory:
         """Where the files are."""
         return self.folder.artifacts
 
+    @cached_property
+    def _plan(self) -> Plan | None:
+        try:
+            return Plan.model_validate_json(read_regular(self.folder.plan))
+        except (OSError, ValueError):
+            return None
+
+    def demand_planned(self, file: ManifestFile) -> None:
+        """CollectFailed for a file that is larger than any of its kind can be of the model that was planned."""
+        most = most_bytes(self._plan, file.kind) if self._plan else None
+        if most is not None and file.bytes > most:
+            what = f"{file.name} is announced with {file.bytes:,} bytes; of the planned model it can have {most:,}."
+            hint = "It is left there: the machine, or who is on it, has made something else of it."
+            raise CollectFailed("collect.not_as_planned", what, hint=hint)
+
     def has(self, file: ManifestFile) -> bool:
         """Whether that very file is at home, by its digest."""
         return holds(self.artifacts / file.name, Wanted(file.name, file.bytes, file.sha256))
@@ -71,7 +88,7 @@ class Inventory:
     def memory(self) -> Memory:
         """What is noted; nothing where there is no note, or none that can be understood."""
         try:
-            return Memory.model_validate_json(self._path.read_bytes())
+            return Memory.model_validate_json(read_regular(self._path))
         except FileNotFoundError:
             return _memory_of_old(self.folder.path)
         except (OSError, ValueError):
@@ -158,13 +175,13 @@ def _memory_of_old(folder: Path) -> Memory:
     """What the four files of an earlier gpurun say, each as far as it can be understood."""
     memory, told = Memory(), dict[str, object]()
     with suppress(OSError, ValueError):
-        memory = Memory.model_validate_json((folder / "newest.json").read_bytes())
+        memory = Memory.model_validate_json(read_regular(folder / "newest.json"))
     with suppress(OSError, ValueError, TypeError):
-        told["manifest"] = dict(json.loads((folder / "manifest.json").read_bytes()))
+        told["manifest"] = dict(json.loads(read_regular(folder / "manifest.json")))
     with suppress(OSError, ValueError, TypeError):
-        told["kept"] = tuple(map(str, json.loads((folder / "kept.json").read_bytes())))
+        told["kept"] = tuple(map(str, json.loads(read_regular(folder / "kept.json"))))
     try:
-        told["left"] = {str(key): int(size) for key, size in json.loads((folder / "left.json").read_bytes()).items()}
+        told["left"] = {str(key): int(size) for key, size in json.loads(read_regular(folder / "left.json")).items()}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, AttributeError):

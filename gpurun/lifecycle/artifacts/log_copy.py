@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from gpurun.core.errors import StoreFull
-from gpurun.core.paths import RunFolder, write_atomic
+from gpurun.core.paths import RunFolder, read_regular, write_atomic
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import MachineLost
 
@@ -48,7 +48,7 @@ class LocalCopy:
     def dropped_bytes(self) -> int:
         """How much of the original is not here."""
         try:
-            return int(self._cut.read_text(encoding="ascii"))
+            return int(read_regular(self._cut))
         except FileNotFoundError:
             return 0
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError
-from gpurun.core.paths import RunFolder, fsync_folder
+from gpurun.core.paths import RunFolder, fsync_folder, open_regular
 from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, Brief, Downloader, Tell
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
 from gpurun.lifecycle.job_spec import key_of
@@ -230,7 +230,7 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
 def _copy(source: Path, place: Path, file: ManifestFile) -> None:
     part, digest = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.part"), hashlib.sha256()
     try:
-        with source.open("rb") as content, part.open("wb") as out:
+        with open_regular(source) as content, part.open("wb") as out:
             while block := content.read(_BLOCK_BYTES):
                 digest.update(block)
                 out.write(block)

@@ -240,7 +240,7 @@ def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
     words = "\n".join(lines[-LAST_LINES:])[-LAST_CHARS:]
     last = f" Its last words:\n{words}" if words else " It said nothing."
     return SetupError(
-        code, f"The script of --setup {what}.{last}", hint=f"{hint} What it said: {context.folder.setup_log}"
+        code, f"The script of --setup {what}.{last}", hint=f"{hint} What it said: setup.log in the folder of the run."
     )
 
 

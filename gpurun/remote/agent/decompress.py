@@ -52,6 +52,8 @@ def program_output(command: List[str], data: bytes, most: int) -> bytes:
     import subprocess
     import threading
 
+    from gpurun.remote.agent.processes import environment
+
     def feed() -> None:
         try:
             child.stdin.write(data)  # type: ignore[union-attr]
@@ -59,7 +61,9 @@ def program_output(command: List[str], data: bytes, most: int) -> bytes:
         except OSError:
             return  # it has ended, or is ended here
 
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     thread = threading.Thread(target=feed, daemon=True)
     thread.start()
     with child.stdout as stdout:  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import os
 import subprocess
 import time
 
+from gpurun.remote.agent.processes import environment
 from gpurun.remote.agent.system import monotonic
 
 TYPE_CHECKING = False
@@ -69,8 +70,9 @@ def written(folder: str, wall: int) -> str:
     for way in ([], ["sudo", "-n"]):
         try:
             done = subprocess.run(
-                way + words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=SUDO_S
-            )
+                way + words, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, timeout=SUDO_S,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             tried += "%s; " % error
             continue

@@ -121,8 +121,9 @@ def launched(root: str) -> Any:
             with open(path, "rb") as script:
                 command = [path] if script.read(2) == b"#!" else ["sh", path]
             return subprocess.Popen(
-                command, cwd=root, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                command, env=os.environ, cwd=root, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             log.write(("%s cannot be started: %s\n" % (SCRIPT, error)).encode("utf-8", "replace"))
             return None

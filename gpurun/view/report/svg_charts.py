@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros, format_exact_usd
+from gpurun.core.secrets import only_for_children
 from gpurun.view.number_format import format_count
 from gpurun.view.report.series import Mark
 
@@ -86,6 +87,7 @@ def axes_for(curves: Sequence[Curve]) -> list[Axis]:
     return [axis for axis in wanted if axis is STEPS or any(axis.of(mark) for mark in marks)]
 
 
+@only_for_children("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")  # matplotlib starts fc-list.
 def loss_chart(curves: Sequence[Curve], axis: Axis, *, narrow: bool = False) -> str:
     """One chart as an `<svg>`: training losses thin, their running mean thicker, validation losses as marked points.
 

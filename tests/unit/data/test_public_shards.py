@@ -64,11 +64,16 @@ def _other_kind(hub: HubEmulator) -> None:
     hub.files["tokens_val_000000.bin"] = b"PAR1" * 1000
 
 
+def _held_out_too(hub: HubEmulator) -> None:
+    hub.files["tokens_val_000000.bin"] = hub.files["tokens_train_000001.bin"]
+
+
 REFUSED: dict[str, tuple[str, Callable[[HubEmulator], None], str, str]] = {
     "not there": ("hf:me/other", lambda hub: None, "data.hub_missing", "--stage"),
     "no such revision": ("hf:me/tokens@v2", lambda hub: None, "data.hub_missing", "hf:me/tokens@v2"),
     "gated": ("hf:me/tokens", lambda hub: setattr(hub, "gated", "auto"), "data.gated", "HF_TOKEN"),
     "no val": ("hf:me/tokens", _without_val, "data.no_public_shards", "gpurun data prepare"),
+    "held out too": ("hf:me/tokens", _held_out_too, "data.same_shard", "same tokens"),
     "no shards": ("hf:me/tokens", _other_kind, "data.no_public_shards", "tokens_val_000000.bin"),
     "no name": ("hf:tokens", lambda hub: None, "usage.hub_name", "hf:OWNER/NAME@REVISION"),
     "away": ("hf:me/tokens", lambda hub: hub.__exit__(), "data.hub_unreachable", "network"),

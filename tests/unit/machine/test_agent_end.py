@@ -120,7 +120,7 @@ def test_the_guard_of_this_machine_obeys_too(tmp_path: Path) -> None:
     made = here.create(order)
     assert made.address is not None
     assert isinstance(here, Guarded)
-    far = FarSide(LocalMachine(Path(made.address.folder), token=token))
+    far = FarSide(LocalMachine(home.root / made.address.folder, token=token))
     far.install_agent()
     assert far.end(
         here.guard_folder(made), clock.wall() + 5

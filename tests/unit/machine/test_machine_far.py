@@ -307,8 +307,8 @@ def test_a_full_disk_here_says_so_and_loses_nothing(tmp_path: Path, monkeypatch:
     good.write_bytes(b"verified")
     files = Files({"checkpoints/a.bin": CONTENT})
     usage = fetching.shutil.disk_usage
-    room = iter([10**9, 10**9, 10**9, 5])
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: usage(path)._replace(free=next(room)))
+    room = iter([10**9, 10**9, 10**9, 2999])  # A twentieth of it stays free.
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: usage(path)._replace(total=20_000, free=next(room)))
     with pytest.raises(CollectFailed, match="no room") as failed:
         bring(files, tmp_path)
     assert failed.value.code == "collect.disk_full"

@@ -97,13 +97,21 @@ SECRETS = [
     *("credentials.json", "aws_credentials", "kaggle.json", "token", "hf_token", "token.txt"),
     *("client_secret_1.json", "service-account.json", "my_api_key", "runpod-api-key.txt", "secrets.toml"),
     *("secret", "ID_RSA", ".Env", ".kube/config", ".docker/config.json", "passwords.kdbx", ".token"),
-    "terraform.tfstate",
+    *("terraform.tfstate", ".bash_history", ".python_history", "fish_history", "prod.tfvars", "x.tfvars.json"),
+    *("rclone.conf", "AuthKey_1.p8"),
 ]
+TEXTS = {
+    "a private key": "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "a key of AWS": "AKIA" + "Z" * 16,
+    "a token of Hugging Face": "hf_" + "a" * 34,
+    "a key of RunPod": "rpa_" + "A" * 30,
+    "an API key (sk-)": "sk-proj-" + "a" * 20,
+}
 
 HARMLESS = [
     *("tokenizer.json", "tokens.bin", "token_ids.npy", "train_000001.bin", "environment.txt", "keys.py"),
     *("keyboard.md", "env.py", "secrets.py", "README.md", "vocab.json", "monkey.txt", ".gitignore"),
-    *("data.json", "credentialing.txt"),
+    *("data.json", "credentialing.txt", "loss_history", "history.txt"),
 ]
 
 
@@ -117,6 +125,20 @@ def test_what_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str) 
     with pytest.raises(UsageError, match="holds a key or password") as refused:
         next(Pack(seen).stream())
     assert refused.value.code == "pack.secret"
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_a_small_text_that_holds_a_key_is_refused_and_the_key_is_not_shown(tmp_path: Path, what: str) -> None:
+    """Notebooks, scripts and settings have keys in them, and names that say nothing."""
+    text = f"first = 1\nkey = '{TEXTS[what]}'\n".encode()
+    large, binary = text + b" " * (1 << 20), b"\0" + text
+    folder = write(
+        tmp_path, {"notes.py": text, "shard.bin": binary, "corpus.txt": large, "near.py": b"mask-" + text[:9]}
+    )
+    (refusal,) = survey({"data": folder}).refusals
+    assert (refusal.code, refusal.path) == ("pack.secret", str(tmp_path / "notes.py"))
+    assert refusal.reason == f"it holds what looks like {what}"
+    assert not survey({"data": folder}, [refusal.path]).refusals
 
 
 def test_data_and_code_are_not_taken_for_secrets(tmp_path: Path) -> None:

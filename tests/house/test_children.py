@@ -1,0 +1,29 @@
+"""A program that inherits the whole environment has the keys of the clouds: a child gets what the allow-list names."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from house_sources import sources
+
+# The supervisor is gpurun again and needs its keys; the script of --setup has a login's, on its user's machine.
+WHOLE = ("gpurun/lifecycle/supervisor.py", "gpurun/remote/agent/setup_process.py")
+STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+)")
+HIDES_IT = re.compile(r"os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*)|pty\.spawn|subprocess\.get\w+")
+
+
+def test_a_child_process_has_the_environment_of_the_allow_list() -> None:
+    wrong, whole = [], set()
+    for source in sources("gpurun"):
+        for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
+            given = next((ast.unparse(word.value) for word in call.keywords if word.arg == "env"), "")
+            if HIDES_IT.fullmatch(ast.unparse(call.func)):
+                wrong.append(source.at(call))
+            elif STARTS.fullmatch(ast.unparse(call.func)) and not re.match(r"\w*environment\(", given):
+                if source.path in WHOLE and "os.environ" in given:
+                    whole.add(source.path)
+                else:
+                    wrong.append(source.at(call))
+    assert not wrong, "\n".join(wrong)
+    assert whole == set(WHOLE)

@@ -1,0 +1,24 @@
+"""What lies in a home may be a pipe, a device or without end: it is opened by `core/paths.py` alone."""
+
+from __future__ import annotations
+
+import ast
+
+from house_sources import sources
+
+ROOMS = ("gpurun/core/", "gpurun/ledger/", "gpurun/cli/", "gpurun/lifecycle/artifacts/")
+# Files of the system and of gpurun itself, and what a person names on the command line.
+OTHERS = {"clock", "waiting", "credentials", "options", "audit", "recipe_checks"}
+
+
+def test_what_lies_in_a_home_is_read_by_one_function() -> None:
+    found = [
+        source.at(node)
+        for source in sources("gpurun")
+        if source.path.startswith(ROOMS) and source.path.split("/")[-1].removesuffix(".py") not in OTHERS
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("read_bytes", "read_text")
+        or (node.func.attr == "open" and any(ast.unparse(word) == "'rb'" for word in node.args))
+    ]
+    assert not found, "\n".join(found)
