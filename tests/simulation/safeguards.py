@@ -35,8 +35,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/remote/agent/public_files.py": (
         ("if not is_public(str(address[0])):", "if False:"),
         ('getattr(found, "ipv4_mapped", None) or found', "found"),
-        ("    demand_https(newurl)\n", ""),
-        ("    demand_https(request.full_url)\n", ""),
+        ("demand_https(newurl)", "pass"),
+        ("demand_https(request.full_url)", "pass"),
     ),
     "gpurun/lifecycle/instance/terminate.py": (
         ("self.state is InstanceState.GONE and not self.listed", "not self.listed"),
