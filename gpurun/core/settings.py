@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, str] = {
     "color": "auto",
     "on_interrupt": "ask",
     "uplink": "",
+    "budget.month": "",
 }
 PROJECT_KEYS = ("recipe", "max_cost", "color")
 _CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
@@ -49,7 +50,7 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
             raise UsageError("config.not_for_a_project", what, hint=f"Take it out, or set it in {home.config}.")
         found[key] = _lower(found[key], setting) if key == "max_cost" else setting
     for key in DEFAULTS:
-        variable = f"GPURUN_{key.upper()}"
+        variable = f"GPURUN_{key.upper().replace('.', '_')}"
         if environment.get(variable):
             found[key] = _checked(key, environment[variable], f"environment {variable}")
     return found
@@ -65,8 +66,8 @@ def _lower(own: Setting, of_project: Setting) -> Setting:
 def _checked(key: str, value: str, source: str) -> Setting:
     """A setting; one that no verb could take is refused where it was written and not where it is used."""
     place = f"{key} in the {source}"
-    if key == "max_cost" and value:
-        parse_usd(value, name=place, example="max_cost = 25")
+    if key in ("max_cost", "budget.month") and value:
+        parse_usd(value, name=place, example=f"{key} = 25")
     if key == "uplink" and value and not _is_line(value):
         what = f"{place} is {value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
         raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
@@ -101,6 +102,9 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
             f"{path} is not valid TOML: {error}.",
             hint="Mend the line it names, or move the file away.",
         ) from None
+    for name, value in list(table.items()):
+        if isinstance(value, dict):  # A key with a point in it is a table.
+            table |= {f"{name}.{key}": inner for key, inner in table.pop(name).items()}
     for key in table:
         if key not in DEFAULTS:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")

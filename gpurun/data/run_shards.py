@@ -35,9 +35,9 @@ from gpurun.data.source_names import (
     BUILT_IN_PAIRS,
     HUB,
     ON_THE_HUB,
+    PUBLIC,
     STDLIB,
     missing_shards,
-    public_shards,
 )
 from gpurun.data.sources import Say, open_source
 
@@ -85,8 +85,8 @@ def prepared(
         with preparing("Nothing was left behind."):
             if data is not None and (Path(data).expanduser() / "data.json").exists():
                 return _checked(resolved, Path(data).expanduser().absolute(), data, into, say)
-            if public := public_shards(data, wanted["source"]):
-                return _public(resolved, public, into, say)
+            if data is not None and PUBLIC.fullmatch(data):
+                return _public(resolved, data, into, say)
             if data is None and wanted["source"] not in BUILT_IN:
                 raise missing_shards(wanted["source"])
             if data is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -23,15 +24,8 @@ PUBLIC_SHARDS = {
     "fineweb-10b": "hf:kjj0/fineweb10B-gpt2@889765ea1f903759787add96995d81171b632d0c",
 }
 """Where ready shards of them are, in llm.c's format: what a recipe trains on where no --data is given."""
-
-
-def public_shards(data: str | None, source: str) -> str:
-    """The public shards that the machine is to download, "" where the data comes from here.
-
-    `hf:OWNER/NAME@REVISION`, or a list of addresses in TOML: what --data names, else where the recipe's source is.
-    """
-    named = PUBLIC_SHARDS.get(source, "") if data is None else data
-    return named if named.startswith(HUB) or named.endswith(".toml") else ""
+PUBLIC = re.compile(r"hf:.*|.*\.toml")
+"""What --data names where the machine is to download it: a set of the hub, or a list of addresses."""
 
 
 def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:

@@ -26,6 +26,7 @@ from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
+from gpurun.ledger.budget import MonthBudget
 from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, read_journal
 from gpurun.ledger.plan_from_journal import plan_of
@@ -112,6 +113,7 @@ def _seen(
         trainer=trainer or bundle_root() / "trainer",
         open=opened,
         brings_early=reach is None,
+        budget=MonthBudget(home, clock),
         begin=Background if isinstance(clock, SystemClock) else Inline,
         hang_up=way.hang_up,
     )

@@ -11,13 +11,13 @@ from gpurun.core.credentials import require_credential
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, Plan, Request
-from gpurun.data.source_names import BUILT_IN, missing_shards, public_shards
+from gpurun.data.source_names import BUILT_IN, missing_shards
 from gpurun.planning.budget import disk_gb_on
 from gpurun.planning.candidates import Quote, elsewhere, need_of, paid_plan, quote
 from gpurun.planning.catalog import asked_as, terms_of
 from gpurun.planning.history import Priors, load_priors
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.transfer import least_disk_gb
+from gpurun.planning.transfer import least_disk_gb, public_shards
 from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def rented_plan(
     if request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
     source = full.tables.data.source
-    if request.data is None and source not in BUILT_IN and not public_shards(None, source):
+    if request.data is None and source not in BUILT_IN and not public_shards(request, source):
         raise missing_shards(source, request.recipe_word)
     names = _with_keys(request, home)
     priors, damage = load_priors(home)
@@ -128,9 +128,8 @@ def shards_of(
     from gpurun.planning.initial_weights import started
 
     into, accept_skipped = home.staged_data(run), request.choices.accept_skipped
-    found = prepared(
-        resolved.record, request.data, into=into, cache=home.shards, say=say, accept_skipped=accept_skipped
-    )
+    named = public_shards(request, resolved.tables.data.source) or request.data
+    found = prepared(resolved.record, named, into=into, cache=home.shards, say=say, accept_skipped=accept_skipped)
     data = carried(started(found, resolved), resolved, home, into)
     return warmed(data, request, resolved, home, into)
 

@@ -20,7 +20,6 @@ from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
 from gpurun.core.secrets import child_environment
-from gpurun.data.source_names import public_shards
 from gpurun.ledger.chain import has_receipt
 from gpurun.planning.candidates import quote
 from gpurun.planning.catalog import parse_gpu
@@ -28,7 +27,7 @@ from gpurun.planning.cloud_plan import rented_plan, shown_plan
 from gpurun.planning.history import load_priors
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
 from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
-from gpurun.planning.transfer import advice, unused_notes
+from gpurun.planning.transfer import advice, public_shards, unused_notes
 from gpurun.providers.registry import require_known
 from gpurun.view.number_format import format_count
 
@@ -117,7 +116,7 @@ def _planned(
             from gpurun.planning.staging import with_stage
 
             return with_stage(made, None, clock)
-        is_sent = not public_shards(request.data, full.tables.data.source)
+        is_sent = not public_shards(request, full.tables.data.source)
         return made.told(*advice(made.offer, made.uplink, made.ship_bytes)) if is_sent else made
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
@@ -158,7 +157,7 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
     full = _going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
     begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
-    is_sent = not request.choices.stage and not public_shards(request.data, full.tables.data.source)
+    is_sent = not request.choices.stage and not public_shards(request, full.tables.data.source)
     best = next(iter(quoted.candidates), None) if is_sent else None
     cure = advice(best.offer, quoted.uplink, quoted.load.ship_bytes) if best else ()
     return quoted.candidates, (*quoted.notes, *cure, *begins)

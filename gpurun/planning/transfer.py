@@ -16,7 +16,7 @@ from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
 from gpurun.core.run_plan import DataSummary, Plan, Request, Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
-from gpurun.data.source_names import BUILT_IN, public_shards
+from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
 from gpurun.view.number_format import format_bytes, format_duration
@@ -132,6 +132,12 @@ SOURCE_TOKENS = {
 """The tokens of what the bundled recipes read, at most: training may read them more than once."""
 
 
+def public_shards(request: Request, source: str) -> str:
+    """The public shards that the machine is to download, "" where the data comes from here."""
+    named = PUBLIC_SHARDS.get(source, "") if request.data is None else request.data
+    return named if PUBLIC.fullmatch(named) else ""
+
+
 def load_for(
     request: Request, full: ResolvedRecipe, data: DataSummary | None, uplink: Uplink
 ) -> tuple[Load, tuple[str, ...]]:
@@ -145,7 +151,7 @@ def load_for(
         if data.public:
             return replace(load, public_bytes=data.public_bytes, uplink_bits_per_s=uplink.bits_per_s), ()
         return _staged(load, Path(data.folder), request, uplink), ()
-    if public := public_shards(request.data, source):
+    if public := public_shards(request, source):
         size = _tokens_of(full) * BYTES_PER_TOKEN
         load = load_of(full, carried + size, vocab_size=vocabulary_of(full))
         load = replace(load, public_bytes=size, uplink_bits_per_s=uplink.bits_per_s)
@@ -165,7 +171,7 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
     """Data that is only spoken of; of shards that were brought, what their manifest says."""
     data = full.tables.data
     source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
-    if public := public_shards(request.data, data.source):
+    if public := public_shards(request, data.source):
         source = public
     elif request.data is not None:
         place = Path(request.data).expanduser()

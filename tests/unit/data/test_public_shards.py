@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 
@@ -14,7 +15,7 @@ from gpurun.core.run_plan import DataSummary, PublicFile
 from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.remote.agent.presigned import UrlRefused
-from gpurun.remote.agent.public_files import is_public, opened_public
+from gpurun.remote.agent.public_files import Redirects, is_public, opened_public
 from gpurun.remote.archive import Elsewhere, Pack, PackedFile, Survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.local_machine import LocalMachine
@@ -163,10 +164,10 @@ def test_an_address_of_a_private_network_is_not_public(address: str) -> None:
     assert is_public("151.101.1.1")
 
 
-def test_a_name_is_asked_at_the_address_that_was_found_to_be_public(monkeypatch: pytest.MonkeyPatch) -> None:
-    from urllib.request import Request
-
+def test_a_name_is_asked_at_the_address_that_was_found_to_be_public() -> None:
     for url in ("https://localhost:1/x", "http://huggingface.co/x", "file:///etc/passwd"):
         with pytest.raises(UrlRefused) as refused:
             opened_public(Request(url))
         assert refused.value.code == "not_public"
+    with pytest.raises(UrlRefused, match="https"):
+        Redirects().redirect_request(Request("https://huggingface.co/x"), None, 302, "", {}, "http://cdn.org/x")
