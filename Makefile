@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv venv-demo style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets picture clean
+.PHONY: demo test quick venv venv-demo style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets catalog picture clean
 
 demo: venv-demo
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -75,6 +75,10 @@ bench-prepare: venv
 # Hours on two cores; what was done is kept in build/, and the same command goes on.
 bench-presets: venv
 	@$(BIN)/python tests/bench/bench_presets.py
+
+# Prices of the packaged catalogue, read again from every cloud with a key: look at the difference, then commit it.
+catalog: venv
+	@$(BIN)/python docs/refresh_catalog.py
 
 # The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv

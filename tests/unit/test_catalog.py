@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from gpurun.core.errors import UsageError
@@ -110,3 +114,24 @@ def test_what_a_lease_plans_for_a_boot_is_one_thing_and_how_long_we_wait_another
 def test_the_free_providers_cost_nothing_beside_their_rate() -> None:
     terms = terms_of("local")
     assert (terms.disk_per_gb_hour, terms.other_per_hour, terms.egress_per_gb) == (0, 0, 0)
+
+
+def test_a_catalogue_that_is_read_again_has_the_prices_of_the_clouds_and_keeps_what_they_do_not_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import refresh_catalog
+
+    before = refresh_catalog.TABLE.read_text(encoding="utf-8")
+    old = tomllib.loads(before)["offers"]["rows"]
+    dearer = [
+        one.model_copy(update={"rate_micros_per_hour": usd("9.87")}) for one in all_offers() if one.provider == "aws"
+    ]
+    after = tomllib.loads(refresh_catalog.refreshed(before, dearer, "2027-01-02"))
+    assert after["date"] == "2027-01-02"
+    assert after["sources"]["LIVE"] == "asked of the clouds themselves on 2027-01-02"
+    for then, now in zip(old, after["offers"]["rows"], strict=True):
+        assert now == ([*then[:5], "9.87", then[6], "LIVE"] if then[0] == "aws" else then)
+    again = refresh_catalog.refreshed(refresh_catalog.refreshed(before, dearer, "2027-01-02"), dearer, "2027-01-03")
+    assert tomllib.loads(again)["date"] == "2027-01-03"
