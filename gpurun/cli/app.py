@@ -24,36 +24,34 @@ VERBS = {
         "List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue."
     ),
     "plan": "Show what a run would take and cost, on the offers that finish it, and spend nothing.",
-    "train": "Rent, train, bring it home, destroy, prove it, and leave a receipt.",
-    "ps": "List the unfinished runs; one that may be billing while nobody drives it stands first.",
+    "train": "Rent a machine, train, download the checkpoints, prove the machine gone.",
+    "ps": "List the unfinished runs; a run that may be billing while no supervisor drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",
-    "wait": "Wait for a run's end in silence, and exit as it did; Ctrl-C ends the waiting alone.",
-    "logs": "Print the trainer's log; it works after the instance is gone.",
-    "stop": "Save a checkpoint, bring it home, destroy the instance, write the receipt.",
+    "wait": "Wait for a run's end without output, and exit with the run's exit code; Ctrl-C ends only the waiting.",
+    "logs": "Print the trainer's log, also after the machine is gone.",
+    "stop": "Save a checkpoint, download it, destroy the machine, write the receipt.",
     "resume": "Finish what the journal says is unfinished: after a crash, sleep or reboot.",
     "collect": (
-        "Bring finished checkpoints home now, while training goes on; of a run that is over, say what came home."
+        "Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."
     ),
-    "destroy": "Destroy the instance now, without collecting anything, and prove that it is gone.",
+    "destroy": "Destroy the machine now, without downloading anything, and prove that it is gone.",
     "receipt": "Show a run's signed receipt.",
-    "audit": "Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own.",
-    "reap": "Find what carries gpurun's token anywhere, and end what is past its deadline, no matter who made it.",
+    "audit": "Check journals, receipts, signatures, costs and checkpoints, by a second computation.",
+    "reap": "Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.",
     "report": (
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
     ),
-    "sample": (
-        "Let a run's checkpoint continue or translate a text, on this machine; the recipe's settings are the default."
-    ),
-    "export": "Write a run's checkpoint in a form that other tools read, with a model card of the receipt's figures.",
-    "confirm-shutdown": "Check that your own box no longer answers after a run, and sign that beside the receipt.",
-    "pack": "Show exactly what would be shipped, or write it to a file.",
-    "doctor": "Check this machine, its keys, and with --online what the clouds say of them and of what was left there.",
+    "sample": ("Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."),
+    "export": "Write a run's checkpoint for other tools, with a model card that has the receipt's figures.",
+    "confirm-shutdown": "Check that your own box answers no more after a run, and sign it beside the receipt.",
+    "pack": "Show what would be uploaded, or write it to a file.",
+    "doctor": "Check this machine and its keys; with --online ask the clouds about both, and what was left.",
     "version": "Show the versions of gpurun and of Python.",
-    "auth": "Keys of the clouds: keep, show where from, remove.",
-    "aws": "What an AWS account needs once.",
-    "recipes": "What can be trained.",
+    "auth": "Keep, show and remove the clouds' keys.",
+    "aws": "Set up an AWS account, once.",
+    "recipes": "List, show and check the recipes.",
     "data": "Make shards from text, and check them.",
-    "config": "Defaults, and where each comes from.",
+    "config": "Show the settings, and where each comes from.",
 }
 """Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (a hyphen is an underscore there)."""
 

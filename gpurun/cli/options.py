@@ -70,7 +70,7 @@ Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN", help=f"{NAMED}; without: {USUAL}.", autocompletion=complete_run),
 ]
-ACCEPT_SKIPPED = "Go on where more of a folder is passed over than read."
+ACCEPT_SKIPPED = "Accept a folder of which more is skipped than read."
 RecipeArgument = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help="A recipe's name or file, or a plan file.", autocompletion=_complete_recipe),
@@ -85,7 +85,7 @@ Providers = Annotated[
 ]  # fmt: skip
 Continues = Annotated[
     str | None,
-    typer.Option("--from", metavar="RUN", help="Go on from a run's newest checkpoint.", autocompletion=complete_run),
+    typer.Option("--from", metavar="RUN", help="Continue from a run's newest checkpoint.", autocompletion=complete_run),
 ]  # fmt: skip
 Set = Annotated[
     list[str],
@@ -218,28 +218,31 @@ REQUEST = Shared(
         "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),
         "provider": (Providers, []),
         "region": (_text("--region", "R", "Only this region."), ""),
-        "data": (_text("--data", "PATH", "Prepared shards, or a text file or folder."), ""),
+        "data": (_text("--data", "PATH", "Text, shards, or hf:OWNER/NAME of public shards."), ""),
         "continues": (Continues, None),
-        "stage": (_text("--stage", "s3://BUCKET", "Shards go by it, checkpoints come by it."), ""),
+        "stage": (_text("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
         "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
         "overrides": (Set, []),
         "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
-        "spot": (_flag("--spot", "Rent what may be taken away, at its lower price."), False),
+        "spot": (_flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
-        "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this laptop ends the machine."), False),
-        "lambda_guard": (_flag("--lambda-guard", "A key on the Lambda machine that ends it."), False),
-        "accept_cpu": (_flag("--accept-cpu", "Go on where the machine has no CUDA device."), False),
+        "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
+        "lambda_guard": (_flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
+        "accept_cpu": (_flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
         "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
-        "setup": (_text("--setup", "SCRIPT", "Run this on the machine before anything is shipped."), ""),
+        "setup": (_text("--setup", "SCRIPT", "Run this on the machine before the upload."), ""),
         "setup_limit": (
-            Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", help="Minutes it may take, else 10.")],
+            Annotated[
+                float | None,
+                typer.Option("--setup-limit", metavar="MIN", help="Minutes that --setup may take; else 10."),
+            ],
             None,
         ),
-        "warm": (_flag("--warm", "Send along what earlier runs compiled."), False),
+        "warm": (_flag("--warm", "Upload the compile cache of earlier runs."), False),
         "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
         "identity": (_text("--identity", "FILE", "The private key to log in with."), ""),
-        "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs, for the cap."), ""),
+        "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
     },
     request_from,
 )

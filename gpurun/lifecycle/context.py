@@ -17,7 +17,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Plan
 from gpurun.core.stop_request import STRENGTH, read_stop_request
-from gpurun.ledger.budget import MonthBudget
+from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.run_state import WORKING, Step, next_step
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.planning.transfer import CHECKPOINT_BYTES, COLLECT_START_S, KEPT_CHECKPOINTS

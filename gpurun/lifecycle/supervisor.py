@@ -26,9 +26,9 @@ from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
-from gpurun.ledger.budget import MonthBudget
 from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, read_journal
+from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import RunLock, holder_of
 from gpurun.ledger.run_state import place_of, replay

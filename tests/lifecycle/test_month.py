@@ -12,7 +12,7 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, Order
-from gpurun.ledger.budget import MonthBudget
+from gpurun.ledger.month_budget import MonthBudget
 from gpurun.lifecycle.context import Context
 from gpurun.providers.base import Throttled
 from tests.lifecycle.scripted_cloud import World

@@ -61,7 +61,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/": _CLOUD,
     "gpurun/lifecycle/steps/await_ready.py": (*_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py"),
     "gpurun/ledger/runs.py": _SYNCS,
-    "gpurun/ledger/budget.py": (f"{_UNIT}test_month_budget.py", f"{_LIFE}test_month.py"),
+    "gpurun/ledger/month_budget.py": (f"{_UNIT}test_month_budget.py", f"{_LIFE}test_month.py"),
     "gpurun/lifecycle/instance/monitor.py": (f"{_LIFE}test_monitor.py", *_CLOUD),
     "gpurun/lifecycle/steps/close_run.py": (f"{_LIFE}test_late.py", *_CLOUD),
     "gpurun/lifecycle/instance/terminate.py": (*_CLOUD, f"{_LIFE}test_never_gives_up.py"),

@@ -49,7 +49,7 @@ WRONG = [
     (["offers", "--max-price", "nan"], 2, "money.not_positive", "above zero, for instance --max-price"),
     (["train", "mini-gpt", "--provider", "local", "--data", "/nowhere"], 2, "data.missing", ""),
     (["train", "mini-gpt"], 2, "cap.missing", "--max-cost"),
-    (["train", "gpt2-124m", "--max-cost", "25"], 2, "data.missing", "gpurun data prepare"),
+    (["train", "gpt2-124m-owt", "--max-cost", "25"], 2, "data.missing", "gpurun data prepare"),
     (["train", "mini-gpt", "--max-cost", "3"], 4, "auth.no_provider", "--dry-run"),
     (["plan", "gpt2-124m", "--max-cost", "3"], 5, "offer.over_cap", "--max-cost"),
     (["plan", "--gpu", "1xA100", "--provider", "aws"], 5, "offer.none", "8xA100"),

@@ -13,7 +13,7 @@ from gpurun.core.errors import ExitCode, NoOffer, SetupError, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.settings import load_settings
-from gpurun.ledger.budget import MonthBudget
+from gpurun.ledger.month_budget import MonthBudget
 
 
 @pytest.fixture

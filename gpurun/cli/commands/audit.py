@@ -26,7 +26,7 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --against-bill --json"])
 def audit(
     session: Session,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Only these; all by default.")] = [],  # noqa: B006
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The runs to check; without: all.")] = [],  # noqa: B006
     since: Annotated[
         str, typer.Option("--since", metavar="DATE", help="Only runs opened on that day or later: 2026-11-01.")
     ] = "",
@@ -35,11 +35,11 @@ def audit(
         bool, typer.Option("--against-bill", help="Ask the providers what they billed, too.")
     ] = False,
     head: Annotated[
-        str | None, typer.Option("--head", metavar="HASH", help="A head that you wrote down earlier, whole.")
+        str | None, typer.Option("--head", metavar="HASH", help="The head that you wrote down earlier, whole.")
     ] = None,
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
 ) -> Result:
-    """Check the chain, the signatures, the arithmetic and the checkpoints, with code of its own.
+    """Check journals, receipts, signatures, costs and checkpoints, by a second computation.
 
     Exit 0 when all holds, 10 when something does not, 9 when something may be billing. With `against_bill` the
     providers are asked what they billed, and more than a receipt's bound is a problem.

@@ -47,9 +47,7 @@ Owner = Annotated[
 Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]
 
 
-app = typer.Typer(
-    help="Keys of the clouds: keep, show where from, remove.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Keep, show and remove the clouds' keys.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @verb(app, "auth set", examples=["gpurun auth set runpod", "pass show runpod | gpurun auth set runpod --online"])
@@ -57,9 +55,9 @@ def set_key(
     session: Session,
     provider: Owner,
     stray: Stray = None,
-    online: Annotated[bool, typer.Option("--online", help="Then ask the provider whether it works.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Ask the provider whether the key works.")] = False,
 ) -> Result:
-    """Keep a provider's key, read from a prompt without echo or from standard input.
+    """Store a provider's key, read from a prompt without echo or from standard input.
 
     With `online`, or when asked for at the prompt, the provider is asked about it.
     """

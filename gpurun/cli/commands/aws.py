@@ -11,7 +11,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="What an AWS account needs once.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Set up an AWS account, once.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @verb(app, "aws setup", examples=["gpurun aws setup", "gpurun aws setup --yes", "gpurun aws setup --policy"])
@@ -20,7 +20,7 @@ def setup(
     policy: Annotated[bool, typer.Option("--policy", help="Only show the policy that gpurun's user needs.")] = False,
     yes: Yes = False,
 ) -> Result:
-    """Make the role by which AWS itself ends a machine at its deadline, outside the machine."""
+    """Make the role with which AWS itself ends a machine at its deadline."""
     import json
 
     from gpurun.core.clock import SystemClock

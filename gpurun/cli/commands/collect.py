@@ -20,10 +20,10 @@ app = typer.Typer(rich_markup_mode=None)
 def collect(
     session: Session,
     run: RunArgument,
-    only: Annotated[str, typer.Option("--only", metavar="WHAT", help="last, best, or all that is finished.")] = "all",
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="A folder that gets a copy of it.")] = "",
+    only: Annotated[str, typer.Option("--only", metavar="WHAT", help="last, best, or all.")] = "all",
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Copy the downloaded files into this folder.")] = "",
 ) -> Result:
-    """Bring finished checkpoints home now, while training goes on; of a run that is over, say what came home."""
+    """Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."""
     from gpurun.cli.collect_checkpoints import checked, collected, copied
     from gpurun.cli.run_control import find
 

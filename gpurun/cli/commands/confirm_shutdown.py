@@ -30,10 +30,10 @@ def confirm_shutdown(
     session: Session,
     run: RunArgument,
     force: Annotated[
-        str | None, typer.Option("--force", metavar="WORDS", help="State it yourself; the words are signed.")
+        str | None, typer.Option("--force", metavar="WORDS", help="State it yourself; these words are signed.")
     ] = None,
 ) -> Result:
-    """Check that your own box no longer answers after a run, and sign that beside the receipt.
+    """Check that your own box answers no more after a run, and sign it beside the receipt.
 
     Exit 9 when a box that costs money still answers, 10 when it cannot be confirmed for another reason.
     """

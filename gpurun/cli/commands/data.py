@@ -37,29 +37,29 @@ def prepare(
     source: Annotated[
         str, typer.Option("--source", metavar="TEXT", help="A file, a folder, or hf:OWNER/NAME; else the recipe's.")
     ] = "",
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to make, or to go on with.")] = "",
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Processes; 0: one a core.")] = 0,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to make, or to continue.")] = "",
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes; 0: one for each core.")] = 0,
     executor: Annotated[
-        str, typer.Option("--executor", metavar="WHO", help="processes, or datatrove, or ray.")
+        str, typer.Option("--executor", metavar="WHO", help="processes, datatrove or ray.")
     ] = "processes",
     val_fraction: Annotated[
-        float | None, typer.Option("--val-fraction", metavar="F", help="Held out; else the recipe's.")
+        float | None, typer.Option("--val-fraction", metavar="F", help="The share that is held out; else the recipe's.")
     ] = None,
     text_column: Annotated[
-        str, typer.Option("--text-column", metavar="NAME", help="Where rows have the text.")
+        str, typer.Option("--text-column", metavar="NAME", help="The key or column that has the text.")
     ] = "text",
     dedupe: Annotated[
         str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: url,exact,near, or some of them.")
     ] = "none",
     similarity: Annotated[
-        float | None, typer.Option("--similarity", metavar="J", help="Of near duplicates, of runs of five words; 0.5.")
+        float | None, typer.Option("--similarity", metavar="J", help="How alike near duplicates are; else 0.5.")
     ] = None,
     shard_tokens: Annotated[
-        int, typer.Option("--shard-tokens", metavar="N", help="A shard's at most, about.")
+        int, typer.Option("--shard-tokens", metavar="N", help="Tokens in a shard, about.")
     ] = 100_000_000,
     accept_skipped: Annotated[bool, typer.Option("--accept-skipped", help=ACCEPT_SKIPPED)] = False,
 ) -> Result:
-    """Make shards of a corpus of any size, on all cores; ended at any moment, the same command goes on."""
+    """Make shards of a corpus of any size, on all cores. Interrupted, the same command goes on."""
     from gpurun.data.dedupe.signatures import dedupe_of
     from gpurun.data.workers import demand_executor
 
@@ -137,13 +137,15 @@ def _no_near(dedupe: str) -> UsageError:
 def adopt(
     session: Session,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Shards of nanoGPT, llm.c or build-nanogpt.")],
-    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The folder to make, which refers to them.")],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="NAME", help="What made their ids: gpt2, char.")],
+    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The folder to make; it links to the shards.")],
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="NAME", help="The tokeniser that made the ids: gpt2 or char.")
+    ],
     eot: Annotated[
-        str, typer.Option("--eot", metavar="WHERE", help="The end of text: before, after, none; else as its maker.")
+        str, typer.Option("--eot", metavar="WHERE", help="Where the end of text stands: before, after, none.")
     ] = "",
 ) -> Result:
-    """Describe shards that another program made, so that runs take them; they stay where they are."""
+    """Describe shards that another program made, so that runs can train on them; the shards stay where they are."""
     from gpurun.data.adopt import ENDS, TOKENIZERS
     from gpurun.data.adopt import adopt as refer
 
@@ -163,7 +165,7 @@ def hellaswag(
     questions: Annotated[Path, typer.Argument(metavar="FILE", help="hellaswag_val.jsonl, as it is published.")],
     folder: Folder,
 ) -> Result:
-    """Tokenise HellaSwag's questions beside the shards, so that evaluations can ask them."""
+    """Tokenise HellaSwag's questions into a folder of shards, for evaluations."""
     from gpurun.data.hellaswag import write_items
 
     path, count = write_items(questions.expanduser(), folder.expanduser(), session.say)

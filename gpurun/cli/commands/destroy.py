@@ -23,7 +23,7 @@ def destroy(
         bool, typer.Option("--same-account", help="State that a new key is of the account that rented the machine.")
     ] = False,
 ) -> Result:
-    """Destroy the instance now, without collecting anything, and prove that it is gone."""
+    """Destroy the machine now, without downloading anything, and prove that it is gone."""
     from gpurun.cli.run_control import find, stop_run, sweep_damaged
     from gpurun.core.errors import Declined
 

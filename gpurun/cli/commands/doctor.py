@@ -31,9 +31,9 @@ app = typer.Typer(rich_markup_mode=None)
 def doctor(
     session: Session,
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
-    online: Annotated[bool, typer.Option("--online", help="Ask the clouds too; it changes nothing there.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Ask the clouds too; nothing is changed there.")] = False,
 ) -> Result:
-    """Check this machine, its keys, and with --online what the clouds say of them and of what was left there.
+    """Check this machine and its keys; with --online ask the clouds about both, and what was left.
 
     Exit 4 when something keeps gpurun from working here, 9 when something may be billing.
     """

@@ -29,14 +29,14 @@ def export(
     session: Session,
     run: RunArgument,
     folder: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="A folder to make; alone, of the only open run, else the last.")
+        str | None, typer.Argument(metavar="DIR", help="The folder to make; alone, of the usual run.")
     ] = None,
     to: Annotated[
         str, typer.Option("--to", metavar="FORM", help="hf: as Hugging Face's transformers reads it.")
     ] = "hf",
     checkpoint: Checkpoint = "best",
 ) -> Result:
-    """Write a run's checkpoint in a form that other tools read, with a model card of the receipt's figures.
+    """Write a run's checkpoint for other tools, with a model card that has the receipt's figures.
 
     The folder is new or empty, and is written whole or not at all. With one argument it is the folder.
     """

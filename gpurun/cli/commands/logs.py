@@ -31,10 +31,10 @@ app = typer.Typer(rich_markup_mode=None)
 def logs(
     session: Session,
     run: UsualRun = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Byte for byte; not to a terminal.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The log's bytes as they are; not to a terminal.")] = False,
 ) -> Result:
-    """Print the trainer's log; it works after the instance is gone.
+    """Print the trainer's log, also after the machine is gone.
 
     It is made harmless, or JSON Lines, or byte for byte where no terminal reads it.
     """

@@ -23,14 +23,12 @@ def offers(
     session: Session,
     gpu: Annotated[
         str,
-        typer.Option(
-            "--gpu", metavar="GPU", help="For instance 8xA100; any lists the catalogue.", autocompletion=complete_gpu
-        ),
+        typer.Option("--gpu", metavar="GPU", help="For instance 8xA100; any: every card.", autocompletion=complete_gpu),
     ] = "",
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
     max_price: Annotated[str, typer.Option("--max-price", metavar="USD", help="At most so many dollars an hour.")] = "",
     region: Annotated[str, typer.Option("--region", metavar="R", help="Only this region.")] = "",
-    spot: Annotated[bool, typer.Option("--spot", help="What may be taken away, at its lower price.")] = False,
+    spot: Annotated[bool, typer.Option("--spot", help="Spot machines: cheaper, may be taken away.")] = False,
 ) -> Result:
     """List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue.
 

@@ -24,14 +24,14 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "pack", examples=["gpurun pack ./shards --dry-run", "gpurun pack ./shards -o shards.tar.zst"])
 def pack(
     session: Session,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What would be shipped.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to upload.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the pack there.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list, with sizes and refusals.")] = False,
     allow_secret: Annotated[
-        list[Path] | None, typer.Option("--allow-secret", metavar="PATH", help="Ship this; it is no key.")
+        list[Path] | None, typer.Option("--allow-secret", metavar="PATH", help="Upload this file; it is no key.")
     ] = None,
 ) -> Result:
-    """Show exactly what would be shipped, or write it to a file."""
+    """Show what would be uploaded, or write it to a file."""
     from gpurun.remote.archive import Pack, survey
     from gpurun.view.number_format import format_files
 

@@ -35,8 +35,8 @@ ABANDONED_S = 86_400.0
 def plan(
     session: Session,
     request: Request,
-    every: Annotated[bool, typer.Option("--all", help="Every offer, also what is not taken and why.")] = False,
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write it for: gpurun train FILE")] = "",
+    every: Annotated[bool, typer.Option("--all", help="Show every offer, and why it is not taken.")] = False,
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write the plan for: gpurun train FILE")] = "",
 ) -> Result:
     """Show what a run would take and cost, on the offers that finish it, and spend nothing."""
     with run_name(session, "") as run:

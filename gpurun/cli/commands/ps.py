@@ -17,9 +17,9 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "ps", examples=["gpurun ps", "gpurun ps --all --json"])
 def ps(
     session: Session,
-    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Finished runs too.")] = False,
+    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Show finished runs too.")] = False,
 ) -> Result:
-    """List the unfinished runs; one that may be billing while nobody drives it stands first.
+    """List the unfinished runs; a run that may be billing while no supervisor drives it stands first.
 
     Exit 9 when one may be billing and nobody drives it, or its deadline has passed.
     """

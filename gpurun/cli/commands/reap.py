@@ -29,23 +29,29 @@ def reap(
     session: Session,
     provider: Providers = [],  # noqa: B006
     destroy: Annotated[
-        bool, typer.Option("--destroy", help="End this home's that are within their lease too, unless it drives them.")
+        bool,
+        typer.Option(
+            "--destroy",
+            help="Also end this home's machines that are within their lease, unless a supervisor drives them.",
+        ),
     ] = False,
     anyones: Annotated[
-        bool, typer.Option("--anyones", help="With --destroy: other homes' too, once their number is confirmed.")
+        bool,
+        typer.Option("--anyones", help="With --destroy: also other homes' machines, once their number is confirmed."),
     ] = False,
     confirm: Annotated[
-        int | None, typer.Option("--confirm", metavar="N", min=0, help="That number, where nobody can be asked.")
+        int | None,
+        typer.Option("--confirm", metavar="N", min=0, help="The number to confirm, where no question can be asked."),
     ] = None,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Only instances older than that: 30m, 1h, 2d.")
+        str, typer.Option("--older-than", metavar="AGE", help="Only machines older than that: 30m, 1h, 2d.")
     ] = "",
-    look: Annotated[bool, typer.Option("--look", help="Only list; end nothing.")] = False,
+    look: Annotated[bool, typer.Option("--look", help="List, and end nothing.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit 9 if anything is left that should not be, 4 without a key.")
+        bool, typer.Option("--exit-code", help="Exit 9 where something is left, 4 without a key.")
     ] = False,
 ) -> Result:
-    """Find what carries gpurun's token anywhere, and end what is past its deadline, no matter who made it.
+    """Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.
 
     Exit 9 when something that should be gone is not proven gone, or nobody knows until when. With `exit_code` also
     when something is overdue, and 4 when there was no cloud to ask.

@@ -15,7 +15,7 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, GpurunError, UsageError
 
-app = typer.Typer(help="What can be trained.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, show and check the recipes.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @verb(app, "recipes list", examples=["gpurun recipes list"])

@@ -26,7 +26,9 @@ def report(
     runs: Runs = [],  # noqa: B006
     every: Annotated[bool, typer.Option("--all", help="Every run of this home.")] = False,
     last: Annotated[int, typer.Option("--last", metavar="N", help="The last N runs.")] = 0,
-    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write one self-contained page there.")] = "",
+    html: Annotated[
+        str, typer.Option("--html", metavar="FILE", help="Write one self-contained page to this file.")
+    ] = "",
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
     from gpurun.cli.run_material import material_of

@@ -26,7 +26,7 @@ def resume(
         ),
     ] = None,
     here: Annotated[
-        bool, typer.Option("--here", help="Go on from this machine with a run that another one opened.")
+        bool, typer.Option("--here", help="Drive a run from this machine that another machine opened.")
     ] = False,
 ) -> Result:
     """Finish what the journal says is unfinished: after a crash, sleep or reboot."""

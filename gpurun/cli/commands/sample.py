@@ -44,14 +44,16 @@ def sample(
     temperature: Annotated[
         float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token each time.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draw among so many; 0: all.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", metavar="K", help="Draw among the K likeliest tokens; 0: all.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same text.")] = None,
     beams: Annotated[
-        int | None, typer.Option("--beams", metavar="N", help="Of a translation; 1 is greedy search.")
+        int | None, typer.Option("--beams", metavar="N", help="Beams of a translation; 1 is greedy search.")
     ] = None,
     checkpoint: Checkpoint = "best",
 ) -> Result:
-    """Let a run's checkpoint continue or translate a text, on this machine; the recipe's settings are the default."""
+    """Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."""
     from gpurun.cli.run_control import find
     from gpurun.cli.weights import ask_trainer, find_checkpoint
     from gpurun.core.untrusted import safe_line, safe_text

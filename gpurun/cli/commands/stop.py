@@ -20,7 +20,7 @@ def stop(
     run: RunArgument,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
 ) -> Result:
-    """Save a checkpoint, bring it home, destroy the instance, write the receipt."""
+    """Save a checkpoint, download it, destroy the machine, write the receipt."""
     from gpurun.cli.run_control import find, stop_run
 
     return stop_run(session, find(session, run), "now" if now else "save", "stopped by the user")

@@ -28,11 +28,11 @@ def train(
     session: Session,
     request: Request,
     yes: Yes = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once its machine is ready.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the machine is ready.")] = False,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
     on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
 ) -> Result:
-    """Rent, train, bring it home, destroy, prove it, and leave a receipt."""
+    """Rent a machine, train, download the checkpoints, prove the machine gone."""
     from gpurun.cli.commands.plan import plan_run, run_name
     from gpurun.cli.interrupts import Interrupts
     from gpurun.cli.viewer import follow

@@ -15,9 +15,9 @@ from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
-from gpurun.ledger.budget import MonthBudget
 from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.context import Context, Note

@@ -59,9 +59,9 @@ class MonthBudget:
         """Put what an asking has cost in the place of what was held for it; one that cost nothing is forgotten."""
         with self._entries() as entries:
             before = entries.pop(token, None)
-            if micros and before:
-                ended = {"micros": micros, "until_wall": self._clock.wall(), "receipt": receipt}
-                entries[token] = before.model_copy(update=ended)
+            if micros:  # Also of one whose hold was lost: what was paid counts.
+                who = before.who if before else ""
+                entries[token] = _Held(who=who, micros=micros, until_wall=self._clock.wall(), receipt=receipt)
 
     @contextmanager
     def _entries(self) -> Iterator[dict[str, _Held]]:
@@ -90,5 +90,6 @@ def _over(limit: Micros, worst: Micros, others: list[_Held]) -> NoOffer:
     return NoOffer(
         "budget.month",
         f"This may cost {format_usd(worst)}; of the month's {format_usd(limit)} {format_usd(spent)} is spent{told}.",
-        hint="Wait for their end, take a smaller --max-cost, or raise budget.month in config.toml.",
+        hint="Wait for their end (`gpurun resume` finishes a run that nobody drives), take a smaller --max-cost, or "
+        "raise budget.month in config.toml.",
     )
