@@ -66,5 +66,5 @@ def _answers(run: Run, numbers: range, stopping: Callable[[], bool]) -> list[str
         )
         return [run.translation.text(one.ids) for one in found]
     seeds = [position_seed(run.recipe.train.seed, run.progress.step, number) for number in numbers]
-    written = generate(run.gpt, prompts, sample, vocab_size=tokenizer.vocab_size, seeds=seeds, stopping=stopping)
+    written = generate(run.gpt, prompts, sample, seeds=seeds, stopping=stopping)
     return [tokenizer.decode(ids) for ids in written]

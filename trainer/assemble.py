@@ -15,7 +15,7 @@ from trainer.device import Device
 from trainer.distributed import Processes
 from trainer.events import Reporter
 from trainer.items import Item, read_items
-from trainer.model import GPT, with_vocabulary
+from trainer.model import GPT
 from trainer.optim import make_optimizer, plan_batch
 from trainer.parallel import Alone, Replicas, Shards, fits_replicated
 from trainer.recipe import ModelConfig, Recipe, parameters_of
@@ -70,7 +70,7 @@ def _what_to_learn(
 def _build_gpt(config: ModelConfig, vocab_size: int, seed: int) -> GPT:
     """Return a GPT whose weights the seed decides."""
     torch.manual_seed(seed)
-    return GPT(with_vocabulary(config, vocab_size))
+    return GPT(config, vocab_size)
 
 
 def _start_from(run: Run, data_folder: Path) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trainer.errors import Refused
 from trainer.hf_tokenizer import tokenizer_files
-from trainer.model import GPT, with_vocabulary
+from trainer.model import GPT
 from trainer.model_card import model_card
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY
 from trainer.recipe import ModelConfig, completed, read_table
@@ -105,8 +105,8 @@ def _read(checkpoint: Path, data: Path | None, recipe: Path | None) -> _Trained:
             plain = f"{name} is plain safetensors already, and the state.json beside it has its settings"
             raise Refused(f'a model of preset "{model.preset}" is no GPT-2, so transformers cannot load it; {plain}')
         tokens = _tokens(told["data"]["tokenizer"], state["data"]["tokenizer"], data)
-        shape = with_vocabulary(model, len(tokens))
-        return _Trained(model, state, opened.tensors(lambda: GPT(shape)), tokens, _source(state, data))
+        tensors = opened.tensors(lambda: GPT(model, len(tokens)))
+        return _Trained(model, state, tensors, tokens, _source(state, data))
     except OSError as error:
         raise Refused(f"{name} cannot be exported: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:

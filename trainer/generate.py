@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from trainer.errors import Refused
-from trainer.model import GPT, with_vocabulary
+from trainer.model import GPT
 from trainer.pair_tokenizer import UNKNOWN, PairTokenizer, WordTokenizer
 from trainer.recipe import PAIR_TOKENIZERS, ModelConfig, RecipeError, SampleConfig, read_table
 from trainer.run_checkpoint import open_run_checkpoint
@@ -64,13 +64,13 @@ def open_checkpoint(checkpoint: Path, data: Path, recipe: Path | None = None) ->
         if tokenizer.sha256 != opened.state["data"]["tokenizer"]:
             raise Refused(f"{name} was trained with another vocabulary than that in {data}")
         shape = read_table(ModelConfig, told["model"], "model", is_whole=False)
-        config, special = with_vocabulary(shape, tokenizer.vocab_size), None
+        vocab_size, special = tokenizer.vocab_size, None
         build: Callable[[], GPT | Translator]
-        if config.preset == "encoder-decoder":
-            special = read_special_tokens(data, tokenizer.vocab_size)
-            build = partial(Translator, config, pad_id=special.pad_id)
+        if shape.preset == "encoder-decoder":
+            special = read_special_tokens(data, vocab_size)
+            build = partial(Translator, shape, vocab_size, pad_id=special.pad_id)
         else:
-            build = partial(GPT, config)
+            build = partial(GPT, shape, vocab_size)
         tensors, seed = opened.tensors(build), int(told["train"]["seed"])
         model = build()
         model.load_state_dict(tensors)
@@ -147,7 +147,7 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
         raise Refused(f"--seed {seed} is not between 0 and {MOST_SEED:,}")
     ids = encode(given.prompt, trained.tokenizer)
     assert isinstance(trained.model, GPT)
-    (written,) = generate(trained.model, [ids], config, vocab_size=trained.tokenizer.vocab_size, seeds=[seed])
+    (written,) = generate(trained.model, [ids], config, seeds=[seed])
     text = trained.tokenizer.decode(written[len(ids) :])
     made = {"prompt": given.prompt, "text": text, "step": trained.step, "seed": seed}
     return made | {"tokens": len(written) - len(ids), "temperature": config.temperature, "top_k": config.top_k}

@@ -21,33 +21,37 @@ FP16_CHUNK_TOKENS = 8192
 """The most tokens whose share in the head's gradient is added up in fp16, which ends at 65,504."""
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing, and
+    how many of the weight's rows are tokens."""
+
+    ignored: int
+    chunk: int
+    dtype: torch.dtype
+    smoothing: float
+    vocab_size: int
+
+
 def _chunk_tokens(vocab_size: int, dtype: torch.dtype) -> int:
     """Return the largest power of two of tokens whose fp32 logits stay within CHUNK_BYTES, their sums in `dtype`."""
     chunk = 1 << max(0, (CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
     return min(chunk, FP16_CHUNK_TOKENS) if dtype == torch.float16 else chunk
 
 
-def _nll(logits: Tensor, targets: Tensor, keep: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Return the summed loss of the kept tokens and the sums (n, 1) of the exponentials.
 
-    The fp32 logits (n, vocab) become their exponentials relative to each row's largest, in place.
+    The fp32 logits (n, rows) become their exponentials relative to each row's largest, in place; padding's are zero.
     """
+    smoothing, vocab_size = settings.smoothing, settings.vocab_size
+    logits[:, vocab_size:] = -torch.inf
     top = logits.amax(dim=1, keepdim=True)
     aimed = logits.gather(1, targets.unsqueeze(1)) - top
     if smoothing:
-        aimed = torch.lerp(aimed, logits.mean(dim=1, keepdim=True) - top, smoothing)
+        aimed = torch.lerp(aimed, logits[:, :vocab_size].mean(dim=1, keepdim=True) - top, smoothing)
     sums = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
     return torch.where(keep, (sums.log() - aimed).squeeze(1), 0.0).sum(), sums
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing."""
-
-    ignored: int
-    chunk: int
-    dtype: torch.dtype
-    smoothing: float
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -69,13 +73,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + chunk)
             part, part_targets, part_keep = hidden[rows].to(dtype), safe[rows], keep[rows]
             logits = (part @ head.t()).float()
-            nll, sums = _nll(logits, part_targets, part_keep, smoothing)
+            nll, sums = _nll(logits, part_targets, part_keep, settings)
             loss += nll
             # The gradient of the mean: (softmax - smoothed one_hot) / count, built in the logits' own memory.
             share = (part_keep.float() if whole else part_keep / count).unsqueeze(1)
             logits.mul_(share / sums)
             if smoothing:
-                logits.sub_(share * (smoothing / logits.shape[1]))
+                logits[:, : settings.vocab_size] -= share * (smoothing / settings.vocab_size)
             logits.scatter_add_(1, part_targets.unsqueeze(1), -share * (1.0 - smoothing))
             grad = logits.to(dtype)
             grad_hidden[rows] = grad @ head
@@ -101,7 +105,7 @@ def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Sett
     for start in range(0, hidden.shape[0], settings.chunk):
         rows = slice(start, start + settings.chunk)
         logits = (hidden[rows].to(settings.dtype) @ head.t()).float()
-        loss += _nll(logits, safe[rows], keep[rows], settings.smoothing)[0]
+        loss += _nll(logits, safe[rows], keep[rows], settings)[0]
         del logits
     return loss / keep.sum()
 
@@ -113,19 +117,23 @@ def chunked_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     *,
+    vocab_size: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return the mean of cross_entropy(hidden @ weight.T, targets) over targets that are not `ignore_index`, in fp32.
 
-    hidden (n, width), weight (vocab, width), targets (n) int64. Matrix products run in autocast's dtype where it is on.
-    `label_smoothing` e aims at 1 - e for the target and e / vocab more for every token, the target too (Szegedy et al.
-    2015, section 7). NaN where no target is left, as torch's own. The result may be differentiated once.
+    hidden (n, width), weight (rows, width), targets (n) int64. The first `vocab_size` rows are tokens (all, if None);
+    the rest is padding, which has no probability and no gradient. Matrix products run in autocast's dtype where it is
+    on. `label_smoothing` e aims at 1 - e for the target and e / vocab_size more for every token, the target too
+    (Szegedy et al. 2015, section 7). NaN where no target is left, as torch's own. May be differentiated once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    settings = _Settings(ignore_index, chunk_tokens or _chunk_tokens(weight.shape[0], dtype), dtype, label_smoothing)
+    rows = weight.shape[0]
+    chunk = chunk_tokens or _chunk_tokens(rows, dtype)
+    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
         return compute(hidden, weight, targets, settings)

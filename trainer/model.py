@@ -80,11 +80,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The whole network; `config.vocab_size` must be resolved (not 0)."""
+    """The whole network; `vocab_size` is the tokeniser's, and that of `config` where it is not told.
 
-    def __init__(self, config: ModelConfig) -> None:
+    What the vocabulary has beyond the tokeniser's own ids is padding, which is in no loss and never drawn.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.vocab_size = vocab_size or config.vocab_size
+        self.config = config = with_vocabulary(config, self.vocab_size)
         modern = config.preset == "modern"
         self.wte = nn.Embedding(config.vocab_size, config.width)
         self.wpe = None if modern else nn.Embedding(config.context, config.width)
@@ -133,12 +137,13 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
-        return chunked_cross_entropy(self.hidden(ids).flatten(0, 1), self.head_weight, targets.flatten())
+        hidden = self.hidden(ids).flatten(0, 1)
+        return chunked_cross_entropy(hidden, self.head_weight, targets.flatten(), vocab_size=self.vocab_size)
 
     def next_token_logits(self, ids: Tensor, last: Tensor) -> Tensor:
-        """Return the logits (batch, vocab) after position `last` (batch,) of each row of ids (batch, time)."""
+        """Return the logits (batch, vocab_size) after position `last` (batch,) of each row of ids (batch, time)."""
         rows = torch.arange(len(ids), device=ids.device)
-        return F.linear(self.hidden(ids)[rows, last], self.head_weight).float()
+        return F.linear(self.hidden(ids)[rows, last], self.head_weight)[:, : self.vocab_size].float()
 
     def flops_per_token(self) -> int:
         """Return forward and backward flops a token."""

@@ -32,21 +32,20 @@ def generate(
     prompts: Sequence[Sequence[int]],
     config: SampleConfig,
     *,
-    vocab_size: int,
     seeds: Sequence[int],
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[list[int]]:
-    """Return each prompt's ids and up to `config.tokens` more, all below `vocab_size`; the same seed, the same text.
+    """Return each prompt's ids and up to `config.tokens` more; the same seed, the same text.
 
-    All prompts go on in one batch: on a card, a forward of several rows takes no longer than that of one. The
-    vocabulary's padding is never drawn. `stopping` is asked before each token of all.
+    All prompts go on in one batch: on a card, a forward of several rows takes no longer than that of one. `stopping` is
+    asked before each token of all.
     """
     texts = [list(prompt) for prompt in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     for _ in range(config.tokens):
         if stopping():
             break
-        logits = _next_logits(model, texts)[:, :vocab_size].float().cpu()
+        logits = _next_logits(model, texts).cpu()
         for ids, row, generator in zip(texts, logits, generators, strict=True):
             ids.append(pick(row, config.temperature, config.top_k, generator))
     return texts

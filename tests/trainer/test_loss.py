@@ -38,6 +38,35 @@ def test_fp32_equals_torch(chunk: int, smoothing: float) -> None:
         torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted)
 
 
+def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, smoothing: float) -> Tensor:
+    """The mean loss over the tokeniser's own ids, a token at a time: sums of exponentials, and no padding anywhere."""
+    losses = []
+    for vector, target in zip(hidden, targets.tolist(), strict=True):
+        if target != -100:
+            scores = [vector @ weight[token] for token in range(vocab_size)]
+            whole = torch.stack(scores).exp().sum().log()
+            even = sum(whole - score for score in scores) / vocab_size
+            losses.append((1 - smoothing) * (whole - scores[target]) + smoothing * even)
+    return sum(losses) / len(losses)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_vocabularys_padding_is_in_no_loss_and_has_no_gradient(smoothing: float) -> None:
+    hidden, weight, targets = tensors()
+    weight, targets = weight.detach().double(), torch.where(targets < 0, targets, targets % 90)
+    weight[90:] += 3.0  # what is far from zero would show
+    hidden, weight = hidden.detach().double().requires_grad_(), weight.requires_grad_()
+    wanted = plain_loss(hidden, weight, targets, 90, smoothing)
+    how = {"vocab_size": 90, "label_smoothing": smoothing, "chunk_tokens": 16}
+    found = chunked_cross_entropy(hidden, weight, targets, **how)
+    torch.testing.assert_close(found, wanted.float())
+    ours, reference = gradients(found, hidden, weight), gradients(wanted, hidden, weight)
+    torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-7)
+    assert ours[1][90:].abs().max() == 0.0
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted.float())
+
+
 def test_label_smoothing_is_the_papers_formula() -> None:
     hidden, weight, _ = (tensor.detach() for tensor in tensors())
     log_p = torch.log_softmax(hidden[:1] @ weight.t(), dim=1)[0]

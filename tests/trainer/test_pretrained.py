@@ -63,7 +63,7 @@ def test_a_published_gpt2_gives_its_logits(tmp_path: Path, prefix: str) -> None:
     torch.testing.assert_close(untied.next_token_logits(IDS, LAST), source.next_token_logits(IDS, LAST))
 
 
-def test_the_vocabularys_padding_takes_no_probability_from_real_tokens(tmp_path: Path) -> None:
+def test_tokens_that_the_file_lacks_take_no_probability_from_those_that_it_has(tmp_path: Path) -> None:
     source, tensors = published()
     with torch.no_grad():
         source.ln_f.weight.zero_()
@@ -71,10 +71,10 @@ def test_the_vocabularys_padding_takes_no_probability_from_real_tokens(tmp_path:
         source.wte.weight.mul_(0.01).sub_(1.0)  # logits below zero, as GPT-2's are, and half of them not so far
         source.wte.weight[:30] += 0.5
     path = written(tmp_path / "model.safetensors", tensors)
-    padded = model(vocab_size=64)
-    load_weights(padded, path)
-    torch.testing.assert_close(padded.next_token_logits(IDS, LAST)[:, :60], source.next_token_logits(IDS, LAST))
-    assert torch.softmax(padded.next_token_logits(IDS, LAST), dim=-1)[:, 60:].sum(dim=-1).max() < 1e-4
+    larger = model(vocab_size=64)
+    load_weights(larger, path)
+    torch.testing.assert_close(larger.next_token_logits(IDS, LAST)[:, :60], source.next_token_logits(IDS, LAST))
+    assert torch.softmax(larger.next_token_logits(IDS, LAST), dim=-1)[:, 60:].sum(dim=-1).max() < 1e-4
 
 
 def test_a_shorter_context_takes_the_first_positions(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def reference_losses(data_folder: Path, vocab_size: int) -> list[float]:
         ids, targets = (torch.as_tensor(part) for part in samples.read((number - 1) * SEQUENCES, SEQUENCES))
         for p in w.values():
             p.grad = None
-        loss = F.cross_entropy(plain_gpt2(w, ids).flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(plain_gpt2(w, ids).flatten(0, 1)[:, : data.tokenizer.vocab_size], targets.flatten())
         loss.backward()
         plain_adamw(w, moments, rate_of(number), number)
         losses.append(loss.item())

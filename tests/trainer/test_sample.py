@@ -25,22 +25,24 @@ def model(request: pytest.FixtureRequest) -> GPT:
 
 
 def test_the_seed_decides_and_the_padding_is_never_drawn(model: GPT) -> None:
-    texts = generate(model, [[1, 2]] * 3, sample(temperature=5.0), vocab_size=5, seeds=[7, 7, 8])
+    padded = GPT(model.config, 5).eval()
+    padded.load_state_dict(model.state_dict())
+    texts = generate(padded, [[1, 2]] * 3, sample(temperature=5.0), seeds=[7, 7, 8])
     assert texts[0] == texts[1] != texts[2]
     assert all(len(ids) == 22 and ids[:2] == [1, 2] and max(ids) < 5 for ids in texts)
 
 
 def test_a_prompt_longer_than_the_context_is_continued_from_its_end(model: GPT) -> None:
     prompts = [list(range(20)), list(range(12, 20))]
-    long, short = generate(model, prompts, sample(temperature=0.0, tokens=3), vocab_size=64, seeds=[0, 0])
+    long, short = generate(model, prompts, sample(temperature=0.0, tokens=3), seeds=[0, 0])
     assert long[20:] == short[8:]
 
 
 def test_a_prompt_goes_on_as_it_would_without_those_beside_it(model: GPT) -> None:
     prompts, seeds = [[3], [1, 2, 3, 4, 5], list(range(20))], [5, 6, 7]
-    together = generate(model, prompts, sample(), vocab_size=64, seeds=seeds)
+    together = generate(model, prompts, sample(), seeds=seeds)
     pairs = zip(prompts, seeds, strict=True)
-    alone = [generate(model, [prompt], sample(), vocab_size=64, seeds=[seed]) for prompt, seed in pairs]
+    alone = [generate(model, [prompt], sample(), seeds=[seed]) for prompt, seed in pairs]
     assert together == [text for (text,) in alone]
 
 
@@ -59,7 +61,7 @@ def test_the_coldest_draw_is_the_likeliest_token(temperature: float) -> None:
 
 
 def test_a_stop_ends_the_text_at_once(model: GPT) -> None:
-    assert generate(model, [[1]], sample(), vocab_size=64, seeds=[0], stopping=lambda: True) == [[1]]
+    assert generate(model, [[1]], sample(), seeds=[0], stopping=lambda: True) == [[1]]
 
 
 def test_bytes_that_are_no_whole_character_are_shown_as_such() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, manifest, recipe_record, write_data
+from conftest import TEXT, Train, events, manifest, recipe_record, write_data
 
 from trainer import assemble as assemble_module
 from trainer import due
@@ -40,7 +40,7 @@ MINI = {
 def test_the_loss_falls_on_the_mini_recipe(tmp_path: Path, train: Train) -> None:
     assert train(recipe_record(**MINI), tmp_path) == 0
     losses = [event["loss"] for event in events(tmp_path, "step")]
-    assert losses[0] == pytest.approx(math.log(64), abs=0.2)
+    assert losses[0] == pytest.approx(math.log(len({*TEXT})), abs=0.2)
     assert losses[-1] < 2.9
     first, last = (event["val_loss"] for event in events(tmp_path, "eval"))
     assert last < first
@@ -310,7 +310,7 @@ def test_a_run_starts_from_given_weights_and_only_at_its_beginning(tmp_path: Pat
     recipe = recipe_record(train={"steps": 4, "checkpoint_every": 2, "init_from": "start.safetensors"})
     assert train(recipe, tmp_path / "out", folder) == 0
     told = {name: [e["loss"] for e in events(tmp_path / name, "step")] for name in ("first", "out")}
-    assert told["out"][0] < told["first"][-1] + 0.3 < told["first"][0] - 0.3
+    assert told["out"][0] < told["first"][-1] + 0.1 < told["first"][0] - 0.1
     (folder / "start.safetensors").unlink()
     assert train(recipe, tmp_path / "out", folder) == 0, "a run that goes on does not look at it"
     assert train(recipe, tmp_path / "another", folder) == 2

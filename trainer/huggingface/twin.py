@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -17,6 +19,11 @@ def _turned(name: str, tensor: Tensor) -> Tensor:
     return tensor.t() if name.endswith(LINEAR_NAMES) and tensor.dim() == 2 else tensor
 
 
+def _without_padding(vocab_size: int, head: nn.Module, given: tuple[Tensor, ...], logits: Tensor) -> None:
+    """Take all probability from what only pads the vocabulary, in place: it is in no loss."""
+    logits[..., vocab_size:] = -torch.inf
+
+
 class Twin:
     """Their model, whose every weight is a view of ours; and what AdamW remembers of each, for either side."""
 
@@ -28,6 +35,7 @@ class Twin:
             bos_token_id=0, eos_token_id=0, use_cache=False,
         )  # fmt: skip
         self.model = GPT2LMHeadModel(config).to(ours.wte.weight.device)  # type: ignore[arg-type]  # Typed without self.
+        self.model.lm_head.register_forward_hook(partial(_without_padding, ours.vocab_size))
         theirs = dict(self.model.transformer.named_parameters())
         self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
         for name, parameter in ours.named_parameters():

@@ -34,15 +34,14 @@ def length_penalty(length: Tensor, alpha: float) -> Tensor:
 class _Reader:
     """What a search asks of the model: the log-probabilities of the next token, given some encoded sources."""
 
-    def __init__(self, model: Translator, source: Tensor, special: SpecialTokens, vocab_size: int, copies: int) -> None:
-        self._model, self.vocab = model, model.config.vocab_size
+    def __init__(self, model: Translator, source: Tensor, special: SpecialTokens, copies: int) -> None:
+        self._model, self.vocab = model, model.vocab_size
         self.device = source.device
         self._memory = model.encode(source).repeat_interleave(copies, dim=0)
         self._mask = source_mask(source, special.pad_id).repeat_interleave(copies, dim=0)
-        # Padding and start are never said, nor what only fills the embedding up to a round number.
-        self._banned = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=source.device)
+        # Padding and start are never said.
+        self._banned = torch.zeros(self.vocab, dtype=torch.bool, device=source.device)
         self._banned[[special.pad_id, special.start_id]] = True
-        self._banned[vocab_size:] = True
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return (rows, vocab) for the ids (rows, time) so far, start included."""
@@ -64,7 +63,6 @@ def greedy_search(
     model: Translator,
     source: Tensor,
     special: SpecialTokens,
-    vocab_size: int,
     *,
     most: int | None = None,
     stopping: Callable[[], bool] = lambda: False,
@@ -75,7 +73,7 @@ def greedy_search(
     is asked before each token.
     """
     rows = source.shape[0]
-    read = _Reader(model, source, special, vocab_size, 1)
+    read = _Reader(model, source, special, 1)
     ids = torch.full((rows, 1), special.start_id, dtype=torch.int64, device=source.device)
     total, lengths = torch.zeros(rows, device=source.device), torch.zeros(rows, device=source.device)
     done = torch.zeros(rows, dtype=torch.bool, device=source.device)
@@ -94,7 +92,6 @@ def beam_search(
     model: Translator,
     source: Tensor,
     special: SpecialTokens,
-    vocab_size: int,
     *,
     beams: int,
     alpha: float,
@@ -106,10 +103,10 @@ def beam_search(
     Best is by `Hypothesis.score(alpha)`; a finished hypothesis keeps its place as long as it is among them. A beam may
     lose on its way what greedy search finds, so that one is compared at the end: no result scores below it.
     """
-    greedy = greedy_search(model, source, special, vocab_size, most=most, stopping=stopping)
+    greedy = greedy_search(model, source, special, most=most, stopping=stopping)
     if beams == 1:
         return greedy
-    read = _Reader(model, source, special, vocab_size, beams)
+    read = _Reader(model, source, special, beams)
     found = _best_of_beams(read, source.shape[0], special, beams, alpha, _limit(model, most), stopping)
     return [max(pair, key=lambda one: one.score(alpha)) for pair in zip(greedy, found, strict=True)]
 

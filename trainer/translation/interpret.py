@@ -65,7 +65,6 @@ class Interpreter:
         source = torch.from_numpy(np.stack(padded)).to(model.embedding.weight.device)
         was_training = model.training
         model.eval()
-        vocab_size = self.tokenizer.vocab_size
-        found = beam_search(model, source, special, vocab_size, beams=beams, alpha=alpha, most=most, stopping=stopping)
+        found = beam_search(model, source, special, beams=beams, alpha=alpha, most=most, stopping=stopping)
         model.train(was_training)
         return found

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.loss import chunked_cross_entropy
+from trainer.model import with_vocabulary
 from trainer.recipe import ModelConfig
 from trainer.translation.batch import source_mask, target_mask
 
@@ -103,13 +104,17 @@ class DecoderBlock(nn.Module):
 
 
 class Translator(nn.Module):
-    """The whole network: `config.layers` blocks on either side; `config.vocab_size` must be resolved (not 0)."""
+    """The whole network: `config.layers` blocks on either side; `vocab_size` is the tokeniser's, as a GPT's is."""
 
     positions: Tensor
 
-    def __init__(self, config: ModelConfig, *, pad_id: int, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int | None = None, *, pad_id: int, label_smoothing: float = 0.0
+    ) -> None:
         super().__init__()
-        self.config, self.pad_id, self.label_smoothing = config, pad_id, label_smoothing
+        self.vocab_size = vocab_size or config.vocab_size
+        self.config = config = with_vocabulary(config, self.vocab_size)
+        self.pad_id, self.label_smoothing = pad_id, label_smoothing
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.register_buffer("positions", sinusoids(config.context, config.width), persistent=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -163,14 +168,15 @@ class Translator(nn.Module):
         """
         hidden = self.decode(target, self.encode(source), source_mask(source, self.pad_id))
         loss = chunked_cross_entropy(
-            hidden.flatten(0, 1), self.embedding.weight, labels.flatten(),
+            hidden.flatten(0, 1), self.embedding.weight, labels.flatten(), vocab_size=self.vocab_size,
             ignore_index=self.pad_id, label_smoothing=self.label_smoothing if self.training else 0.0,
         )  # fmt: skip
         return loss * weight
 
     def next_token_logits(self, target: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Return the logits (batch, vocab) after the last position, in fp32."""
-        return F.linear(self.decode(target, memory, memory_mask)[:, -1], self.embedding.weight).float()
+        """Return the logits (batch, vocab_size) after the last position, in fp32."""
+        hidden = self.decode(target, memory, memory_mask)[:, -1]
+        return F.linear(hidden, self.embedding.weight)[:, : self.vocab_size].float()
 
     def flops_per_token(self) -> int | None:
         """Return None: sentences differ in length, so that the positions of a step do not tell its work."""

@@ -14,7 +14,6 @@ import torch
 from trainer.data import VALIDATION_SEED
 from trainer.distributed import Processes
 from trainer.errors import Refused
-from trainer.model import with_vocabulary
 from trainer.recipe import Recipe
 from trainer.shards import TokenData
 from trainer.translation.interpret import Interpreter
@@ -62,8 +61,8 @@ class TranslationTask(Interpreter):
     def build_model(self, recipe: Recipe) -> Translator:
         """Return the recipe's model for the data's vocabulary, its weights drawn on the CPU by the recipe's seed."""
         torch.manual_seed(recipe.train.seed)
-        config = with_vocabulary(recipe.model, self.data.tokenizer.vocab_size)
-        return Translator(config, pad_id=self.special.pad_id, label_smoothing=recipe.train.label_smoothing)
+        vocab_size, smoothing = self.data.tokenizer.vocab_size, recipe.train.label_smoothing
+        return Translator(recipe.model, vocab_size, pad_id=self.special.pad_id, label_smoothing=smoothing)
 
     def translate_held_out(
         self, model: Translator, pairs: int, *, beams: int, alpha: float, at_once: int = 64
