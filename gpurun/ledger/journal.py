@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ __all__ = [
     "RunLock",
     "damaged",
     "holder_of",
+    "is_noted",
     "newer",
     "read_journal",
     "require_durable",
@@ -179,7 +180,7 @@ class Journal:
             "mono": round(self._clock.monotonic(), 6),
             "boot_id": self._boot_id,
             "event": str(event),
-            "data": _storable(_without(f"{self._path.parents[2]}/", data)),
+            "data": _stored(self._path, data),
         }
         if event is Event.RUN_CLOSED:
             fields["data"]["seal"] = seal_of(fields)
@@ -190,6 +191,16 @@ class Journal:
         self._records.append(record)
         crashpoint(f"after {event}")
         return record
+
+
+def is_noted(path: Path, records: Iterable[Record], event: Event, data: Mapping[str, Any]) -> bool:
+    """Whether these records of a journal have it already, as that journal stores it."""
+    stored = _stored(path, data)
+    return any(one.event is event and one.data == stored for one in records)
+
+
+def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    return _storable(_without(f"{path.parents[2]}/", data))
 
 
 def _without(home: str, data: Mapping[str, Any]) -> dict[str, Any]:

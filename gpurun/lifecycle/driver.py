@@ -24,7 +24,7 @@ from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, Set
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
-from gpurun.ledger.journal import Journal, damaged, newer
+from gpurun.ledger.journal import Journal, damaged, is_noted, newer
 from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, place_of, replay
 from gpurun.ledger.runs import lost_records
 from gpurun.lifecycle.context import Context, Note, StepClock, StopWanted
@@ -280,7 +280,7 @@ class Driver:
     def _note_once(self, error: GpurunError) -> None:
         """Record an incident, unless it stands there already."""
         told = {"code": error.code, "message": f"{error.what} {error.hint}"}
-        if not any(one.event is Event.INCIDENT and one.data == told for one in self._journal.records):
+        if not is_noted(self._context.folder.journal, self._journal.records, Event.INCIDENT, told):
             self._record(Event.INCIDENT, told)
 
     def _failed(self, step: Step, before: RunState, error: GpurunError) -> None:

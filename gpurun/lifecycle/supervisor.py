@@ -113,7 +113,7 @@ def _seen(
         trainer=trainer or bundle_root() / "trainer",
         open=opened,
         brings_early=reach is None,
-        budget=MonthBudget(home, clock),
+        budget=MonthBudget(home, clock) if plan.worst_micros else None,
         begin=Background if isinstance(clock, SystemClock) else Inline,
         hang_up=way.hang_up,
     )

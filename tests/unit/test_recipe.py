@@ -215,7 +215,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         ("heads = 4", "heads = 3", ("model.width 128", "model.heads 3")),
         ("warmup_steps = 50", "warmup_steps = 5000", ("warmup_steps 5000", "train.steps 1000")),
         ("[train]", "[train]\nmicro = 1\n", ("train.micro", "micro_batch")),
-        ('gpu = "1xA100"', 'gpu = "1xA1000"', ("hardware.gpu", "A100")),
+        ('gpu = "any"', 'gpu = "1xA1000"', ("hardware.gpu", "A100")),
         ('[data]\nsource = "stdlib" ', '[[data]]\nsource = "stdlib" ', ("data",)),
     ],
 )

@@ -15,7 +15,7 @@ from gpurun.core.errors import MayBeBilling, SetupError
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState, digest_of
 from gpurun.core.stop_request import read_stop_request
-from gpurun.ledger.journal import read_journal
+from gpurun.ledger.journal import is_noted, read_journal
 from gpurun.lifecycle.context import Context, Note
 from gpurun.providers.base import HasAccounts, Provider, Unknown
 
@@ -275,7 +275,7 @@ def incident(extra: Instance) -> Note:
 def once(note: Note, context: Context) -> Iterator[Note]:
     """The note, unless the journal has it already."""
     event, data = note
-    if not any(one.event is event and one.data == data for one in read_journal(context.folder.journal).records):
+    if not is_noted(context.folder.journal, read_journal(context.folder.journal).records, event, data):
         yield note
 
 
