@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import paramiko
 import pytest
@@ -488,3 +489,14 @@ def test_a_packet_of_four_gigabytes_is_not_waited_for_after_the_login_either(key
         theirs.sendall(b"12345678")
         assert packets.read_all(8) == b"12345678"
     assert len(raised) == 3
+
+
+def test_a_server_that_sends_more_than_its_window_is_cut_off() -> None:
+    """The library believes that a server keeps to it, and would keep whatever comes in memory."""
+    channel = SimpleNamespace(in_buffer=b"x" * 60, in_stderr_buffer=b"x" * 40, in_window_size=100)
+    take = transport._bounded(lambda *_: None)
+    take(channel, None)
+    for more in ("in_buffer", "in_stderr_buffer"):
+        over = SimpleNamespace(**{**vars(channel), more: getattr(channel, more) + b"x"})
+        with pytest.raises(paramiko.SSHException, match="more than it was allowed"):
+            take(over, None)

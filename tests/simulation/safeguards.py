@@ -281,7 +281,6 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/remote/upload.py": (
         ("            demand_unchanged(file)\n", "            pass\n"),
-        ("begun.bytes != len(content) or ", ""),
         (" or not all(found):", ":"),
         ("self._unsure.extend(taken)", "pass"),
     ),

@@ -180,8 +180,8 @@ class Bucket:
                 if code in SKEWED and is_last:
                     raise skewed(self._ahead_s(response), self.endpoint) from None
                 if code in SKEWED | UNKNOWN_KEY and not is_last:
-                    with self._lock:  # The key may have been renewed, or the laptop slept after it had signed.
-                        self._session = AwsSession(self._clock)
+                    # The key may have been renewed, or the laptop slept after it had signed.
+                    self._session = AwsSession(self._clock)
                     continue
                 self._tell(error, operation, key)
         raise AssertionError("not reached")

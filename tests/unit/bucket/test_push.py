@@ -111,6 +111,10 @@ def test_all_is_there_once_the_last_list_has_the_latest_and_the_best(trainer: Tr
     trainer.pusher.push()
     assert trainer.pusher.has_all()
     assert Pusher(str(trainer.root)).has_all(), "a keeper that takes over knows it too"
+    manifest = trainer.root / "out" / "MANIFEST.json"
+    told = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**told, "files": told["files"][::-1]}))
+    assert not trainer.pusher.has_all(), "the list that is there is an older one"
     trainer.save(10, 30, size=1 << 20)
     assert not trainer.pusher.has_all(), "another latest one"
     trainer.order(most_bytes=30 << 20, steps=30)

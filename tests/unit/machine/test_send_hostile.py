@@ -6,13 +6,16 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 from conftest import Box
 
+from gpurun.core.errors import UsageError
 from gpurun.remote.archive import Pack, survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
+from gpurun.remote.upload import _Upload
 
 FILES = {"bundle/a.py": b"print(1)", "data/x.bin": random.Random(3).randbytes(3500)}
 Lie = Callable[[bytes, bytes], tuple[bytes, bytes]]
@@ -74,3 +77,21 @@ def test_a_list_of_what_is_there_that_was_altered_on_its_way_is_not_believed(box
 def test_a_list_of_what_is_there_that_makes_no_sense_is_refused(box: Box, lie: Lie) -> None:
     with pytest.raises(FarRefusal, match="malformed"):
         Lying(box, begin=lie).unpack(Pack(survey(FILES)))
+
+
+def test_a_file_that_changes_once_all_of_it_was_sent_is_not_put_into_place(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "x.bin").write_bytes(FILES["data/x.bin"])
+    send_parts = _Upload.send_parts
+
+    def then_changed(upload: _Upload) -> None:
+        send_parts(upload)
+        (data / "x.bin").write_bytes(b"other")
+
+    monkeypatch.setattr(_Upload, "send_parts", then_changed)
+    with pytest.raises(UsageError, match="changed while it was being packed"):
+        box.far.unpack(Pack(survey({"data": data})))
+    assert not (box.folder / "data").exists()
