@@ -13,7 +13,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Choices
 from gpurun.planning.catalog import rows_for
-from gpurun.providers.base import HasRegions, KeyEnds, Provider, Unknown, clock_wrong_s
+from gpurun.providers.base import HasRegions, KeyEnds, Unknown, clock_warning
 from gpurun.providers.errors import no_such_region
 from gpurun.providers.registry import open_provider
 
@@ -75,13 +75,6 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     wanted = [offer for offer in offers if offer.spot == choices.spot]
     chosen = tuple(_in_region(wanted, choices.region))
     return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
-
-
-def clock_warning(provider: Provider) -> list[str]:
-    """One sentence when this machine's clock and the provider's differ by more than a minute."""
-    wrong_s = clock_wrong_s(provider)
-    way = "ahead of" if wrong_s > 0 else "behind"
-    return [f"This machine's clock is {abs(wrong_s):.0f} s {way} {provider.name}'s: set it."] if wrong_s else []
 
 
 def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:

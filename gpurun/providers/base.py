@@ -223,10 +223,13 @@ def their_wall(provider: Provider, clock: Clock) -> float:
 CLOCK_SLACK_S = 60.0
 
 
-def clock_wrong_s(provider: Provider) -> float:
-    """How far this machine's clock is ahead of the provider's, where that is more than a minute; else 0."""
-    ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
-    return ahead_s if ahead_s is not None and abs(ahead_s) > CLOCK_SLACK_S else 0.0
+def clock_warning(provider: Provider) -> list[str]:
+    """One sentence when this machine's clock and the provider's differ by more than a minute."""
+    ahead_s = (provider.clock_ahead_s if isinstance(provider, TellsTime) else None) or 0.0
+    if abs(ahead_s) <= CLOCK_SLACK_S:
+        return []
+    way = "ahead of" if ahead_s > 0 else "behind"
+    return [f"This machine's clock is {abs(ahead_s):.0f} s {way} {provider.name}'s: set it."]
 
 
 @runtime_checkable

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,6 @@ from typing import Any
 
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.records import canonical
-from gpurun.remote.agent_file import agent_zip
 from gpurun.remote.archive import Codec, Pack
 from gpurun.remote.download import Wanted, fetch, pull
 from gpurun.remote.interface import FarRefusal, Machine, Reply, Sink, Take
@@ -37,6 +38,7 @@ from gpurun.remote.messages import (
 )
 from gpurun.remote.upload import send
 
+AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
 _QUICK_S = 30.0
 _START_S = 180.0
@@ -313,3 +315,21 @@ def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes
 def _words(stderr: bytes) -> str:
     """The end of what a program said on its way out."""
     return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"
+
+
+def agent_zip() -> bytes:
+    """The agent as the one file that is shipped: a zip that Python runs as it is, the same bytes for the same sources.
+
+    It is not compressed, as it would cost every call more to inflate it than it costs once to send it.
+    """
+    package = ["gpurun", "remote", "agent"]
+    content = {"/".join([*package[:depth], "__init__.py"]): b"" for depth in (1, 2)}
+    for path in AGENT.glob("*.py"):
+        content["/".join([*package, path.name]) if path.name != "__main__.py" else path.name] = path.read_bytes()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as zipped:
+        for name in sorted(content):
+            entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is made
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # Unix, wherever it is made
+            zipped.writestr(entry, content[name])
+    return out.getvalue()

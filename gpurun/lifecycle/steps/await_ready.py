@@ -21,10 +21,9 @@ from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, insta
 from gpurun.lifecycle.instance.terminate import living
 from gpurun.lifecycle.instance.verify_machine import check_box, check_made, is_told_otherwise
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.live_offers import clock_warning
 from gpurun.planning.requirements import least_torch_of
 from gpurun.planning.transfer import save_s
-from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.base import Rejected, Unknown, clock_warning
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Facts, SetUp

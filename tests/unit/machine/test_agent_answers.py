@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from conftest import Box
 
-from gpurun.remote import agent_file
+from gpurun.remote import client
 from gpurun.remote.agent.__main__ import VERBS
-from gpurun.remote.agent_file import AGENT, agent_zip
+from gpurun.remote.client import AGENT, agent_zip
 from gpurun.remote.interface import FarRefusal
 
 
@@ -51,7 +51,7 @@ def test_the_same_sources_make_the_same_agent_wherever_and_whenever(
         (tmp_path / source.name).chmod(0o600)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "files.pyc").write_bytes(b"built here")
-    monkeypatch.setattr(agent_file, "AGENT", tmp_path)
+    monkeypatch.setattr(client, "AGENT", tmp_path)
     assert agent_zip() == here
     assert all(entry.compress_type == zipfile.ZIP_STORED for entry in zipfile.ZipFile(io.BytesIO(here)).infolist())
 
