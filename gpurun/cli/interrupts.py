@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ class Interrupts:
     """Notes signals instead of dying of them, so that the viewer can answer between two readings."""
 
     def __init__(self) -> None:
-        self._last: int | None = None
+        self._heard: deque[int] = deque()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -42,12 +43,11 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._last = number
+        self._heard.append(number)
 
     def take(self) -> int | None:
-        """The signal that came last since it was asked, if any."""
-        number, self._last = self._last, None
-        return number
+        """The next signal that came, if any: of three quick ones each counts."""
+        return self._heard.popleft() if self._heard else None
 
 
 def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:

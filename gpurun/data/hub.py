@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,7 @@ def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) 
     if need > free:
         raise SetupError(
             "disk.too_small",
-            f"{need / 1e9:,.2f} GB are to be downloaded into {cache}, whose disk has {free / 1e9:,.2f} GB free.",
+            f"{need / 1e9:,.2f} GB are to come into {cache}, {ceil((need - free) / 1e6):,} MB more than are free.",
             hint="Make room, or name a cache on another disk: HF_HOME=DIR.",
         )
 

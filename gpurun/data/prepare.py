@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,6 @@ def _check_room(
     if need > free:
         raise SetupError(
             "disk.too_small",
-            f"The shards need about {need / 1e9:,.2f} GB; the disk of {folder} has {free / 1e9:,.2f} GB free.",
-            hint=f"Make {(need - free) / 1e9:,.2f} GB of room, or name a folder on another disk with --out.",
+            f"The shards need about {need / 1e9:,.2f} GB; the disk of {folder} has less free.",
+            hint=f"Make {ceil((need - free) / 1e6):,} MB of room, or name a folder on another disk with --out.",
         )

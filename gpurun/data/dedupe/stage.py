@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def check_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str
     if need > free:
         raise SetupError(
             "disk.too_small",
-            f"The documents' fingerprints need about {need / 1e9:,.2f} GB; {folder} has {free / 1e9:,.2f} GB free.",
+            f"The documents' fingerprints need {ceil((need - free) / 1e6):,} MB more than are free in {folder}.",
             hint="Name a folder on another disk with --out, or compare less: --dedupe url,exact.",
         )
 

@@ -57,19 +57,19 @@ def check_made(instance: Instance, plan: Plan) -> None:
     """Refuse an instance that costs more than was agreed to, is another or elsewhere; the driver destroys it."""
     rate = instance.rate_micros_per_hour
     if rate is not None and _costs_more(instance, plan):
-        raise rose(plan, rate, "It is being destroyed.")
+        raise rose(plan, rate, "It was ended for that.")
     if _is_another(instance, plan):
         kind = instance.type_id or instance.gpu or "?"
         raise NoOffer(
             "gpu.other",
             f"It is {instance.gpu_count or '?'}×{kind}, not the {plan.offer.label} agreed to.",
-            hint="It is being destroyed. Run the plan again, or choose another --provider.",
+            hint="Run the plan again, or choose another --provider.",
         )
     if _is_elsewhere(instance, plan):
         raise NoOffer(
             "region.other",
             f"It stands in {instance.region}, not in {plan.offer.region} as was agreed to.",
-            hint="It is being destroyed, and nothing was sent there. Try again, or another --region or --provider.",
+            hint="Nothing was sent there. Try again, or another --region or --provider.",
         )
 
 

@@ -41,7 +41,7 @@ OVER_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
 LAST_LINES, LAST_CHARS = 15, 2000
-_OTHER_IMAGE = "It is being destroyed. Choose an image with Python 3.8 or newer: --image."
+_OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
 
 
 def await_ready(state: RunState, context: Context) -> Iterator[Note]:
@@ -113,7 +113,7 @@ def _answered(
         except HostKeyMismatch:  # Never reached yet, and nothing there to save: it is not waited for.
             raise
         except Rejected as error:  # Not "not yet": no answer to come will be another one.
-            raise NoOffer("boot.rejected", f"{error}.", hint="It is being destroyed. Try again.") from error
+            raise NoOffer("boot.rejected", f"{str(error).rstrip('.')}.", hint="Try again.") from error
         except (Unknown, MachineLost) as error:
             last = str(error)
     raise _given_up(born, context.clock.monotonic() - started, last)
@@ -132,7 +132,9 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     return NoOffer(
         "boot.timeout",
         f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}.",
-        hint="It is being destroyed. Try again, or another region or provider.",
+        hint="Try again; log in by hand to see what it says."
+        if born.provider == "ssh"
+        else "Try again, or another region or provider.",
     )
 
 
@@ -183,7 +185,7 @@ def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int 
     raise NoOffer(
         "timer.not_armed",
         f"{instance.id} does not end itself as planned: {told.message}.",
-        hint="It is being destroyed. Try again, another --image, or --accept-weak-lease.",
+        hint="Try again, another --image, or --accept-weak-lease.",
     )
 
 

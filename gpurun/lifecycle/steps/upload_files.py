@@ -108,7 +108,7 @@ def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
         ask_gb = disk_gb + ceil((needed - free) / 1e9)
         raise SetupError(
             "box.disk_small",
-            f"The instance has {free / 1e9:.2f} GB free; what is shipped needs {needed / 1e9:.2f} GB.",
+            f"The upload needs {format_bytes(needed)} on the machine, {format_bytes(needed - free)} more than is free.",
             hint=f"Ask for a larger disk: --set hardware.disk_gb={ask_gb}. On a machine of your own, make room.",
         )
 
