@@ -45,16 +45,20 @@ def downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, order: Callable[[VirtualClock, Pulled, Callable[[], None]], None]
 ) -> tuple[int, float]:
     """How many bytes came, in how many seconds, where the machine downloads like this."""
-    clock = VirtualClock()
+    clock, told = VirtualClock(), Pulled()
     begun = clock.monotonic()
+
+    def script(_: object, __: object, ___: object, came: Pulled, *, on_progress: Any, timeout_s: float) -> None:
+        order(clock, came, on_progress)
+        told.sent_bytes = came.sent_bytes
+
     monkeypatch.setattr(room, "Patience", Patience)
-    script = lambda _, __, ___, came, *, on_progress, timeout_s: order(clock, came, on_progress)  # noqa: E731
     monkeypatch.setattr(room, "have_downloaded", script)
     folder = SimpleNamespace(moving=tmp_path / "moving.json")
     plan = SimpleNamespace(data=DATA)
     context = SimpleNamespace(plan=plan, clock=clock, folder=folder, raise_if_stopped=lambda _: None)
-    came = room._download(RunState(run="fox-41", phase=Phase.READY), cast(Context, context), cast(FarSide, None))
-    return came, clock.monotonic() - begun
+    room._download(RunState(run="fox-41", phase=Phase.READY), cast(Context, context), cast(FarSide, None))
+    return told.sent_bytes, clock.monotonic() - begun
 
 
 def at(bits_per_s: float) -> Callable[[VirtualClock, Pulled, Callable[[], None]], None]:

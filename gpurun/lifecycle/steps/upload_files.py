@@ -44,7 +44,8 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
-    downloaded_bytes = _download(state, context, far) if context.plan.data.public else 0
+    if context.plan.data.public:
+        _download(state, context, far)
     yield from pull(state, context, far, pack, pulled)
     patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
     if pulled.missing_bytes:  # What the bucket did not bring takes longer; training gives way to it.
@@ -64,13 +65,13 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
     if context.plan.choices.stage:
         told |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
-    if downloaded_bytes:
-        told |= {"public": context.plan.data.source, "public_bytes": downloaded_bytes}
+    if context.plan.data.public:
+        told |= {"public": context.plan.data.source, "public_bytes": context.plan.data.public_bytes}
     yield Event.SHIP_OBSERVED, told
 
 
-def _download(state: RunState, context: Context, far: FarSide) -> int:
-    """Have the machine download the public shards; the bytes that came. NoOffer where they do not come in time.
+def _download(state: RunState, context: Context, far: FarSide) -> None:
+    """Have the machine download the public shards. NoOffer where they do not come in time.
 
     It has twice the time that the plan counts with; what is more than that gives no run for this money.
     """
@@ -98,7 +99,6 @@ def _download(state: RunState, context: Context, far: FarSide) -> int:
             patience.until_done(lambda: order(timeout_s=patience.left_s))
     for first in came.failed.values():
         raise why(f"data.{first.code}", first.message)
-    return came.sent_bytes
 
 
 def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
