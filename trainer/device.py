@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from dataclasses import dataclass
 
 import torch
 
+from trainer.cards import peak_tflops
 from trainer.errors import Refused
 
 __all__ = ["Device", "choose_device", "memory_peak_bytes", "peak_flops", "precision_of_card", "prepare_allocator"]
-
-_PEAK_TFLOPS = (
-    (r"\bA100\b", 312.0),
-    (r"\bH100 PCIe\b", 756.0),
-    (r"\bH100 80GB HBM3\b", 989.0),
-    (r"\bH200\b(?! NVL)", 989.0),
-    (r"\bL40S\b", 362.0),
-    (r"\bL4\b", 121.0),
-    (r"\bRTX 3090$", 71.0),
-    (r"\bRTX 4090$", 165.0),
-    (r"\bRTX 5090$", 209.5),
-    (r"\bB200\b", 2250.0),
-    (r"\bV100-SXM2", 125.0),
-    (r"\bT4$", 65.0),
-)
-"""Dense bf16 peaks by the name that CUDA gives the card, as NVIDIA's data sheets have them.
-
-The last two have no bf16: theirs are for fp16.
-"""
-_SHARE_OF_A_CARD = re.compile(r" MIG |-\d+[A-Z](ME)?$")
-"""In the name of a card that is cut into instances, or lent in virtual ones: its peak is another, or anybody's."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +73,9 @@ def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
 
 
 def peak_flops(device: Device) -> float | None:
-    """Return the card's dense 16-bit peak, or None where it is unknown or not what runs: no guess is ever reported."""
-    if device.cuda_name is None or device.precision == "fp32" or _SHARE_OF_A_CARD.search(device.cuda_name):
-        return None
-    return next((tera * 1e12 for pattern, tera in _PEAK_TFLOPS if re.search(pattern, device.cuda_name)), None)
+    """Return the card's dense 16-bit peak, or None where it is unknown or not what runs."""
+    peak = peak_tflops(device.cuda_name) if device.cuda_name and device.precision != "fp32" else None
+    return None if peak is None else peak * 1e12
 
 
 def memory_peak_bytes(device: Device) -> int | None:

@@ -17,6 +17,7 @@ import gpurun
 from gpurun.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from trainer import cards as cards
     from trainer import errors as errors
     from trainer import items as items
     from trainer import pair_tokenizer as pair_tokenizer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from trainer import shards as shards
     from trainer import tokenizer as tokenizer
 
-SHARED = ("errors", "items", "pair_tokenizer", "recipe", "recipe_file", "shards", "tokenizer")
+SHARED = ("cards", "errors", "items", "pair_tokenizer", "recipe", "recipe_file", "shards", "tokenizer")
 """The trainer's modules that gpurun uses: they need numpy and tiktoken at most, and one another."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import NoOffer, UsageError, did_you_mean
+from gpurun.core.installed_files import cards as peaks
 from gpurun.core.money import Micros, usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Request
@@ -92,8 +93,8 @@ def cards() -> dict[str, Card]:
     return {
         kind: Card(
             name=facts["name"],
-            tflops=facts["tflops"],
-            fp32_tflops=facts.get("fp32_tflops", facts["tflops"] / 2),  # TF32, which the trainer allows.
+            tflops=peaks.PEAKS[kind][1],
+            fp32_tflops=facts.get("fp32_tflops", peaks.PEAKS[kind][1] / 2),  # TF32, which the trainer allows.
             mfu=(facts["mfu"][0], facts["mfu"][1]),
             bf16=facts.get("bf16", True),
             nvlink=facts.get("nvlink", "SXM" in kind),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import cards as peaks
 from gpurun.core.money import usd
 from gpurun.core.records import GpuNeed
 from gpurun.planning.catalog import all_offers, cards, counts_of, offers_for, parse_gpu, terms_of
@@ -114,6 +115,11 @@ def test_what_a_lease_plans_for_a_boot_is_one_thing_and_how_long_we_wait_another
 def test_the_free_providers_cost_nothing_beside_their_rate() -> None:
     terms = terms_of("local")
     assert (terms.disk_per_gb_hour, terms.other_per_hour, terms.egress_per_gb) == (0, 0, 0)
+
+
+def test_every_card_has_one_peak_for_the_plan_and_for_the_trainers_mfu() -> None:
+    assert all(cards()[kind].tflops == peaks.PEAKS[kind][1] for kind in cards())
+    assert peaks.peak_tflops("NVIDIA H100 80GB HBM3") == cards()["H100 SXM"].tflops
 
 
 def test_a_catalogue_that_is_read_again_has_the_prices_of_the_clouds_and_keeps_what_they_do_not_offer(
