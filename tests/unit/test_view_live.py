@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -82,7 +82,7 @@ def test_keys_are_heard_without_echo_and_the_terminal_is_given_back(monkeypatch:
         before, keyboard = termios.tcgetattr(follower), Keyboard()
         keyboard.open()
         os.write(leader, b"q?")
-        time.sleep(0.05)
+        select.select([follower], [], [], 10)
         assert (keyboard.is_open, keyboard.pressed(), keyboard.pressed()) == (True, "q?", "")
         assert not termios.tcgetattr(follower)[3] & termios.ECHO
         keyboard.close()
