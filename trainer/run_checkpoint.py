@@ -62,7 +62,8 @@ def open_run_checkpoint(path: Path, recipe: Path | None = None) -> RunCheckpoint
     """
     weights = find_weights(path)
     if not weights.name.endswith(_SUFFIX):
-        raise Refused(f"{weights} is no checkpoint of a run: those are named NNNNNN{_SUFFIX}")
+        what = f"there is no checkpoint in {path}" if path.is_dir() else f"{weights} is no checkpoint of a run"
+        raise Refused(f"{what}: those are named NNNNNN{_SUFFIX}")
     try:
         _check_digest(weights.absolute())
         state = _read_object(weights.with_name(weights.name.removesuffix(_SUFFIX) + ".state.json"))
