@@ -41,7 +41,7 @@ VERBS = {
     "report": (
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
     ),
-    "sample": ("Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."),
+    "sample": "Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's.",
     "export": "Write a run's checkpoint for other tools, with a model card that has the receipt's figures.",
     "confirm-shutdown": "Check that your own box answers no more after a run, and sign it beside the receipt.",
     "pack": "Show what would be uploaded, or write it to a file.",

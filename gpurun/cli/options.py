@@ -104,7 +104,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     from gpurun.planning.catalog import parse_gpu
 
     if typed["recipe"].endswith(".json"):
-        return _planned(**typed)
+        return _planned(session, **typed)
     settings = session.settings
     cap = typed["max_cost"] or settings["max_cost"].value
     usual = tuple(name.strip() for name in settings["providers"].value.split(",") if name.strip())
@@ -150,8 +150,11 @@ _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
 """The arguments that may stand beside a plan file; everything else is in it."""
 
 
-def _planned(**typed: Any) -> Request:
-    """The request in a plan file, with what a person may give beside it: the cap, consent, and a rehearsal."""
+def _planned(session: Session, **typed: Any) -> Request:
+    """The request in a plan file, with what a person may give beside it: the cap, consent, and a rehearsal.
+
+    The file may be a stranger's: where the user has a cap of their own, it holds unless another is typed.
+    """
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
     from gpurun.planning.plan_file import read_plan_file
@@ -167,7 +170,12 @@ def _planned(**typed: Any) -> Request:
     request = read_plan_file(path)
     choices = request.choices.model_copy(update={"weak_lease": typed["accept_weak_lease"]})
     update: dict[str, Any] = {"choices": choices, "dry_run": typed["dry_run"] or request.dry_run}
-    return request.model_copy(update={**update, **({"max_cost_micros": parse_usd(cap)} if cap else {})})
+    own = session.settings["max_cost"]
+    if cap:
+        update |= {"max_cost_micros": parse_usd(cap), "cap_from": "--max-cost"}
+    elif own.value and (request.max_cost_micros is None or parse_usd(own.value) < request.max_cost_micros):
+        update |= {"max_cost_micros": parse_usd(own.value), "cap_from": own.source}
+    return request.model_copy(update=update)
 
 
 def _whole(recipe: str) -> str:

@@ -144,27 +144,23 @@ def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
     api, at = f"{origin}/api/datasets/{dataset}", quote(revision or "main", safe="")
     try:
         about = json.loads(_asked(f"{api}/revision/{at}", {}, name)[0])
-        commit, is_gated = str(about["sha"]), bool(about.get("gated") or about.get("private"))
-        files = (
-            []
-            if is_gated
-            else [
-                PublicFile(
-                    name=PurePosixPath(one["path"]).name,
-                    url=f"{origin}/datasets/{dataset}/resolve/{commit}/{quote(one['path'])}",
-                    bytes=one["lfs"]["size"],
-                    sha256=one["lfs"]["oid"],
-                )
-                for one in _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
-                if one["path"].endswith(".bin") and _SHA256.fullmatch(str((one.get("lfs") or {}).get("oid")))
-            ]
-        )
+        if about.get("gated") or about.get("private"):
+            what = f"hf:{name} needs HF_TOKEN and its owner's leave, and no rented machine is given a key."
+            raise UsageError("data.gated", what, hint=_DOWNLOADED)
+        commit = str(about["sha"])
+        files = [
+            PublicFile(
+                name=PurePosixPath(one["path"]).name,
+                url=f"{origin}/datasets/{dataset}/resolve/{commit}/{quote(one['path'])}",
+                bytes=one["lfs"]["size"],
+                sha256=one["lfs"]["oid"],
+            )
+            for one in _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
+            if one["path"].endswith(".bin") and _SHA256.fullmatch(str((one.get("lfs") or {}).get("oid")))
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"The hub's answer about hf:{name} is not understood: {type(error).__name__}."
         raise UsageError("data.hub_unreachable", what, hint="Try again later, or prepare shards here.") from error
-    if is_gated:
-        what = f"hf:{name} is open only to whom its owner lets in, by HF_TOKEN, and no rented machine is given a key."
-        raise UsageError("data.gated", what, hint=_DOWNLOADED)
     return _Set(f"hf:{place}@{commit}", tuple(files), origin if origin != _HUB else "")
 
 

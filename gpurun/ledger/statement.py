@@ -137,7 +137,7 @@ def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Eviden
 def _shipping(records: Sequence[Record]) -> Shipping:
     """Which bytes went which way, as sent: over SSH, to the bucket before renting, from the bucket to the machine.
 
-    Shards that the machine downloaded are told with the set that they are of.
+    Where the machine downloaded the shards itself, `public` names their set.
     """
     staged, shipped = last_of(records, Event.STAGE_OBSERVED), last_of(records, Event.SHIP_OBSERVED)
     there, ways = (staged.data if staged else {}), (shipped.data if shipped else {})

@@ -114,7 +114,7 @@ def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
     assert box.died_s is not None
     paid = total(cost_of(RATE, rose_s), cost_of(usd(4), box.died_s - rose_s))
     assert incidents(world) == ["price.rose"]
-    assert world.far.shortened[-1][1] < began_wall + box.died_s, "the trainer is told in time to save"
+    assert world.far.shortened[-1][1] < began_wall + box.died_s, "the machine knows in time to save"
     assert paid <= (world.plan.cap_micros or Micros(0))
     assert paid > (world.plan.cap_micros or 0) * 0.45, "it is not ended before it has to be"
 

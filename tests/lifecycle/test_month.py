@@ -15,7 +15,7 @@ from gpurun.core.records import Instance, Order
 from gpurun.ledger.month_budget import MonthBudget
 from gpurun.lifecycle.context import Context
 from gpurun.providers.base import Throttled
-from tests.lifecycle.scripted_cloud import World
+from tests.lifecycle.scripted_cloud import Killed, World
 
 
 class Limited(World):
@@ -45,6 +45,21 @@ def test_a_run_is_held_at_its_worst_and_settled_at_what_it_cost(world: Limited) 
     assert world.drive() is ExitCode.DONE
     (spent,) = world.held()
     assert world.cloud.metered() <= spent < world.plan.worst_micros
+
+
+def test_a_supervisor_that_is_killed_before_it_has_settled_does_so_when_it_is_started_again(
+    world: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MonthBudget, "settle", killed)
+        assert world.drive() == "killed"
+    assert world.held() == [world.plan.worst_micros]
+    assert world.drive() is ExitCode.DONE
+    (spent,) = world.held()
+    assert spent < world.plan.worst_micros
 
 
 def test_what_the_month_does_not_pay_for_is_not_asked_for(world: Limited) -> None:

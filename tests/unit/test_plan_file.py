@@ -54,6 +54,14 @@ def test_what_was_asked_comes_back_and_is_quoted_as_if_it_had_been_typed(tmp_pat
     assert (plan.worst_micros, plan.warnings) == (planned(tmp_path, ASKED).worst_micros, ())
 
 
+def test_the_users_own_cap_holds_against_a_strangers_plan_file(tmp_path: Path) -> None:
+    dear = written(tmp_path, ASKED.model_copy(update={"max_cost_micros": usd(90_000)}))
+    (tmp_path / "config.toml").write_text("max_cost = 25")
+    assert (typed(dear).max_cost_micros, typed(dear).cap_from) == (usd(25), "user file config.toml")
+    assert typed(dear, max_cost="30").max_cost_micros == usd(30)
+    assert typed(written(tmp_path)).max_cost_micros == usd(1), "a lower one stands"
+
+
 def test_yesterdays_price_is_told_beside_todays_and_the_cap_holds_against_todays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,6 @@ from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
 from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.context import Context, Note
@@ -48,6 +47,7 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     """
     is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
     if link is not None and not is_over:
+        _settle_month(state, context)  # Before the record: once that is there, nobody comes back to this step.
         yield Event.RECEIPT_OBSERVED, {"seq": link.seq, "sha256": link.receipt_sha256}
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
@@ -57,22 +57,23 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
         yield from Inventory(context.folder).take_stock()
     written = write_receipt(context.home, context.folder)
     if link is None:
+        _settle_month(state, context)
         yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
-    if context.budget is not None and context.plan.worst_micros:
-        _settle_month(state, context, context.budget, written.sha256)
     # Advice for later plans: nothing of the receipt waits for it.
     add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
 
 
-def _settle_month(state: RunState, context: Context, budget: MonthBudget, receipt_sha256: str) -> None:
+def _settle_month(state: RunState, context: Context) -> None:
     """Put what the receipt says in the place of what was held; without a bound, or a file to note it in, that stays."""
-    cost = read_receipt(context.home, context.folder).predicate["cost"]["upper_bound_micros"]
-    if cost is None:
+    if context.budget is None:
         return
-    sent = [token for token, asked in state.asked.items() if asked.answer != "refused"]
-    with suppress(SetupError):
-        for token in state.asked:
-            budget.settle(token, Micros(cost) if sent[-1:] == [token] else Micros(0), receipt_sha256)
+    with suppress(GpurunError):
+        receipt = read_receipt(context.home, context.folder)
+        cost = receipt.predicate["cost"]["upper_bound_micros"]
+        sent = [token for token, asked in state.asked.items() if asked.answer != "refused"]
+        if cost is not None:
+            for token in state.asked:
+                context.budget.settle(token, Micros(cost if sent[-1:] == [token] else 0), receipt.sha256)
 
 
 def _link(context: Context) -> Link | None:

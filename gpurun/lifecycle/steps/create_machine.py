@@ -102,7 +102,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
     """Have the month's limit set the worst case aside, until the receipt or a refusal says what it came to."""
-    if context.budget is not None and context.plan.worst_micros:
+    if context.budget is not None:
         for token, asked in state.asked.items():
             if asked.answer == "refused":
                 context.budget.settle(token, Micros(0), "")

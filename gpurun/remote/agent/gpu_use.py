@@ -11,7 +11,7 @@ from gpurun.remote.agent.processes import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional
+    from typing import List, Optional, Sequence
 
     from gpurun.remote.agent.system import Json
 
@@ -48,16 +48,22 @@ class GpuUse:
 
 def ask_once() -> List[Json]:
     """One entry a card; a figure that the card does not have is None."""
-    command = ["nvidia-smi", "--query-gpu=" + ",".join(FIELDS.values()), "--format=csv,noheader,nounits"]
+    rows = query(list(FIELDS.values()), TALK_S) or []
+    return [{name: figure(row[place]) for place, name in enumerate(FIELDS)} for row in rows[:MOST_CARDS]]
+
+
+def query(fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
+    """These fields of each card, as nvidia-smi has them; None where there is none, or it does not answer."""
+    command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(
-            command, env=environment(), stdin=subprocess.DEVNULL, timeout=TALK_S,
+            command, env=environment(), stdin=subprocess.DEVNULL, timeout=limit_s,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.split(",") for line in told.decode("ascii", "replace").splitlines()][:MOST_CARDS]
-    return [{name: figure(row[place]) for place, name in enumerate(FIELDS)} for row in rows if len(row) == len(FIELDS)]
+        return None
+    rows = [[word.strip() for word in line.split(",")] for line in told.decode("utf-8", "replace").splitlines()]
+    return [row for row in rows if len(row) == len(fields)]
 
 
 def figure(word: str) -> Optional[int]:

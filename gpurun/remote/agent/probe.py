@@ -12,6 +12,7 @@ import sys
 
 from gpurun.remote.agent.decompress import codecs
 from gpurun.remote.agent.finish_upload import shipped
+from gpurun.remote.agent.gpu_use import figure, query
 from gpurun.remote.agent.job_state import clocks_now
 from gpurun.remote.agent.processes import environment
 from gpurun.remote.agent.system import at, write
@@ -52,33 +53,21 @@ WAIT_S = 30
 def find_gpus() -> List[Json]:
     """One entry a card; none where there is no nvidia-smi, or it does not answer."""
     for fields in ((*FIELDS, ECC_FIELD), FIELDS):  # not every driver knows the last
-        command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
-        try:
-            told = subprocess.run(
-                command, env=environment(), stdin=subprocess.DEVNULL, timeout=WAIT_S,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True,
-            ).stdout  # fmt: skip
-        except (OSError, subprocess.SubprocessError):
-            continue
-        rows = [line.split(",") for line in told.decode("utf-8", "replace").splitlines()]
-        return [gpu([word.strip() for word in row]) for row in rows if len(row) == len(fields)]
+        rows = query(fields, WAIT_S)
+        if rows is not None:
+            return [gpu(row) for row in rows]
     return []
 
 
 def gpu(words: List[str]) -> Json:
     """One row; a figure that the card does not have is None."""
-    memory_mib = number(words[1])
+    memory_mib = figure(words[1])
     return {
         "name": words[0][:200],
         "memory_bytes": None if memory_mib is None else memory_mib << 20,
         "driver": words[2][:200],
-        "ecc_errors": number(words[3]) if len(words) > 3 else None,
+        "ecc_errors": figure(words[3]) if len(words) > 3 else None,
     }
-
-
-def number(word: str) -> Optional[int]:
-    """A whole number, where there is one and not `[N/A]`."""
-    return int(word) if word.isdecimal() and len(word) < 19 else None
 
 
 PLACES = (

@@ -51,7 +51,7 @@ class Https(urllib.request.HTTPSHandler):
 
 
 class PublicConnection(http.client.HTTPSConnection):
-    """A connection to the address that was looked up and found to be public, whatever the name means a moment later."""
+    """A connection to the very address that was looked up and found to be public, and not to the name once more."""
 
     def connect(self) -> None:
         """Connect to the first address of the name, if all of them are public."""
