@@ -136,9 +136,6 @@ def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
     """The shards of a data set at the commit that its revision means now, which is then the plan's."""
     place, _, revision = name.partition("@")
     dataset, folder = "/".join(place.split("/")[:2]), place.split("/")[2:]
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) or not re.fullmatch(r"[\w./-]*", revision):
-        what = f"hf:{name} does not name a data set of the hub."
-        raise UsageError("usage.hub_name", what, hint="Write hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.")
     origin = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     say(f"asking the hub for {dataset}")
     api, at = f"{origin}/api/datasets/{dataset}", quote(revision or "main", safe="")

@@ -28,6 +28,13 @@ PUBLIC = re.compile(r"hf:.*|.*\.toml")
 """What --data names where the machine is to download it: a set of the hub, or a list of addresses."""
 
 
+def demand_public_name(data: str) -> None:
+    """Refuse what begins as a set of the hub and names none."""
+    if data.startswith(HUB) and not re.fullmatch(r"hf:[\w.-]+(/[\w.-]+)+(@[\w./-]+)?", data):
+        what = f"{data} does not name a data set of the hub."
+        raise UsageError("usage.hub_name", what, hint="Write hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.")
+
+
 def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
     """The recipe wants shards that are nowhere; a path is told where paths go."""
     hint = (

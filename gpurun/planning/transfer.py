@@ -16,7 +16,7 @@ from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
 from gpurun.core.run_plan import DataSummary, Plan, Request, Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
-from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS
+from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, demand_public_name
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
 from gpurun.view.number_format import format_bytes, format_duration
@@ -133,7 +133,9 @@ SOURCE_TOKENS = {
 
 
 def public_shards(request: Request, source: str) -> str:
-    """The public shards that the machine is to download, "" where the data comes from here."""
+    """The public shards that the machine is to download, "" where the data comes from here; UsageError for no name."""
+    if request.data is not None:
+        demand_public_name(request.data)
     named = PUBLIC_SHARDS.get(source, "") if request.data is None else request.data
     return named if PUBLIC.fullmatch(named) else ""
 

@@ -6,14 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.request import Request
+from urllib import request as web
 
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.core.run_plan import DataSummary, PublicFile
+from gpurun.core.run_plan import DataSummary, PublicFile, Request
 from gpurun.data.run_shards import prepared
 from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.planning.transfer import public_shards
 from gpurun.remote.agent.presigned import UrlRefused
 from gpurun.remote.agent.public_files import Redirects, is_public, opened_public
 from gpurun.remote.archive import Elsewhere, Pack, PackedFile, Survey
@@ -76,9 +77,14 @@ REFUSED: dict[str, tuple[str, Callable[[HubEmulator], None], str, str]] = {
     "no val": ("hf:me/tokens", _without_val, "data.no_public_shards", "gpurun data prepare"),
     "held out too": ("hf:me/tokens", _held_out_too, "data.same_shard", "same tokens"),
     "no shards": ("hf:me/tokens", _other_kind, "data.no_public_shards", "tokens_val_000000.bin"),
-    "no name": ("hf:tokens", lambda hub: None, "usage.hub_name", "hf:OWNER/NAME@REVISION"),
     "away": ("hf:me/tokens", lambda hub: hub.__exit__(), "data.hub_unreachable", "network"),
 }
+
+
+@pytest.mark.parametrize("data", ["hf:", "hf:tokens", "hf:me/", "hf:me/my tokens", "hf:me/tokens@", "hf:me/tokens@v 1"])
+def test_what_names_no_set_is_refused_by_the_plan_too(data: str) -> None:
+    with pytest.raises(UsageError, match="does not name a data set"):
+        public_shards(Request(recipe="gpt2-124m", data=data), "fineweb-edu-10b")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -167,7 +173,7 @@ def test_an_address_of_a_private_network_is_not_public(address: str) -> None:
 def test_a_name_is_asked_at_the_address_that_was_found_to_be_public() -> None:
     for url in ("https://localhost:1/x", "http://huggingface.co/x", "file:///etc/passwd"):
         with pytest.raises(UrlRefused) as refused:
-            opened_public(Request(url))
+            opened_public(web.Request(url))
         assert refused.value.code == "not_public"
     with pytest.raises(UrlRefused, match="https"):
-        Redirects().redirect_request(Request("https://huggingface.co/x"), None, 302, "", {}, "http://cdn.org/x")
+        Redirects().redirect_request(web.Request("https://huggingface.co/x"), None, 302, "", {}, "http://cdn.org/x")
