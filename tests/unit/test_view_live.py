@@ -82,7 +82,9 @@ def test_keys_are_heard_without_echo_and_the_terminal_is_given_back(monkeypatch:
         before, keyboard = termios.tcgetattr(follower), Keyboard()
         keyboard.open()
         os.write(leader, b"q?")
-        select.select([follower], [], [], 10)
+        typed = select.poll()
+        typed.register(follower, select.POLLIN)
+        assert typed.poll(10_000)
         assert (keyboard.is_open, keyboard.pressed(), keyboard.pressed()) == (True, "q?", "")
         assert not termios.tcgetattr(follower)[3] & termios.ECHO
         keyboard.close()

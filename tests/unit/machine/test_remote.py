@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -731,6 +732,8 @@ def test_many_connections_leave_no_thread_and_no_descriptor_behind(place: Place)
 
 def _port_behind(descriptor: int) -> int:
     try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return 0
         with socket.socket(fileno=os.dup(descriptor)) as found:
             return int(found.getpeername()[1])
     except (OSError, IndexError, ValueError):
