@@ -29,8 +29,15 @@ PRICES_HOLD_S = 60.0
 within minutes, and a create compares the price that it gets with the one agreed to."""
 
 
-def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock) -> Plan:
-    """What renting would be: at live prices where there is a key, else at the catalogue's. Nothing is prepared."""
+def shown_plan(
+    request: Request, run: str, full: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
+) -> Plan:
+    """What renting would be: at live prices where there is a key, else at the catalogue's. Nothing is prepared.
+
+    The hub is asked of a public set that --data names; UsageError where it has none of that name.
+    """
+    is_public = request.data is not None and public_shards(request, full.tables.data.source)
+    data = _prepared(request, run, full, home, say) if is_public else None
     ready = ready_providers(home)
     names = [name for name in _named(request) if name in ready]
     market = _market(request, full, names, home, clock) if names else None
@@ -39,26 +46,28 @@ def shown_plan(request: Request, run: str, full: ResolvedRecipe, home: Home, clo
     if market is not None and not market.offers and market.silent:
         warnings += [f"{name} could not be asked: {why}" for name, why in market.silent]
         market = None
-    quoted = quote(request, full, market, priors=priors, is_shown=True)
-    made = _on_every_offer(request, run, full, quoted, priors)
+    quoted = quote(request, full, market, data, priors, is_shown=True)
+    made = _on_every_offer(request, run, full, quoted, priors, data)
     if small := _small_disk(made, full):
         warnings.append(f"{small.what} `train` refuses that. {small.hint}")
     return _warned(made, names, tuple(warnings))
 
 
-def _on_every_offer(request: Request, run: str, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Plan:
+def _on_every_offer(
+    request: Request, run: str, full: ResolvedRecipe, quoted: Quote, priors: Priors, data: DataSummary | None
+) -> Plan:
     """The plan on the recipe's own GPU, beside all that the catalogue has where no GPU was asked for.
 
     Where the recipe's own does not do, it is the plan on the best of the others.
     """
     is_on_cpu = full.tables.hardware.on_cpu == "as_written"
     if request.gpu is not None or (need_of(request, full).is_any and not is_on_cpu):
-        return paid_plan(request, run, full, quoted)
+        return paid_plan(request, run, full, quoted, data)
     every = elsewhere(request, full, quoted, priors)
     try:
-        made = paid_plan(request, run, full, quoted)
+        made = paid_plan(request, run, full, quoted, data)
     except NoOffer:
-        made = paid_plan(request, run, full, every, by_gpu=True)
+        made = paid_plan(request, run, full, every, data, by_gpu=True)
         asked = f"--gpu {asked_as(made.offer)}"
         why = f"The recipe's {need_of(request, full)} does not do under this cap: " if quoted.candidates else ""
         told = f"{why}`train` takes this one with {asked}."
@@ -122,16 +131,24 @@ def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
     """The shards of a run, prepared or checked here, with weights to start or go on from and what --warm finds."""
-    from gpurun.data.run_shards import prepared
     from gpurun.planning.compile_cache import warmed
     from gpurun.planning.continue_from import carried
     from gpurun.planning.initial_weights import started
 
-    into, accept_skipped = home.staged_data(run), request.choices.accept_skipped
-    named = public_shards(request, resolved.tables.data.source) or request.data
-    found = prepared(resolved.record, named, into=into, cache=home.shards, say=say, accept_skipped=accept_skipped)
+    into, found = home.staged_data(run), _prepared(request, run, resolved, home, say)
     data = carried(started(found, resolved), resolved, home, into)
     return warmed(data, request, resolved, home, into)
+
+
+def _prepared(
+    request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
+) -> DataSummary:
+    """The shards alone; of a public set, what the hub says of those that the steps read."""
+    from gpurun.data.run_shards import prepared
+
+    named = public_shards(request, resolved.tables.data.source) or request.data
+    into, accept_skipped = home.staged_data(run), request.choices.accept_skipped
+    return prepared(resolved.record, named, into=into, cache=home.shards, say=say, accept_skipped=accept_skipped)
 
 
 def _named(request: Request) -> list[str]:

@@ -111,7 +111,7 @@ def _planned(
             return with_bundle(box_plan(request, run, full, home, clock, say), clock)
         if need_data:
             return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
-        made = shown_plan(request, run, full, home, clock)
+        made = shown_plan(request, run, full, home, clock, say)
         if request.choices.stage:
             from gpurun.planning.staging import with_stage
 

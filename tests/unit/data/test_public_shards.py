@@ -10,9 +10,12 @@ from urllib import request as web
 
 import pytest
 
+from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
+from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, PublicFile, Request
 from gpurun.data.run_shards import prepared
+from gpurun.planning.planner import make_plan
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.transfer import public_shards
 from gpurun.remote.agent.presigned import UrlRefused
@@ -68,6 +71,19 @@ def _other_kind(hub: HubEmulator) -> None:
 
 def _held_out_too(hub: HubEmulator) -> None:
     hub.files["tokens_val_000000.bin"] = hub.files["tokens_train_000001.bin"]
+
+
+def test_the_plan_alone_counts_what_the_hub_has_of_the_set_that_data_names(hub: HubEmulator, tmp_path: Path) -> None:
+    def planned(data: str) -> DataSummary:
+        wanted = ("model.context=8", "data.tokenizer=gpt2", "train.steps=10", "train.batch_tokens=800")
+        request = Request(recipe="mini-gpt", data=data, overrides=(*wanted, "train.micro_batch=1"))
+        home = Home(tmp_path / "home").prepare()
+        return make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False).data
+
+    seen = planned("hf:me/tokens")
+    assert (seen.source, seen.public) == (f"hf:me/tokens@{COMMIT}", found(tmp_path).public)
+    with pytest.raises(UsageError, match="no data set hf:me/other"):
+        planned("hf:me/other")
 
 
 REFUSED: dict[str, tuple[str, Callable[[HubEmulator], None], str, str]] = {
