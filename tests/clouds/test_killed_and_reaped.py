@@ -63,7 +63,7 @@ def test_killed_at_a_random_moment_and_only_reaped_nothing_lives_and_the_cap_hol
     begun = user.begins("--set", "train.steps=100000", "--hours", "0.1")
     time.sleep(chance.uniform(0.0, LONGEST_S))
     kill_supervisors(user.home)
-    assert begun.wait(60) in (0, 8), "it was ready before, or not"
+    assert begun.wait(60) in (0, 8, 9), "it was ready before; nothing was asked for; or something may be billing"
     reap_later(user, tmp_path / "elsewhere")
     assert user.cloud.alive() == []
     assert user.cloud.meter.total_micros() <= usd(5)

@@ -17,5 +17,9 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "version", examples=["gpurun version", "gpurun version --json"])
 def version(session: Session) -> Result:
     """Show the versions of gpurun and of Python."""
-    data = {"gpurun": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    data = {
+        "gpurun": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
     return Result(data=data, text=f"gpurun {__version__} (Python {platform.python_version()})")
