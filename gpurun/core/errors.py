@@ -163,3 +163,8 @@ class Interrupted(GpurunError):
     """Ctrl-C, where no run had begun that would answer it."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def clauses(said: Iterable[object]) -> str:
+    """Several sentences as the clauses of one, without their full stops, each once."""
+    return "; ".join(dict.fromkeys(str(one).rstrip(".") for one in said))

@@ -329,7 +329,7 @@ class Driver:
             "data_sha256": plan.data.sha256,
             "bundle_sha256": plan.bundle_sha256,
             "gpurun_version": __version__,
-            "platform": f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
+            "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
             "provider": plan.offer.provider,
             "cap_micros": plan.cap_micros,
             "worst_micros": plan.most_micros,

@@ -139,6 +139,7 @@ def test_killed_in_upload_training_and_collect_and_resumed_all_is_at_home_and_no
     packed_bytes = sum(len(compress(shard.read_bytes())) for shard in user.home.glob("runs/fox-41/data/*"))
     assert resent_bytes < packed_bytes - UNDER_WAY_BYTES + LOST_BYTES, "what was there is not sent again"
     assert sent_bytes <= MOST_SENT * packed_bytes + OTHER_SENT_BYTES
-    assert ways.brought_bytes <= MOST_SENT * sum(file["bytes"] for file in files) + OTHER_BROUGHT_BYTES
+    made_bytes = sum(file["bytes"] for file in files) * 3 // 2  # Of the three checkpoints that came, two are kept.
+    assert ways.brought_bytes <= MOST_SENT * made_bytes + OTHER_BROUGHT_BYTES
     code, audit = user.tells("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)

@@ -11,7 +11,7 @@ from functools import partial
 
 from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, ticks
-from gpurun.core.errors import MayBeBilling, SetupError
+from gpurun.core.errors import MayBeBilling, SetupError, clauses
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState, digest_of
 from gpurun.core.stop_request import read_stop_request
@@ -170,7 +170,7 @@ class _Asking:
             yield from self.check_account()
             self.is_seeing = True
         except (Unknown, SetupError) as error:  # A key that was revoked may be given back.
-            self.answer = f"it does not say whose account the key belongs to: {error}"
+            self.answer = f"it does not say whose account the key belongs to: {clauses([error])}"
 
 
 def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answer:
@@ -202,7 +202,7 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
         ask(name)
     words = f"asked {', '.join(asked) or 'nobody: none carries the token'}"
     return (
-        (f"no clear answer: {'; '.join(unclear)}" if unclear else words),
+        f"no clear answer: {clauses(unclear)}" if unclear else words,
         found,
         refused.get(identifier),
         is_first and not trouble,

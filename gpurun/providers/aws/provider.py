@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import SetupError, clauses
 from gpurun.core.records import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.providers.aws.account import account_of, mark_of, may_launch, whoami
 from gpurun.providers.aws.errors import NOT_ALLOWED, preparing, trouble
@@ -271,5 +271,5 @@ def _unseen(silent: dict[str, Exception], *, all_of_them: bool) -> SetupError | 
     judged = trouble(first) if isinstance(first, Refused) else first
     if all_of_them and isinstance(judged, SetupError):
         return judged
-    reasons = "; ".join(f"{region}: {error}" for region, error in sorted(silent.items()))
+    reasons = clauses(f"{region}: {error}" for region, error in sorted(silent.items()))
     return Unknown(f"AWS did not let itself be looked at everywhere ({reasons})")
