@@ -139,7 +139,7 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # It was kept until somebody could answer it.
         if session.color not in ("auto", "always", "never"):
             raise UsageError("usage.color", f"--color {session.color!r} is not one of auto, always, never.",
-                             hint="Leave it out, or choose one of the three.")  # fmt: skip
+                             hint="Leave the flag out, or choose one of the three.")  # fmt: skip
         if name not in SILENT and not session.json:
             note_unfinished(session)
         result = call()
@@ -171,7 +171,7 @@ def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
         return SetupError("disk.full", what, hint="Free some space; then again.")
     if where and fault.errno in _SHUT:
         return SetupError(
-            "path.unusable", f"{where} cannot be used: {fault.strerror}.", hint="Mend that, or name another."
+            "path.unusable", f"{where} cannot be used: {fault.strerror}.", hint="Mend that file, or name another."
         )
     return None
 

@@ -136,7 +136,7 @@ def left_while_destroying(sight: Sight) -> Result:
     """The person would not wait for the proof: its supervisor goes on, and until it is done the machine may bill."""
     name = sight.folder.name
     what = f"{name} is still being destroyed, and not proven gone yet; that goes on without this terminal."
-    error = MayBeBilling("run.may_be_billing", what, hint=f"See it end with gpurun attach {name}.")
+    error = MayBeBilling("run.may_be_billing", what, hint=f"Watch its end with gpurun attach {name}.")
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 

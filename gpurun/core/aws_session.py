@@ -77,5 +77,5 @@ def _hangs(boto: Any) -> SetupError:
     return SetupError(
         "auth.aws",
         f"The AWS SDK has found no credentials within {LIMIT_S:.0f} s: {where}, does not answer.",
-        hint="See that it answers (aws sts get-caller-identity), or set AWS_PROFILE to another; then do it again.",
+        hint="Check that the profile works (aws sts get-caller-identity), or set AWS_PROFILE to another.",
     )

@@ -58,7 +58,7 @@ def clean_key(text: str) -> Secret:
     """A key as it was typed or pasted, without the blanks around it; what is no key is a UsageError without it."""
     key = text.strip()
     if not key:
-        raise UsageError("auth.empty_key", "No key was given.", hint="Paste it at the prompt, or pipe it in.")
+        raise UsageError("auth.empty_key", "No key was given.", hint="Paste the key at the prompt, or pipe it in.")
     if len(key.split()) > 1 or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
         why = "it has blanks or several lines" if len(key.split()) > 1 else "it has characters that no key has"
         why = "it is too long" if len(key) > LONGEST_KEY else why
@@ -124,7 +124,7 @@ def forget_credential(name: str, home: Home) -> list[str]:
             places.append("system keyring")
     except _keyring_error() as error:
         what = f"The system's keyring does not open, so the key for {name} may still be in it: {type(error).__name__}."
-        raise SetupError("auth.keyring", what, hint="Unlock the keyring and run it again.") from None
+        raise SetupError("auth.keyring", what, hint="Unlock the keyring and run the command again.") from None
     return places
 
 

@@ -75,7 +75,7 @@ def _checked(key: str, value: str, source: str) -> Setting:
     choices = _CHOICES.get(key, ())
     if choices and value not in choices:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
-        raise UsageError(f"usage.{key}", what, hint="Leave it out, or choose one of the three.")
+        raise UsageError(f"usage.{key}", what, hint="Leave the flag out, or choose one of the three.")
     return Setting(value, source)
 
 

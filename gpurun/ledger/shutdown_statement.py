@@ -131,7 +131,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
         raise VerificationFailed(
             "shutdown.unreadable",
             f"{path} is no statement about a shutdown: {type(error).__name__}.",
-            hint=f"Move it away, then: gpurun confirm-shutdown {folder.name}",
+            hint=f"Move the file away, then: gpurun confirm-shutdown {folder.name}",
         ) from error
     signature = verify(envelope, public_keys(home.keys))
     problem = ""

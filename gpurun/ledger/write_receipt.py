@@ -112,7 +112,7 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
         raise UsageError(
             "receipt.none",
             f"The run {folder.name} has no receipt yet.",
-            hint=f"It is written when the run ends: gpurun attach {folder.name}, or gpurun resume {folder.name}.",
+            hint=f"It is written as the run ends: gpurun attach {folder.name}, or gpurun resume {folder.name}.",
         ) from None
     except OSError as error:
         raise SetupError(

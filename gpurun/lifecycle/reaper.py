@@ -325,4 +325,6 @@ def _removed(left: Leftover, provider: LeavesThings) -> Literal["removed", "not 
 
 def _cannot_look(silent: list[str]) -> MayBeBilling:
     what = f"What exists could not be seen at {', '.join(silent)}."
-    return MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers, or look by hand.")
+    return MayBeBilling(
+        "reap.cannot_look", what, hint="Run the command again once the provider answers, or look in its console."
+    )

@@ -160,7 +160,7 @@ def _live(market: Market, need: GpuNeed) -> list[Offer]:
     silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
     if market.asked and len(market.silent) == len(market.asked):
         hint = "Check the network, then `gpurun doctor --online`. Rehearse meanwhile: add --dry-run."
-        raise SetupError("market.unreachable", f"No cloud could be asked what it has. {silent}", hint=hint)
+        raise SetupError("market.unreachable", f"No cloud could be asked for its offers. {silent}", hint=hint)
     sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.asked)) if need.count else ""
     asked = ", ".join(market.asked)
     raise NoOffer(

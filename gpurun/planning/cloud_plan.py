@@ -91,7 +91,7 @@ def rented_plan(
     from gpurun.planning.live_offers import key_warning
 
     if request.max_cost_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
     source = full.tables.data.source
     if request.data is None and source not in BUILT_IN and not public_shards(request, source):
         raise missing_shards(source, request.recipe_word)

@@ -116,7 +116,7 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
         raise UsageError(
             "continue.other_data",
             f"{earlier.run} trained on other shards than these.",
-            hint=f"Give those with --data{f' {where}' if where else ''}",
+            hint=f"Give shards with --data{f' {where}' if where else ''}",
         )
     place = into / FOLDER
     for file in files:

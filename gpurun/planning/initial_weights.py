@@ -56,8 +56,8 @@ def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
         raise UsageError(
             "weights.no_folder",
             f'train.init_from is "{name}": weights lie beside the shards, and this run makes its own shards of text.',
-            hint="Make those once: gpurun data prepare RECIPE --source TEXT --out DIR; put the weights into DIR; add "
-            "--data DIR.",
+            hint="Make the shards once: gpurun data prepare RECIPE --source TEXT --out DIR; put the weights into DIR; "
+            "add --data DIR.",
         )
     files = weights_of(Path(data.folder), name)
     weights = next(iter(files.values()))

@@ -80,12 +80,12 @@ def box_plan(
 ) -> Plan:
     """The plan of a run on a box that the user has: its host key is settled and its price is the user's word."""
     if not request.host:
-        hint = "Say it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
+        hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
         raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
     login = parse_host(request.host)
     rate = request.price_micros_per_hour or usd(0)
     if rate and request.max_cost_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
     box = SshBox(login.host, login.port, login.user, rate, need_of(request, resolved))
     # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
     known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)

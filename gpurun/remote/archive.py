@@ -305,7 +305,9 @@ def content_at(file: PackedFile, offset: int, size: int) -> bytes:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EACCES):
             raise _changed(file.source) from error
         what = f"{file.source} cannot be read: {error.strerror}."
-        raise UsageError("pack.unreadable", what, hint="See to the disk that it is on, then run it again.") from error
+        raise UsageError(
+            "pack.unreadable", what, hint="Check the disk that holds the file, then run the command again."
+        ) from error
     return content
 
 

@@ -233,13 +233,13 @@ def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> StoreFull:
         return StoreFull(
             "collect.disk_full",
             f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
-            hint="Free some space: it goes on by itself where it stopped, and leaves a twentieth of the disk (at most "
-            "10 GB) free. The lease keeps counting.",
+            hint="Free some space: the download goes on by itself where it stopped, and leaves a twentieth of the "
+            "disk (at most 10 GB) free. The lease keeps counting.",
         )
     return StoreFull(
         "collect.cannot_store",
         f"{target} cannot be written: {error.strerror}.",
-        hint="Mend what is said there: it goes on by itself where it stopped. The lease keeps counting.",
+        hint="Mend what the message names: the download goes on by itself where it stopped. The lease keeps counting.",
     )
 
 

@@ -34,7 +34,7 @@ class MachineLost(GpurunError):
     """The machine did not answer. It may be gone, and what was asked may have been done: ask again."""
 
     def __init__(self, what: str, *, code: str = "machine.lost", hint: str = "") -> None:
-        super().__init__(code, what, hint=hint or "It is asked again. If that does not help: gpurun attach RUN.")
+        super().__init__(code, what, hint=hint or "gpurun asks again. If that does not help: gpurun attach RUN.")
 
 
 class FarRefusal(GpurunError):

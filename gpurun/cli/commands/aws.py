@@ -40,5 +40,5 @@ def setup(
         raise Declined("aws.declined", "No role was made.", hint=hint)
     arn = make_role(wire, plan)
     text = f"The role {arn} {'was renewed' if there else 'was made'}.\n"
-    text += "From now on each machine also has a schedule at AWS that ends it at its deadline."
+    text += "From now on each machine also has a schedule at AWS that ends the machine at its deadline."
     return Result(data={"account": plan.account, "role": arn, "made": not there}, text=text)

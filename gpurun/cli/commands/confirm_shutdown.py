@@ -81,7 +81,9 @@ def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunErro
         return MayBeBilling("shutdown.still_up", what, hint=hint)
     if seen == ANSWERS:
         what = f"{login.host} port {login.port} still answers SSH."
-        return VerificationFailed("shutdown.still_up", what, hint=f"Shut it down, then run this again. {forced}")
+        return VerificationFailed(
+            "shutdown.still_up", what, hint=f"Shut the machine down, then run this again. {forced}"
+        )
     what = f"Whether {login.host} is down cannot be told: {seen}."
     return VerificationFailed("shutdown.cannot_tell", what, hint=f"Check that you are online and try again. {forced}")
 

@@ -165,7 +165,7 @@ def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> 
             return error
         except (Unknown, SetupError) as error:
             what = f"{run} may be billed by {name}, which does not say whose account the key belongs to ({error})."
-            return MayBeBilling("reap.cannot_look", what, hint="Run it again once the provider answers.")
+            return MayBeBilling("reap.cannot_look", what, hint="Run the command again once the provider answers.")
     return None
 
 

@@ -43,7 +43,7 @@ def train(
     on_interrupt = on_interrupt or session.settings["on_interrupt"].value
     if on_interrupt not in ("ask", "detach", "stop"):
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
-                         hint="Leave it out, or choose one of the three.")  # fmt: skip
+                         hint="Leave the flag out, or choose one of the three.")  # fmt: skip
     with run_name(session, name) as run:
         made = plan_run(session, request, run, need_data=True)
         _show_and_ask(session, made, yes=yes)
@@ -66,7 +66,7 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
     if not plan.worst_micros:
         return
     if plan.cap_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Say it: --max-cost 25.")
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
     if yes:
         return
     this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)

@@ -65,7 +65,7 @@ class LocalCopy:
             raise StoreFull(
                 "watch.disk_full",
                 f"{self.path.name} cannot be written: {error.strerror}.",
-                hint="Make room on this machine: it goes on by itself. Training does too, until its lease.",
+                hint="Make room on this machine: gpurun goes on by itself. Training goes on, until its lease.",
             ) from None
 
     def _drop(self) -> None:

@@ -196,7 +196,7 @@ def _order(state: RunState, context: Context) -> Order:
         raise NoOffer(
             "cap.too_small",
             f"The worst case {format_usd(worst)} is over the cap {format_usd(plan.cap_micros)}.",
-            hint=f"Raise it: --max-cost {format_usd(worst).removeprefix('$').replace(',', '')}",
+            hint=f"Raise the cap: --max-cost {format_usd(worst).removeprefix('$').replace(',', '')}",
         )
     keys = make_keys(context.folder.ssh) if plan.mode is Mode.PAID and plan.box is None else None
     deadline_wall = _their_wall(context) + plan.lease.total_s
@@ -277,7 +277,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
             raise NoOffer(
                 UNSEEN,
                 f"Nobody looked for {state.token} in time, and now it is not there: it may have lived meanwhile.",
-                hint="It is proven gone, and counted as if it had lived. Train again: gpurun train.",
+                hint="The machine is proven gone, and counted as if it had lived. Train again: gpurun train.",
             )
         if elapsed - steady_since >= traits.settle_s:
             if not _pays_for_another(state, context):

@@ -112,7 +112,9 @@ class _Sending:
                 raise
         if tuple(self._parts.digests) != self._digests.parts:
             what = f"{self._file.name} changed while it was being staged."
-            raise VerificationFailed("pack.changed", what, hint="Wait until it is written whole, then run it again.")
+            raise VerificationFailed(
+                "pack.changed", what, hint="Wait until the file is written whole, then run the command again."
+            )
         if self._upload:
             self._note({"whole": sent})
             self._bucket.finish(self._key, self._upload, self._tags)
