@@ -27,7 +27,7 @@ from gpurun.view.report.series import Told, hear
 def material_of(session: Session, sight: Sight) -> RunMaterial:
     """Everything that the report needs to know of one run; what its machine said is heard as far as it can be read."""
     plan = sight.plan
-    told = hear(lines_of(sight.folder.events), _spending(sight))
+    told = hear(lines_of(sight.folder.events), spending_of(sight))
     receipt, why = _receipt(session, sight)
     return RunMaterial(
         run=sight.folder.name,
@@ -73,7 +73,7 @@ def _screen(sight: Sight, records: int) -> Screen:
     return screen
 
 
-def _spending(sight: Sight) -> Callable[[float], Micros | None]:
+def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     """What was spent after so many seconds of training, boot and upload included; None where it is free or unknown.
 
     A run that went on from another begins with what that one cost: its losses were not to be had for less.

@@ -1,0 +1,99 @@
+"""Past runs as values, for a notebook or a script: `gpurun.runs()` and `gpurun.load_run("fox-41")`. Nothing is written.
+
+The whole of it is docs/NOTEBOOK.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import SetupError
+from gpurun.core.money import MICROS_PER_USD
+from gpurun.core.paths import Home, default_home, home_at
+from gpurun.core.trainer_events import Evaluation, Sample, Step, events_of
+
+COLUMNS = ("step", "tokens", "seconds", "cost_usd", "loss", "val_loss", "bits_per_byte", "hellaswag", "lr", "grad_norm",
+           "tokens_per_s", "mfu")  # fmt: skip
+"""Of `Run.metrics`: a row a logged or evaluated step, None (pandas: NaN) where nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a home, read when it was loaded."""
+
+    name: str
+    rows: tuple[Mapping[str, float | int | None], ...] = field(repr=False)
+    samples: tuple[Mapping[str, Any], ...] = field(repr=False)
+    """What the model wrote: `step`, `prompt`, `text`."""
+    receipt: Mapping[str, Any] | None = field(repr=False)
+    """The receipt's predicate (docs/RECEIPTS.md), its signature checked; None before the run has ended."""
+
+    @property
+    def metrics(self) -> Any:
+        """The rows as a pandas frame where pandas is installed, else as a dict of lists; the columns are COLUMNS."""
+        table = {name: [row[name] for row in self.rows] for name in COLUMNS}
+        try:
+            import pandas
+        except ImportError:
+            return table
+        return pandas.DataFrame(table)
+
+    def plot(self, against: str = "step") -> Any:
+        """A matplotlib figure of training and validation loss against a column; SetupError without matplotlib."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            hint = "From the clone: pip install '.[report]'"
+            raise SetupError("plot.no_matplotlib", "Charts need matplotlib.", hint=hint) from None
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for name, form in (("loss", "-"), ("val_loss", "o")):
+            marks = [(row[against], row[name]) for row in self.rows if None not in (row[against], row[name])]
+            axes.plot(*zip(*marks, strict=True) if marks else ([], []), form, label=name)
+        axes.set(title=self.name, xlabel=against, ylabel="loss (nats a token)")
+        axes.legend()
+        return figure
+
+
+def runs(home: str | Path | None = None) -> list[str]:
+    """The names of the runs of a home, oldest first; without one, of GPURUN_HOME or the usual place."""
+    from gpurun.ledger.runs import planned_runs
+
+    return planned_runs(_home(home))
+
+
+def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
+    """A run by its name, a unique beginning of that, or "@last"; UsageError where there is none.
+
+    A receipt that does not hold raises what `gpurun receipt` says of it.
+    """
+    from gpurun.cli.run_material import spending_of
+    from gpurun.ledger.runs import find_run, look
+    from gpurun.ledger.write_receipt import read_receipt
+
+    place = _home(home)
+    sight = look(place, find_run(place, name))
+    spent_at, rows, samples = spending_of(sight), dict[int, dict[str, Any]](), list[dict[str, Any]]()
+    for event in events_of(sight.folder.events):
+        if isinstance(event, Sample):
+            samples.append({"step": event.step, "prompt": event.prompt, "text": event.text})
+        if not isinstance(event, Step | Evaluation) or event.step is None:
+            continue
+        spent = None if event.elapsed_s is None else spent_at(event.elapsed_s)
+        row = rows.setdefault(event.step, dict.fromkeys(COLUMNS))
+        row |= {
+            "step": event.step,
+            "seconds": event.elapsed_s,
+            "cost_usd": None if spent is None else spent / MICROS_PER_USD,
+        }
+        row |= {name: value for name in COLUMNS if (value := getattr(event, name, None)) is not None}
+    receipt = read_receipt(place, sight.folder).predicate if sight.folder.receipt.exists() else None
+    told = None if receipt is None else dict(receipt)
+    return Run(sight.folder.name, tuple(rows[step] for step in sorted(rows)), tuple(samples), told)
+
+
+def _home(named: str | Path | None) -> Home:
+    return Home(default_home() if named is None else home_at(str(named)))
