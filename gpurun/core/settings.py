@@ -24,6 +24,8 @@ DEFAULTS: Mapping[str, str] = {
     "on_interrupt": "ask",
     "uplink": "",
     "budget.month": "",
+    "notify.url": "",
+    "notify.exec": "",
 }
 PROJECT_KEYS = ("recipe", "max_cost", "color")
 _CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
@@ -72,6 +74,9 @@ def _checked(key: str, value: str, source: str) -> Setting:
         what = f"{place} is {value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
         raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
                          "earlier uploads have shown.")  # fmt: skip
+    if key == "notify.url" and value and not value.startswith(("https://", "http://127.0.0.1:")):
+        what = f"{place} is {value!r}: a notice goes to an address that begins with https://."
+        raise UsageError("usage.notify", what, hint='Write for instance url = "https://ntfy.sh/my-runs".')
     choices = _CHOICES.get(key, ())
     if choices and value not in choices:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."

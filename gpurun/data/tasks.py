@@ -45,7 +45,7 @@ class Work(Protocol):
         ...
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
-        """Do it with a task's documents: the same whoever does it, there whole or not at all."""
+        """Do it with a task's documents: the same on every worker, there whole or not at all."""
         ...
 
 

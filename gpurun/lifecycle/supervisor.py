@@ -20,12 +20,13 @@ from typing import BinaryIO
 
 from gpurun.core.background_call import Background, Inline
 from gpurun.core.clock import Clock, SystemClock, ticks
-from gpurun.core.errors import ExitCode, GpurunError, RunHeld, SetupError, VerificationFailed
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, RunHeld, SetupError, VerificationFailed
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
+from gpurun.core.settings import Setting, load_settings
 from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, read_journal
 from gpurun.ledger.month_budget import MonthBudget
@@ -36,6 +37,7 @@ from gpurun.ledger.runs import look
 from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver, end_unrecorded, ended_unrecorded, until_recorded
+from gpurun.lifecycle.notices import Notices
 from gpurun.providers.registry import open_provider
 from gpurun.remote.client import FarSide
 
@@ -174,12 +176,31 @@ def _is_billing(home: Home, run: str) -> bool:
     return sight.damage is None and sight.state.may_be_billing
 
 
+def _notices(home: Home, run: str, clock: Clock) -> Notices:
+    """The user's notices; none where the settings or the journal cannot be read: the run is driven all the same."""
+    try:
+        return Notices(home.run(run), clock, load_settings(home, project=home.root, environment=os.environ))
+    except GpurunError as error:
+        logging.warning("No notices are sent: %s", error.what)
+        return Notices(home.run(run), clock, dict.fromkeys(("notify.url", "notify.exec"), Setting("", "")))
+
+
 def main() -> int:
     """Supervise, and tell the log what went wrong."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
+    notices = _notices(home, run, clock)
+
+    def supervised() -> ExitCode:
+        try:
+            return supervise(home, run, clock)
+        except MayBeBilling as error:
+            notices.may_be_billing(error)
+            raise
+
     try:
-        return int(keep_on(partial(supervise, home, run, clock), partial(_is_billing, home, run), clock))
+        with notices.following():
+            return int(keep_on(supervised, partial(_is_billing, home, run), clock))
     except GpurunError as error:
         logging.error("%s: %s %s", error.code, error.what, error.hint)
         return int(error.exit_code)

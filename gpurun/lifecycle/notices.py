@@ -1,0 +1,131 @@
+"""Notices of a run to its user: a POST to `notify.url`, a program `notify.exec`, both from the user's own settings.
+
+They are sent from a thread that reads the run's journal, and never stand in the way of a step: what cannot be sent is
+logged and forgotten. A supervisor that was started again sends nothing of what was on record before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Event as Flag
+from threading import Thread
+from typing import Any
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.money import format_usd
+from gpurun.core.paths import RunFolder
+from gpurun.core.secrets import child_environment
+from gpurun.core.settings import Setting
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.plan_from_journal import plan_of
+from gpurun.view.event_text import tell_record
+from gpurun.view.live_state import Screen
+
+LOOK_S = 5.0
+SEND_S = 10.0
+PROGRAM_S = 60.0
+SPENT_SHARE = 0.8
+_TOLD: Mapping[str, str] = {
+    Event.TRAIN_STARTED: "started",
+    Event.TRAIN_OBSERVED: "trained",
+    Event.RUN_CLOSED: "finished",
+}
+
+
+class _Stay(HTTPRedirectHandler):
+    """Follows no redirect: what is sent is for the one address that the user named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Notices:
+    """What is sent about one run, from now on."""
+
+    def __init__(self, folder: RunFolder, clock: Clock, settings: Mapping[str, Setting]) -> None:
+        self._folder, self._clock = folder, clock
+        self._url, self._program = settings["notify.url"].value, settings["notify.exec"].value
+        self._sent: set[str] = set()
+        self._seen = len(read_journal(folder.journal).records) if self.are_wanted else 0
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the user named an address or a program."""
+        return bool(self._url or self._program)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Send what the journal says meanwhile, and at the end what it said last."""
+        if not self.are_wanted:
+            yield
+            return
+        over = Flag()
+        thread = Thread(target=self._follow, args=(over,), name="notices", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(2 * (SEND_S + PROGRAM_S))
+
+    def may_be_billing(self, error: GpurunError) -> None:
+        """Say, once, that a machine is not proven gone."""
+        self._send("may be billing", f"{error.what} {error.hint}", 0)
+
+    def look(self) -> None:
+        """Send what is new in the journal, and that most of the cap is spent."""
+        records = read_journal(self._folder.journal).records
+        screen = Screen(plan_of(self._folder, records)[0])
+        screen.update(records, (), ())
+        spent, cap = screen.spent(self._clock.wall()), screen.plan.cap_micros
+        new, self._seen = records[self._seen :], len(records)
+        if cap and spent >= SPENT_SHARE * cap:
+            self._send("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent", spent)
+        for record in new:
+            if record.event in _TOLD:
+                self._send(_kind(record), tell_record(record), spent)
+
+    def _follow(self, over: Flag) -> None:
+        is_last = False
+        while not is_last:
+            is_last = over.wait(LOOK_S)
+            with suppress(GpurunError, OSError):  # The journal is judged by who drives the run.
+                self.look()
+
+    def _send(self, notice: str, message: str, spent_micros: int) -> None:
+        """Send one notice once, wherever it is wanted."""
+        if notice in self._sent or not self.are_wanted:
+            return
+        self._sent.add(notice)
+        run = self._folder.name
+        told = {"v": 1, "run": run, "notice": notice, "message": message, "spent_micros": spent_micros}
+        body = json.dumps(told).encode()
+        try:
+            if self._url:
+                request = Request(self._url, data=body, headers={"Content-Type": "application/json"})
+                build_opener(_Stay()).open(request, timeout=SEND_S).close()
+            if self._program:
+                receipt = {"GPURUN_RECEIPT": str(self._folder.receipt)}
+                subprocess.run(
+                    shlex.split(self._program),
+                    input=body,
+                    env=child_environment(receipt),
+                    timeout=PROGRAM_S,
+                    check=True,
+                )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            logging.warning("The notice %r was not taken: %s", notice, type(error).__name__)
+
+
+def _kind(record: Record) -> str:
+    """The notice's word; training that ended because its loss was no number has one of its own."""
+    is_lost = record.event is Event.TRAIN_OBSERVED and record.data.get("reason") == "nonfinite"
+    return "loss not finite" if is_lost else _TOLD[record.event]

@@ -1,0 +1,126 @@
+"""Notices to the user: each once, to the one address and program that the user named, and never in a step's way."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import MayBeBilling, UsageError
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.settings import Setting, load_settings
+from gpurun.lifecycle.notices import Notices
+from tests.unit.ledger_samples import finished_run
+
+
+class Address(ThreadingHTTPServer):
+    """Takes notices; with `answer` 302 it sends them elsewhere, on itself."""
+
+    def __init__(self) -> None:
+        self.answer, self.got = 200, list[tuple[str, dict[str, Any]]]()
+        super().__init__(("127.0.0.1", 0), Taker)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/mine"
+
+
+class Taker(BaseHTTPRequestHandler):
+    server: Address
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.got.append((self.path, body))
+        self.send_response(self.server.answer)
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[Address]:
+    with Address() as address:
+        threading.Thread(target=address.serve_forever, daemon=True).start()
+        yield address
+        address.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return finished_run(Home(tmp_path).prepare())
+
+
+def to(url: str = "", program: str = "") -> dict[str, Setting]:
+    return {"notify.url": Setting(url, "user"), "notify.exec": Setting(program, "user")}
+
+
+def begun(folder: RunFolder, settings: dict[str, Setting]) -> Notices:
+    """Notices from a time when only the opening was on record."""
+    whole = folder.journal.read_bytes()
+    folder.journal.write_bytes(whole.split(b"\n")[0] + b"\n")
+    notices = Notices(folder, SystemClock(), settings)
+    folder.journal.write_bytes(whole)
+    return notices
+
+
+def test_what_comes_on_record_is_sent_once(folder: RunFolder, address: Address) -> None:
+    notices = begun(folder, to(address.url))
+    with notices.following():
+        pass
+    notices.look()
+    notices.may_be_billing(MayBeBilling("destroy.not_gone", "It is there.", hint="End it."))
+    notices.may_be_billing(MayBeBilling("destroy.not_gone", "It is there.", hint="End it."))
+    assert [body["notice"] for _, body in address.got] == ["started", "trained", "finished", "may be billing"]
+    assert {(body["v"], body["run"]) for _, body in address.got} == {(1, folder.name)}
+    assert address.got[2][1]["spent_micros"] > 0
+
+
+def test_a_supervisor_that_is_started_again_sends_nothing_of_before(folder: RunFolder, address: Address) -> None:
+    with Notices(folder, SystemClock(), to(address.url)).following():
+        pass
+    assert [body["notice"] for _, body in address.got] == []
+
+
+def test_a_redirect_is_not_followed_and_what_is_not_taken_is_logged(
+    folder: RunFolder, address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    address.answer = 302
+    begun(folder, to(address.url)).look()
+    assert {path for path, _ in address.got} == {"/mine"}
+    assert "'finished' was not taken" in caplog.text
+    assert address.url not in caplog.text, "the address of a channel is a secret"
+
+
+def test_a_program_gets_the_notice_and_none_of_the_keys(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "CANARY")
+    out, code = tmp_path / "told", tmp_path / "take.py"
+    code.write_text(f"import os, sys\nopen({str(out)!r}, 'a').write(sys.stdin.read() + repr(dict(os.environ)) + '\\n')")
+    begun(folder, to(program=f"{sys.executable} {code}")).look()
+    told = out.read_text()
+    assert told.count("\n") == 3
+    assert str(folder.receipt) in told
+    assert "CANARY" not in told
+
+
+@pytest.mark.parametrize("url", ["http://example.com/x", "ftp://a", "ntfy.sh/mine"])
+def test_an_address_that_is_no_https_is_refused_and_a_project_may_name_none(tmp_path: Path, url: str) -> None:
+    home = Home(tmp_path / "home").prepare()
+    home.config.write_text(f'[notify]\nurl = "{url}"\n')
+    with pytest.raises(UsageError, match="begins with https://"):
+        load_settings(home, project=tmp_path, environment={})
+    home.config.unlink()
+    (tmp_path / "gpurun.toml").write_text('notify.url = "https://strange.example/x"')
+    with pytest.raises(UsageError, match=r"notify\.url stands in the project file"):
+        load_settings(home, project=tmp_path, environment={})
