@@ -249,7 +249,7 @@ REQUEST = Shared(
         "warm": (_flag("--warm", "Upload the compile cache of earlier runs."), False),
         "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
-        "identity": (_text("--identity", "FILE", "The private key to log in with."), ""),
+        "identity": (_text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
         "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
     },
     request_from,

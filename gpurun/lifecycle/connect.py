@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
@@ -69,7 +68,7 @@ class Reach:
         left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
         machine = RemoteMachine(
             address,
-            client_key=Path(box.identity) if box else self._folder.ssh / "client",
+            client_key=box.identity if box else self._folder.ssh / "client",
             host_key=box.host_key if box else (self._folder.ssh / "host.pub").read_text(encoding="ascii"),
             folder=f".gpurun/{instance.token}",
             clock=self._clock,

@@ -9,7 +9,9 @@ import errno
 import logging
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from weakref import WeakSet
 
@@ -20,9 +22,9 @@ from paramiko.ssh_exception import IncompatiblePeer
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.records import Address
-from gpurun.core.untrusted import error_words
+from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
-from gpurun.remote.key_pairs import fingerprint
+from gpurun.remote.key_pairs import AGENT, fingerprint, private_key
 from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch
 from gpurun.remote.ssh.transport import Transport, Wire
 
@@ -42,6 +44,15 @@ _CIPHERS = (
     "aes192-ctr",
     "aes256-ctr",
 )
+
+_MOST_LINES = 6
+_NO_MORE = "gpurun logs in with a key alone: allow that for this user (AuthenticationMethods in sshd_config)."
+
+_KINDS: dict[str, type[paramiko.PKey]] = {
+    "ssh-ed25519": paramiko.Ed25519Key,
+    "ssh-rsa": paramiko.RSAKey,
+    **dict.fromkeys((f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)), paramiko.ECDSAKey),
+}
 
 # What it would log are the other end's words, and a logger that nobody set up prints to the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -105,22 +116,24 @@ class Connection:
         _end(self._transport, self._wire)
 
 
-def connect(address: Address, key: Path | None, expected: ExpectedKey, clock: Clock, limit_s: float) -> Connection:
-    """Log in to the host that has the expected key, with one key and nothing else.
+def connect(
+    address: Address, key: Path | str | None, expected: ExpectedKey, clock: Clock, limit_s: float
+) -> Connection:
+    """Log in to the host that has the expected key, with what `identities` names and nothing else.
 
-    MachineLost when it cannot be reached or does not let us in (yet), HostKeyMismatch when it is another host,
+    MachineLost when it cannot be reached or does not let us in (as yet), HostKeyMismatch when it is another host,
     SetupError when the key here is of no use.
     """
-    identity = _identity(key) if key else None
-    transport, wire = _to_expected(address, expected, clock, limit_s)
-    try:
-        transport.auth_timeout = min(LOGIN_S, limit_s)
-        _log_in(transport, address, identity)
-        wire.allowance_bytes = None
-        transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
-    except BaseException:
-        _end(transport, wire)
-        raise
+    with identities(key) as keys:
+        transport, wire = _to_expected(address, expected, clock, limit_s)
+        try:
+            transport.auth_timeout = min(LOGIN_S, limit_s)
+            _log_in(transport, address, keys)
+            wire.allowance_bytes = None
+            transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
+        except BaseException:
+            _end(transport, wire)
+            raise
     return Connection(transport, wire, place(address))
 
 
@@ -169,7 +182,7 @@ def _greet(
         _end(transport, wire)
         if "host key" in str(error):
             return None
-        raise MachineLost(f"{place(address)} speaks another SSH: {error_words(error)}.") from error
+        raise _without_common(transport, address, error) from error
     except Exception as error:  # What a stranger sends can make the protocol's code raise anything.
         _end(transport, wire)
         raise MachineLost(f"{place(address)} answers, but not as an SSH server: {error_words(error)}.") from error
@@ -177,6 +190,23 @@ def _greet(
         _end(transport, wire)
         raise
     return transport, wire, f"{key.get_name()} {key.get_base64()}"
+
+
+def _without_common(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
+    """Why no connection can be agreed on: both sides' lists, where it is one of these."""
+    ours = transport.get_security_options()
+    lists = {
+        "kex": ("key exchange", "kex_algo_list", ours.kex, "KexAlgorithms"),
+        "ciphers": ("cipher", "client_encrypt_algo_list", ours.ciphers, "Ciphers"),
+        "macs": ("MAC", "client_mac_algo_list", ours.digests, "MACs"),
+    }
+    for word, (kind, name, taken, option) in lists.items():
+        if word in str(error) and name in transport.offered:
+            offered = last_words(", ".join(transport.offered[name]))
+            what = f"{place(address)} and gpurun have no {kind} in common: it offers {offered}"
+            hint = f"Let its SSH server take one of those that gpurun takes: {option} in sshd_config."
+            return MachineLost(f"{what}; gpurun takes {', '.join(taken)}.", code="ssh.nothing_in_common", hint=hint)
+    return MachineLost(f"{place(address)} speaks another SSH: {error_words(error)}.")
 
 
 def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
@@ -187,7 +217,7 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
     except socket.gaierror as error:
         raise MachineLost(f"The name {address.host} cannot be resolved: {error_words(error)}.") from error
     except ConnectionRefusedError as error:
-        raise MachineLost(f"{where} refuses connections: no SSH server listens there (yet).") from error
+        raise MachineLost(f"{where} refuses connections: no SSH server listens there.") from error
     except TimeoutError as error:
         raise MachineLost(f"{where} cannot be reached: no answer in {limit_s:.0f} s.") from error
     except OSError as error:
@@ -200,33 +230,68 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
     return wire
 
 
-def _log_in(transport: Transport, address: Address, identity: paramiko.PKey | None) -> None:
-    """Show the one key, or none; MachineLost when that is not enough, for a machine that boots may come to it yet."""
-    where = place(address)
-    try:
-        if identity is None:
-            transport.auth_none(address.user)
-        else:
-            transport.auth_publickey(address.user, identity)
-    except paramiko.AuthenticationException as error:
-        raise MachineLost(f"{where} does not let {address.user} in: {error_words(error)}.") from error
-    except Exception as error:  # As in _greet.
-        raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
-    if not transport.is_authenticated():
-        raise MachineLost(f"{where} wants more than a key of {address.user}.")
+def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
+    """Show the keys in turn, or none; MachineLost when that is not enough: a machine that boots may come to it yet."""
+    where, refused = place(address), ""
+    for key in keys or (None,):
+        try:
+            if key is None:
+                transport.auth_none(address.user)
+            else:
+                transport.auth_publickey(address.user, key)
+        except paramiko.AuthenticationException as error:
+            refused = error_words(error)
+            continue
+        except Exception as error:  # As in _greet. A server lets few keys be tried.
+            if refused:
+                break
+            raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
+        if transport.is_authenticated():
+            return
+        raise MachineLost(f"{where} wants more than a key of {address.user}.", code="ssh.more_than_key", hint=_NO_MORE)
+    hint = f"One of these lines must be in ~/.ssh/authorized_keys of {address.user} there:"
+    lines = "".join(f"\n{key.get_name()} {key.get_base64()}" for key in keys[:_MOST_LINES])
+    what = f"{where} does not let {address.user} in: {refused}."
+    raise MachineLost(what, code="ssh.not_let_in", hint=f"{hint}{lines}" if lines else "")
 
 
-def _identity(path: Path) -> paramiko.PKey:
-    """The private key of a file; SetupError where it cannot be used as it is."""
+@contextmanager
+def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
+    """The keys to show in turn: that of a private key file, with `agent` those of the SSH agent, with None none.
+
+    SetupError where the file holds none that can be used; MachineLost where no agent has one, as it may again.
+    """
+    if named != AGENT:
+        yield [_key_of(Path(named))] if named else []
+        return
+    why = "holds no key, or there is none"
     try:
-        return paramiko.PKey.from_path(path)
-    except OSError as error:
-        why, hint = f"cannot be read: {error.strerror}", "Name another with --identity."
-    except (TypeError, paramiko.PasswordRequiredException):
-        why, hint = "has a passphrase", "Name a key without one with --identity, or leave that out to use gpurun's own."
-    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
-        why, hint = f"is not a private key that can be used: {error_words(error)}", "Name another with --identity."
-    raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
+        agent = paramiko.Agent()
+    except Exception as error:  # noqa: BLE001 - it may say anything, and the library has no error for that
+        agent, why = None, f"does not answer: {error_words(error)}"
+    if agent is None or not agent.get_keys():
+        hint = "`ssh-add -l` lists its keys, `ssh-add FILE` gives it one; SSH_AUTH_SOCK says where it is."
+        raise MachineLost(f"The SSH agent {why}.", code="ssh.agent", hint=hint)
+    try:
+        yield list(agent.get_keys())
+    finally:
+        agent.close()
+
+
+def _key_of(path: Path) -> paramiko.PKey:
+    """The private key of a file, with the certificate that lies beside it; the library takes fewer forms than we do."""
+    kind, text = private_key(path)
+    try:
+        key = _KINDS[kind].from_private_key(StringIO(text))
+        certificate = path.with_name(f"{path.name}-cert.pub")
+        if certificate.exists():
+            key.load_certificate(str(certificate))
+    except Exception as error:
+        hint = "Name another with --identity, or leave that out to use gpurun's own."
+        raise SetupError(
+            "ssh.identity", f"The key file {path} cannot be used: {error_words(error)}.", hint=hint
+        ) from error
+    return key
 
 
 def _ask_for_life(transport: Transport) -> None:
