@@ -122,6 +122,8 @@ def request_from(session: Session, **typed: Any) -> Request:
         host=typed["host"],
         host_key=typed["host_key"],
         identity=typed["identity"],
+        jump=typed["jump"],
+        python=typed["python"],
         price_micros_per_hour=parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
         uplink_mbit=float(settings["uplink"].value) if settings["uplink"].value else None,
         continues=continues or "",
@@ -238,11 +240,11 @@ REQUEST = Shared(
         "lambda_guard": (_flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
         "accept_cpu": (_flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
         "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
-        "setup": (_text("--setup", "SCRIPT", "Run this on the machine before the upload."), ""),
+        "setup": (_text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
         "setup_limit": (
             Annotated[
                 float | None,
-                typer.Option("--setup-limit", metavar="MIN", help="Minutes that --setup may take; else 10."),
+                typer.Option("--setup-limit", metavar="MIN", hidden=True),
             ],
             None,
         ),
@@ -250,6 +252,9 @@ REQUEST = Shared(
         "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
         "identity": (_text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
+        "jump": (_text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
+        # Hidden: what is refused for want of it names it, and a help fits a screen.
+        "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
         "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
     },
     request_from,

@@ -50,12 +50,18 @@ class Choices(Frozen):
 
 
 class Box(Frozen):
-    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted."""
+    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted.
+
+    `jump` is the login of a host on the way, `python` the Python there that has torch; "" where nothing was said.
+    """
 
     target: str
     identity: str
     host_key: str
     trusted: Literal["given", "known", "first use"]
+    jump: str = ""
+    jump_host_key: str = ""
+    python: str = ""
 
 
 class Uplink(Frozen):
@@ -99,6 +105,8 @@ class Request(Frozen):
     host: str = ""
     host_key: str = ""
     identity: str = ""
+    jump: str = ""
+    python: str = ""
     price_micros_per_hour: Micros | None = None
     uplink_mbit: float | None = None
     """How fast this computer sends, in Mbit/s, as its user has set it."""

@@ -19,6 +19,7 @@ from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
+from gpurun.planning.own_box import machine_of, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
@@ -66,13 +67,16 @@ class Reach:
         box = self._plan.box
         deadline_wall = instance.deadline_wall
         left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
+        folder, last_mono = f".gpurun/{instance.token}", self._clock.monotonic() + left_s
+        if box is not None:
+            return FarSide(machine_of(box, folder, self._clock, last_mono), python=python_of(box))
         machine = RemoteMachine(
             address,
-            client_key=box.identity if box else self._folder.ssh / "client",
-            host_key=box.host_key if box else (self._folder.ssh / "host.pub").read_text(encoding="ascii"),
-            folder=f".gpurun/{instance.token}",
+            client_key=self._folder.ssh / "client",
+            host_key=(self._folder.ssh / "host.pub").read_text(encoding="ascii"),
+            folder=folder,
             clock=self._clock,
-            last_mono=self._clock.monotonic() + left_s,
+            last_mono=last_mono,
         )
         return FarSide(machine)
 

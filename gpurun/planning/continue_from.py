@@ -64,7 +64,9 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
     told["data"] = request.data or _shards_of(run, plan, asked)
     told["gpu"] = request.gpu or asked.gpu
     if not request.providers:
-        of_box = ("host", "host_key", "price_micros_per_hour") if request.host in ("", asked.host) else ()
+        of_box = (
+            ("host", "host_key", "jump", "python", "price_micros_per_hour") if request.host in ("", asked.host) else ()
+        )
         own = (*of_box, "identity") if asked.providers == ("ssh",) else ()
         told["providers"] = asked.providers or usual
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}

@@ -18,7 +18,7 @@ from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.cloud_plan import shards_of
 from gpurun.planning.history import load_priors, uplink_of
 from gpurun.planning.memory import GIB, tensor_bytes, way_of
-from gpurun.planning.own_box import about_box, reached
+from gpurun.planning.own_box import reached
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import setup_limit_s
 from gpurun.planning.transfer import load_for
@@ -81,13 +81,13 @@ def box_plan(
     # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
     known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)
     offer = SshProvider(home, clock, box).offers(box.need, known)[0]
-    found = reached(request, login, home, clock)
+    settled, told = reached(request, login, home, clock)
     data = shards_of(request, run, resolved, home, say)
     warnings = ["To shut the box down is yours; nothing here can."]
     if not rate:
         warnings.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
     plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
-    return plan.told(*about_box(found), warnings=warnings).model_copy(update={"box": found})
+    return plan.told(*told, warnings=warnings).model_copy(update={"box": settled})
 
 
 def _plan_on(

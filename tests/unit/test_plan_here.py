@@ -196,7 +196,7 @@ def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_ca
 ) -> None:
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
-    monkeypatch.setattr(local_plan, "reached", lambda *_: box)
+    monkeypatch.setattr(local_plan, "reached", lambda *_: (box, []))
     request = Request(
         recipe="mini-gpt",
         providers=("ssh",),

@@ -9,8 +9,9 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from weakref import WeakSet
@@ -25,7 +26,7 @@ from gpurun.core.records import Address
 from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
 from gpurun.remote.key_pairs import AGENT, fingerprint, private_key
-from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch
+from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump
 from gpurun.remote.ssh.transport import Transport, Wire
 
 CONNECT_S = 15.0
@@ -45,6 +46,8 @@ _CIPHERS = (
     "aes256-ctr",
 )
 
+# A connection within so many seconds.
+Dial = Callable[[float], Wire]
 _MOST_LINES = 6
 _NO_MORE = "gpurun logs in with a key alone: allow that for this user (AuthenticationMethods in sshd_config)."
 
@@ -106,6 +109,18 @@ class Connection:
             channel.take = take  # type: ignore[attr-defined]  # For our own transport.
         return channel
 
+    def onward(self, address: Address, limit_s: float) -> paramiko.Channel:
+        """A channel to another host, which this one reaches; what it raises is the library's.
+
+        It ends where it is silent for long: over it goes a connection that asks for signs of life.
+        """
+        to = (address.host, address.port)
+        channel = self._transport.open_channel(
+            "direct-tcpip", to, ("127.0.0.1", 0), WINDOW_BYTES, PACKET_BYTES, timeout=limit_s
+        )
+        channel.settimeout(4 * KEEPALIVE_S)
+        return channel
+
     def _has_open(self) -> bool:
         """Whether a program is open here, as far as the server has not told its end."""
         with self._counting:
@@ -117,7 +132,12 @@ class Connection:
 
 
 def connect(
-    address: Address, key: Path | str | None, expected: ExpectedKey, clock: Clock, limit_s: float
+    address: Address,
+    key: Path | str | None,
+    expected: ExpectedKey,
+    clock: Clock,
+    limit_s: float,
+    jump: Jump | None = None,
 ) -> Connection:
     """Log in to the host that has the expected key, with what `identities` names and nothing else.
 
@@ -125,7 +145,7 @@ def connect(
     SetupError when the key here is of no use.
     """
     with identities(key) as keys:
-        transport, wire = _to_expected(address, expected, clock, limit_s)
+        transport, wire = _to_expected(address, expected, clock, limit_s, _dialled(address, clock, key, jump))
         try:
             transport.auth_timeout = min(LOGIN_S, limit_s)
             _log_in(transport, address, keys)
@@ -134,12 +154,17 @@ def connect(
         except BaseException:
             _end(transport, wire)
             raise
-    return Connection(transport, wire, place(address))
+    return Connection(transport, wire, address.place)
 
 
-def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float) -> str | None:
-    """The public line of the host key that is shown for these algorithms, None for none of them; nobody logs in."""
-    greeted = _greet(address, offer, clock, limit_s)
+def shown_key(
+    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, key: Path | str | None, jump: Jump | None
+) -> str | None:
+    """The public line of the host key that is shown for these algorithms, None for none of them.
+
+    Nobody logs in there; the host on the way, if there is one, is logged in to with the key.
+    """
+    greeted = _greet(address, offer, clock, limit_s, _dialled(address, clock, key, jump))
     if greeted is None:
         return None
     transport, wire, line = greeted
@@ -147,29 +172,31 @@ def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: f
     return line
 
 
-def _to_expected(address: Address, expected: ExpectedKey, clock: Clock, limit_s: float) -> tuple[Transport, Wire]:
+def _to_expected(
+    address: Address, expected: ExpectedKey, clock: Clock, limit_s: float, dial: Dial
+) -> tuple[Transport, Wire]:
     """An encrypted connection to the expected host, with nothing sent on it yet.
 
     A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
     """
     got = ""
     for offer in expected.offers:
-        greeted = _greet(address, offer, clock, limit_s)
+        greeted = _greet(address, offer, clock, limit_s, dial)
         if greeted is not None:
             transport, wire, line = greeted
             if fingerprint(line) == expected.fingerprint:
                 return transport, wire
             _end(transport, wire)
             got = got or fingerprint(line)
-    raise HostKeyMismatch(place(address), expected.fingerprint, got or f"none of type {expected.kind}")
+    raise HostKeyMismatch(address.place, expected.fingerprint, got or f"none of type {expected.kind}")
 
 
 def _greet(
-    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float
+    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, Wire, str] | None:
     """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
     end = clock.monotonic() + min(CONNECT_S, limit_s)
-    wire = _dial(address, clock, min(CONNECT_S, limit_s))
+    wire = dial(min(CONNECT_S, limit_s))
     transport = Transport(wire)
     try:
         left_s = max(0.1, end - clock.monotonic())
@@ -185,7 +212,7 @@ def _greet(
         raise _without_common(transport, address, error) from error
     except Exception as error:  # What a stranger sends can make the protocol's code raise anything.
         _end(transport, wire)
-        raise MachineLost(f"{place(address)} answers, but not as an SSH server: {error_words(error)}.") from error
+        raise MachineLost(f"{address.place} answers, but not as an SSH server: {error_words(error)}.") from error
     except BaseException:
         _end(transport, wire)
         raise
@@ -203,15 +230,50 @@ def _without_common(transport: Transport, address: Address, error: IncompatibleP
     for word, (kind, name, taken, option) in lists.items():
         if word in str(error) and name in transport.offered:
             offered = last_words(", ".join(transport.offered[name]))
-            what = f"{place(address)} and gpurun have no {kind} in common: it offers {offered}"
+            what = f"{address.place} and gpurun have no {kind} in common: it offers {offered}"
             hint = f"Let its SSH server take one of those that gpurun takes: {option} in sshd_config."
             return MachineLost(f"{what}; gpurun takes {', '.join(taken)}.", code="ssh.nothing_in_common", hint=hint)
-    return MachineLost(f"{place(address)} speaks another SSH: {error_words(error)}.")
+    return MachineLost(f"{address.place} speaks another SSH: {error_words(error)}.")
+
+
+def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump | None) -> Dial:
+    """How to get a connection to an address: straight, or over the host on the way."""
+    return partial(_dial, address, clock) if jump is None else partial(_through, jump, address, clock, key)
+
+
+def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> Wire:
+    """A connection that a host on the way makes for us, as `ssh -J` has it; whichever end goes, all of it goes."""
+    over = connect(jump.address, key, jump.expected, clock, limit_s)
+    try:
+        channel = over.onward(address, limit_s)
+    except Exception as error:
+        over.close()
+        what = f"{jump.address.place} does not lead on to {address.place}: {error_words(error)}."
+        raise MachineLost(what) from error
+    ours, theirs = socket.socketpair()
+
+    def send() -> None:
+        with suppress(Exception):
+            while block := theirs.recv(PACKET_BYTES):
+                channel.sendall(block)
+        over.close()
+        theirs.close()
+
+    def receive() -> None:
+        with suppress(Exception):
+            while block := channel.recv(PACKET_BYTES):
+                theirs.sendall(block)
+        with suppress(OSError):
+            theirs.shutdown(socket.SHUT_RDWR)
+
+    for pump in (send, receive):
+        threading.Thread(target=pump, daemon=True).start()
+    return _wire(ours, clock)
 
 
 def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
     """The TCP connection; MachineLost says which of the ways it failed."""
-    where = place(address)
+    where = address.place
     try:
         plain = socket.create_connection((address.host, address.port), limit_s)
     except socket.gaierror as error:
@@ -225,6 +287,10 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
             raise SetupError("ssh.no_files", "This machine has no file left to open.", hint="ulimit -n") from error
         raise MachineLost(f"{where} cannot be reached: {error_words(error)}.") from error
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _wire(plain, clock)
+
+
+def _wire(plain: socket.socket, clock: Clock) -> Wire:
     wire = Wire(fileno=plain.detach())
     wire.clock, wire.heard_mono = clock, clock.monotonic()
     return wire
@@ -232,7 +298,7 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
 
 def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
     """Show the keys in turn, or none; MachineLost when that is not enough: a machine that boots may come to it yet."""
-    where, refused = place(address), ""
+    where, refused = address.place, ""
     for key in keys or (None,):
         try:
             if key is None:
@@ -312,8 +378,3 @@ def _end(transport: Transport, wire: Wire) -> None:
     if transport.is_alive():
         transport.join(1.0)
     wire.close()
-
-
-def place(address: Address) -> str:
-    """`host:port`, as in a message."""
-    return f"{address.host}:{address.port}"

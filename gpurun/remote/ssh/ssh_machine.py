@@ -15,7 +15,7 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.records import Address
 from gpurun.core.untrusted import last_words
 from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
-from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey
+from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
 from gpurun.remote.ssh.program import NoRoom, Program, kill_argv, put_argv
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class RemoteMachine:
     That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of several
     threads share its connection, and one more where the server has no room for them on it; nothing is connected before
     the first one. `client_key` is the only key that is ever shown, or `agent` for those of the SSH agent; no password
-    is used. No call waits for longer than to `last_mono`, when the machine's end must be asked for.
+    is used. With a `jump` it is reached over another host, which lets us in with the same key. No call waits for longer
+    than to `last_mono`, when the machine's end must be asked for.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class RemoteMachine:
         folder: str,
         clock: Clock,
         last_mono: float = inf,
+        jump: Jump | None = None,
     ) -> None:
         self._address = address
-        self._where = f"{address.user}@{address.host}:{address.port}"
+        self._where = f"{address.user}@{address.place}"
+        self._jump = jump
         self._client_key = client_key
         self._expected = ExpectedKey.of(host_key)
         self._folder = folder
@@ -153,7 +156,7 @@ class RemoteMachine:
         if left_s <= 0:
             raise MachineLost(f"{self._where} was not reached in time.")
         try:
-            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s)
+            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s, self._jump)
         finally:
             self._tries += 1
             longest_s = min(_LONGEST_PAUSE_S, 0.25 * 2**self._tries)
@@ -227,19 +230,22 @@ class RemoteMachine:
         return MachineLost(what, code="ssh.no_programs", hint=_RUNS_SOME)
 
 
-def scan_host_key(host: str, port: int, clock: Clock, timeout_s: float) -> str:
-    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in.
+def scan_host_key(
+    host: str, port: int, clock: Clock, timeout_s: float, *, key: Path | str | None = None, jump: Jump | None = None
+) -> str:
+    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in there.
 
-    MachineLost where it cannot be reached, SetupError where it has none.
+    The host on the way, if there is one, is logged in to with the key. MachineLost where it cannot be reached,
+    SetupError where it has none.
     """
     from gpurun.remote.ssh.connection import shown_key
 
     address = Address(kind="ssh", host=host, port=port)
     algorithms = tuple(name for names in ALGORITHMS.values() for name in names)
-    line = shown_key(address, algorithms, clock, timeout_s)
+    line = shown_key(address, algorithms, clock, timeout_s, key, jump)
     if line is None:
         hint = "Its SSH server is too old for this; it needs an ed25519, ECDSA or RSA host key."
-        raise SetupError("host.no_key", f"{host}:{port} shows no host key that can be checked.", hint=hint)
+        raise SetupError("host.no_key", f"{address.place} shows no host key that can be checked.", hint=hint)
     return line
 
 

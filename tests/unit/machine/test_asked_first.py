@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +18,15 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpurun.core.errors import SetupError
+from gpurun.core.known_hosts import remember_host
+from gpurun.core.paths import Home
+from gpurun.core.records import Address
 from gpurun.planning import own_box
 from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.ssh import ExpectedKey, Jump
 from tests.command_line import gpurun
 from tests.emulators import sshd
+from tests.emulators.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
@@ -153,3 +162,79 @@ def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: P
             place.machine(client_key=tmp_path / name).call(["true"], timeout_s=20)
     assert asked(place, place.server.port, tmp_path / "locked")[0] == 4
     assert place.server.connections == 0
+
+
+# The way there
+
+
+def test_a_host_on_the_way_is_asked_too_and_both_host_keys_are_kept(place: Place, own_home: Path) -> None:
+    """A name that only the bastion knows leads on from there; a connection ends with the call that made it."""
+    box, bastion = place.serve(inside(place.home / "home")), place.serve("AllowTcpForwarding yes")
+    jump = ("--jump", f"{bastion.user}@127.0.0.1:{bastion.port}")
+    code, said = asked(place, box.port, place.client, "plan", *jump)
+    assert code == 0, said
+    assert "The host key of 127.0.0.1, on the way there, was seen for the first time" in said
+    assert "direct-tcpip" in bastion.log
+    assert (box.connections, bastion.connections) == (2, 3), "for each host key, and for the question"
+    known = json.loads((own_home / "known_hosts.json").read_text())
+    assert set(known) == {
+        f"[127.0.0.1]:{bastion.port}", f"[127.0.0.1 by {bastion.user}@127.0.0.1:{bastion.port}]:{box.port}"
+    }  # fmt: skip
+
+
+def test_a_host_on_the_way_that_leads_nowhere_or_is_another_one_is_told_as_that(place: Place, own_home: Path) -> None:
+    shut = place.serve("AllowTcpForwarding no")
+    code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
+    assert code == 4
+    assert f"127.0.0.1:{shut.port} does not lead on to 127.0.0.1:{place.server.port}" in said
+    assert place.server.connections == 0
+    remember_host(Home(own_home), "127.0.0.1", shut.port, make_keys(place.home / "other").host_public)
+    code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
+    assert (code, "shows another host key than at the last run" in said) == (4, True)
+
+
+def test_a_large_file_goes_through_a_host_on_the_way_and_nothing_stays_open(place: Place, tmp_path: Path) -> None:
+    jump = Jump(Address(kind="ssh", host="127.0.0.1", port=place.serve().port, user=place.server.user),
+                ExpectedKey.of(place.keys.host_public))  # fmt: skip
+    threads, content = threading.active_count(), os.urandom(24 << 20)
+    machine = place.machine(jump=jump)
+    machine.put("large", content)
+    assert machine.call(["cat", "large"], timeout_s=60).stdout == content
+    machine.close()
+    end = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < end:
+        time.sleep(0.02)
+    assert threading.active_count() <= threads
+
+
+def test_a_box_at_an_ipv6_address_is_named_in_brackets(place: Place) -> None:
+    proxy = Proxy(place.serve(inside(place.home / "home")).port, at=("::1", 0))
+    host = f"{place.server.user}@[::1]:{proxy.port}"
+    try:
+        code, said = asked(place, proxy.port, place.client, "plan", "--host", host)
+    finally:
+        proxy.close()
+    assert code == 0, said
+    code, said = asked(place, proxy.port, place.client, "plan", "--host", host)
+    assert (code, f"[::1]:{proxy.port} refuses connections" in said) == (4, True)
+
+
+def test_the_python_that_was_named_is_the_one_that_is_asked(place: Place) -> None:
+    server = place.serve(inside(place.home / "home"))
+    code, said = asked(place, server.port, place.client, "plan", "--python", "~/x/bin/python")
+    assert (code, "is no whole path" in said) == (2, True)
+    code, said = asked(place, server.port, place.client, "plan", "--python", "/opt/x/bin/python")
+    assert (code, "has no /opt/x/bin/python of 3.8 or newer" in said) == (4, True)
+    assert asked(place, server.port, place.client, "plan", "--python", sys.executable)[0] == 0
+
+
+def test_an_agent_shows_its_keys_in_turn(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path / "other")
+    with sshd.key_agent(tmp_path, tmp_path / "other" / "client") as socket_path:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+        code, said = asked(place, place.server.port, "agent", "plan")
+        assert (code, "does not let" in said) == (4, True)
+        subprocess.run(["ssh-add", "-q", place.client], check=True)
+        assert place.machine(client_key="agent").call(["true"], timeout_s=20).exit_code == 0
+    code, said = asked(place, place.server.port, "agent", "plan")
+    assert (code, "The SSH agent holds no key, or there is none." in said) == (4, True)
