@@ -163,7 +163,7 @@ def last_words(sight: Sight) -> str:
 
 def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
-    from gpurun.cli.receipts import receipt_text
+    from gpurun.cli.receipts import left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
@@ -179,10 +179,14 @@ def finished(session: Session, sight: Sight) -> Result:
         "receipt": str(sight.folder.receipt),
         "checkpoints": checkpoints,
     }
-    failure = state.failure
-    errors = (GpurunError(failure["code"], failure["message"], hint=failure["hint"]),) if failure else ()
-    if not errors and state.outcome in ("failed", "lost"):
-        errors = (_training_failed(sight),)
+    failure, step = state.failure, left_at(told)
+    on = f"Its checkpoint of step {step} is at home. To go on from there: gpurun train --from {sight.folder.name}"
+    errors: tuple[GpurunError, ...] = ()
+    if failure:
+        hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
+        errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
+    elif state.outcome in ("failed", "lost"):
+        errors = (_training_failed(sight, on if step is not None else ""),)
     text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
     after = f"The checkpoints are in {sight.folder.artifacts}" if checkpoints else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
@@ -192,10 +196,9 @@ def finished(session: Session, sight: Sight) -> Result:
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
-def _training_failed(sight: Sight) -> GpurunError:
+def _training_failed(sight: Sight, on: str) -> GpurunError:
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     name = sight.folder.name
+    what = f"Training {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {observed['message']}"
     hint = f"Its words: gpurun logs {name}. What was saved before is in {sight.folder.artifacts}."
-    return TrainingFailed(
-        f"train.{observed['reason'] or 'failed'}", f"Training failed: {observed['message']}", hint=hint
-    )
+    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or hint)

@@ -121,8 +121,8 @@ class Patience(Waits):
 
     def hold(self, held: Sequence[GpurunError]) -> None:
         """Wait for this disk, or for somebody else, while there is an instance to wait with."""
-        if self._context.is_down(instance_of(self._state)):
-            raise lost("its provider says that it no longer runs.")
+        if why := self._context.is_down(instance_of(self._state)):
+            raise taken(why)
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
@@ -131,7 +131,7 @@ class Patience(Waits):
         Raises a refusal that will not pass; TrainingFailed when limit or lease is over, when the provider says that
         the instance no longer runs, and when waiting costs too much.
         """
-        clock, seen_down = self._context.clock, False
+        clock, down = self._context.clock, None
         if isinstance(error, FarRefusal):
             self._refusals += 1
             if error.reason not in PASSING and (error.reason not in BRIEF or self._refusals > MOST_REFUSALS):
@@ -141,9 +141,10 @@ class Patience(Waits):
             down = self._context.is_down(instance_of(self._state))
             if down is None:  # Nobody is reached from here, so nothing would be saved by giving up.
                 self._tried_mono = clock.monotonic()
-            seen_down = bool(down)
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
-        if seen_down or self._is_over():
+        if down:
+            raise taken(down)
+        if self._is_over():
             raise lost(error.what)
         self._tried_mono = clock.monotonic()
         self._retry.wait(error, most_s=max(0.0, self._context.seconds_left(self._state)))
@@ -174,10 +175,14 @@ class Patience(Waits):
         return self._context.clock.monotonic()
 
 
+_KEPT = "What came home before is kept. `gpurun receipt` says what was paid."
+
+
 def lost(why: str) -> TrainingFailed:
     """The error of a step whose instance is waited for no longer."""
-    return TrainingFailed(
-        "machine.lost",
-        f"The instance can no longer be reached: {why}",
-        hint="What came home before is kept. `gpurun receipt` says what was paid.",
-    )
+    return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
+
+
+def taken(why: str) -> TrainingFailed:
+    """The error of a step whose instance runs no more, in its provider's words."""
+    return TrainingFailed("machine.lost", f"The instance runs no more: {why}.", hint=_KEPT)

@@ -112,7 +112,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
         except MachineLost as lost:
             if why := context.is_down(instance_of(state)):
                 why += f"; {ends_unwatched(state)}" if state.linger_s else ""
-                message = f"the machine {state.instance.id if state.instance else ''} is lost: {why}; {lost.what}"
+                message = f"the machine {instance_of(state).id} runs no more: {why}"
                 yield Event.INCIDENT, {"code": "machine.lost", "message": message}
                 yield Event.TRAIN_OBSERVED, _lost(message)
                 return
