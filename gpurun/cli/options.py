@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -18,6 +19,7 @@ else:  # The help of `plan` needs no more of it, and the real one loads pydantic
     Request = object
 
 MOST_SETUP_MINUTES = 24 * 60
+_LEAST_SILENCE_S, _MOST_SILENCE_S = 300, 24 * 3600
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -139,6 +141,7 @@ def request_from(session: Session, **typed: Any) -> Request:
             stage=typed["stage"],
             warm=typed["warm"],
             accept_skipped=typed["accept_skipped"],
+            give_up_after_s=_seconds(typed["give_up_after"]),
         ),
     )
     if continues is None:
@@ -197,6 +200,23 @@ def _script(path: str) -> str:
         raise UsageError("usage.setup", f"--setup {path} cannot be read: {why}.", hint=hint) from None
 
 
+def span_s(text: str) -> int | None:
+    """The seconds of `90s`, `10m`, `1h` or `2d`; None where it is no span of time."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else None
+
+
+def _seconds(text: str) -> int:
+    """The seconds of --give-up-after, 0 where it was not typed."""
+    from gpurun.core.errors import UsageError
+
+    seconds = span_s(text) or 0
+    if text and not _LEAST_SILENCE_S <= seconds <= _MOST_SILENCE_S:
+        what = f"--give-up-after {text!r} is no time to wait for a silent machine: 5m at least, and at most a day."
+        raise UsageError("usage.give_up_after", what, hint="Write minutes or hours: --give-up-after 45m")
+    return seconds
+
+
 def _limit_s(minutes: float | None) -> int:
     """The seconds of --setup-limit, 0 where it was not typed."""
     from gpurun.core.errors import UsageError
@@ -248,6 +268,7 @@ REQUEST = Shared(
             ],
             None,
         ),
+        "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
         "warm": (_flag("--warm", "Upload the compile cache of earlier runs."), False),
         "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from contextlib import nullcontext
 
-from gpurun.cli.interrupts import Interrupts, costs_on, decide
+from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
-from gpurun.core.journal_records import Event, Phase
+from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
@@ -21,6 +21,8 @@ from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
 RESTARTS = 2
+SILENT_S = 20 * 60.0
+"""A machine that has not answered for so long is asked about, where somebody can answer."""
 
 
 class Viewer:
@@ -44,6 +46,8 @@ class Viewer:
         self._restarts = 0
         self._warned_while_destroying = False
         self._is_unseen = False
+        self._silence: Record | None = None
+        self._asked_wall = 0.0
 
     def follow(self, heard: Interrupts | None = None) -> Result:
         """Show the run until it is closed or left; what was `heard` before is answered first."""
@@ -67,6 +71,9 @@ class Viewer:
             return left
         if news.records:
             self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
+            self._silence = silence_of((*filter(None, (self._silence,)), *news.records))
+        if self._session.interactive and (left := self._about_silence()) is not None:
+            return left
         if not news.is_empty:
             return None
         if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
@@ -79,6 +86,18 @@ class Viewer:
                 return left
         self._session.clock.sleep(PERIOD_S)
         return None
+
+    def _about_silence(self) -> Result | None:
+        """Ask what becomes of a machine that has been silent for long, and again after as long; a Result to leave."""
+        now, silence = self._session.clock.wall(), self._silence
+        if silence is None or now - max(self._asked_wall, silence.data.get("since_wall", now)) < SILENT_S:
+            return None
+        sight = look(self._session.home, self._folder.name)
+        self._pane.close()
+        leave = decide_on_silence(self._session, sight, str(silence.data["message"]))
+        self._asked_wall = self._session.clock.wall()
+        self._pane.reopen()
+        return self._left(sight) if leave else None
 
     def _undriven(self, sight: Sight) -> Result | None:
         """What to do about a run that is not over and that nobody drives; a Result where it is to be left."""

@@ -33,7 +33,7 @@ class Choices(Frozen):
     run first, which may take `setup_limit_s` (0: as long as usual). `stage`: the bucket (s3://…) by which the shards go
     to the machine and the checkpoints come from it.
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
-    than read.
+    than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
     """
 
     region: str | None = None
@@ -47,6 +47,7 @@ class Choices(Frozen):
     stage: str = ""
     warm: bool = False
     accept_skipped: bool = False
+    give_up_after_s: int = 0
 
 
 class Box(Frozen):

@@ -61,6 +61,8 @@ ENDS = {
 FELL = ("failed", "lost")
 """The outcomes of a training that are no end of it."""
 _MOST_NAMED = 6
+SILENT, HEARD = "machine.silent", "machine.heard"
+"""The incidents of a machine that trains and has not answered for minutes, and of its first answer after that."""
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
