@@ -262,10 +262,7 @@ REQUEST = Shared(
         "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
         "setup": (_text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
         "setup_limit": (
-            Annotated[
-                float | None,
-                typer.Option("--setup-limit", metavar="MIN", hidden=True),
-            ],
+            Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", hidden=True)],
             None,
         ),
         "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),

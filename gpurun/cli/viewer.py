@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import nullcontext
+from math import inf
 
 from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
@@ -21,8 +23,9 @@ from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
 RESTARTS = 2
-SILENT_S = 20 * 60.0
+ASK_S = 20 * 60.0
 """A machine that has not answered for so long is asked about, where somebody can answer."""
+LONGEST_TURN_S = 60.0  # In the rest of it this laptop slept.
 
 
 class Viewer:
@@ -47,7 +50,7 @@ class Viewer:
         self._warned_while_destroying = False
         self._is_unseen = False
         self._silence: Record | None = None
-        self._asked_wall = 0.0
+        self._silent_s, self._turn_mono = 0.0, session.clock.monotonic()
 
     def follow(self, heard: Interrupts | None = None) -> Result:
         """Show the run until it is closed or left; what was `heard` before is answered first."""
@@ -71,7 +74,7 @@ class Viewer:
             return left
         if news.records:
             self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
-            self._silence = silence_of((*filter(None, (self._silence,)), *news.records))
+            self._hear_silence(news.records)
         if self._session.interactive and (left := self._about_silence()) is not None:
             return left
         if not news.is_empty:
@@ -87,16 +90,24 @@ class Viewer:
         self._session.clock.sleep(PERIOD_S)
         return None
 
+    def _hear_silence(self, records: Iterable[Record]) -> None:
+        """Take note of a machine that answers no more, or again; of one that did so before this view, since when."""
+        before, self._silence = self._silence, silence_of((*filter(None, (self._silence,)), *records))
+        if self._silence is not None and self._silence is not before:
+            self._silent_s = max(0.0, self._session.clock.wall() - self._silence.data.get("since_wall", inf))
+
     def _about_silence(self) -> Result | None:
         """Ask what becomes of a machine that has been silent for long, and again after as long; a Result to leave."""
-        now, silence = self._session.clock.wall(), self._silence
-        if silence is None or now - max(self._asked_wall, silence.data.get("since_wall", now)) < SILENT_S:
+        clock, silence = self._session.clock, self._silence
+        gap_s, self._turn_mono = min(clock.monotonic() - self._turn_mono, LONGEST_TURN_S), clock.monotonic()
+        self._silent_s = self._silent_s + gap_s if silence is not None else 0.0
+        if silence is None or self._silent_s < ASK_S:
             return None
         sight = look(self._session.home, self._folder.name)
         self._pane.close()
         leave = decide_on_silence(self._session, sight, str(silence.data["message"]))
-        self._asked_wall = self._session.clock.wall()
         self._pane.reopen()
+        self._silent_s, self._turn_mono = 0.0, clock.monotonic()
         return self._left(sight) if leave else None
 
     def _undriven(self, sight: Sight) -> Result | None:

@@ -75,7 +75,10 @@ def private_key(path: Path) -> tuple[str, str]:
     try:
         text = _text(path.read_bytes())
         if text.lstrip().startswith(_PUBLIC):
-            why, hint = "holds a public key, not a private one", f"Name the private one: {path.with_suffix('')}"
+            why, hint = (
+                "holds a public key, not a private one",
+                "Name the private one: its name has no .pub at its end.",
+            )
         elif text.startswith("PuTTY-"):
             why, hint = "is PuTTY's", f"Write it as OpenSSH does: puttygen {path} -O private-openssh -o NEW"
         else:

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from gpurun.cli.app import build_app, run_app
-from gpurun.cli.interrupts import decide, silence_of
+from gpurun.cli.interrupts import decide
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.session import Session
 from gpurun.cli.viewer import Viewer
@@ -129,7 +129,7 @@ def test_a_person_is_asked_about_a_machine_that_was_silent_for_twenty_minutes_an
 
     monkeypatch.setattr(Session, "ask", answer)
     viewer = Viewer(Session(home, clock=clock), folder, "ask", pane=SilentPane())
-    viewer._silence = silence_of(look(home, "fox-41").records)
+    viewer._hear_silence(look(home, "fox-41").records)
     began, left = clock.monotonic(), None
     while clock.monotonic() - began < 45 * 60 and left is None:
         left = viewer._about_silence()

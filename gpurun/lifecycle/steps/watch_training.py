@@ -40,7 +40,7 @@ POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
 """Of the seconds since the last step: so late the trainer's end is seen at most, and no sooner comes the next look."""
 SILENCE_S = 60.0
-SILENT_S = 120.0
+TELL_S = 120.0
 """A machine that has not answered for so long is told of: a line that was cut is back sooner."""
 PAUSE_S = 30.0
 MARGIN = 1.05
@@ -302,7 +302,7 @@ class Outage:
         self._tried_mono = clock.monotonic()
         self._silent_s += gap_s
         self._counted_s += gap_s if is_said_to_run else 0.0
-        if self._silent_s < SILENT_S:
+        if self._silent_s < TELL_S:
             return
         since_wall = clock.wall() - self._silent_s
         says = "says that it runs" if is_said_to_run else "is not reached either, so this computer may be offline"
