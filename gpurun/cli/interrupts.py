@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_minute
 from gpurun.core.errors import Interrupted
-from gpurun.core.journal_records import Phase
+from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.ledger.runs import Sight
+from gpurun.ledger.runs import Sight, look
+from gpurun.view.event_text import HEARD, SILENT
 
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
@@ -102,14 +104,46 @@ def costs_on(sight: Sight, now: float) -> str:
     return format_rate(rate) + (f", until {local_minute(deadline, now=now)} at the latest" if deadline else "")
 
 
+def decide_on_silence(session: Session, sight: Sight, message: str) -> bool:
+    """Ask what becomes of a machine that has not answered for long; True when the viewer is to leave the run.
+
+    Between question and answer it may have come back: then it is not destroyed.
+    """
+    session.say(f"{message[:1].upper()}{message[1:]}.")
+    question = "[d]estroy it, with what only it has  [l]eave this view  [k]eep waiting (Enter)"
+    answer = _answer(session, question, flag="--give-up-after", on_interrupt="l")
+    if answer.startswith("d") and silence_of(look(session.home, sight.folder.name).records) is None:
+        session.say("It answers again, so it is not destroyed.")
+    elif answer.startswith("d"):
+        ask_to_stop(sight.folder, "destroy", by="user", reason="it did not answer")
+    return answer.startswith("l")
+
+
+def silence_of(records: Iterable[Record]) -> Record | None:
+    """The record that the machine has not answered for minutes, while that is so."""
+    silence = None
+    for record in records:
+        code = record.data.get("code")
+        if code == SILENT:
+            silence = record
+        elif code == HEARD or record.event is Event.TRAIN_OBSERVED:
+            silence = None
+    return silence
+
+
 def _ask(session: Session, sight: Sight) -> str:
     costs = costs_on(sight, session.clock.wall())
     session.say(f"{sight.folder.name} trains on without this terminal{f' ({costs})' if costs else ''}.")
+    question = "[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)"
+    return _answer(session, question, flag="--on-interrupt", on_interrupt="d")
+
+
+def _answer(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
     # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return session.ask("[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)", flag="--on-interrupt").lower()
+        return session.ask(question, flag=flag).lower()
     except Interrupted:
-        return "d"
+        return on_interrupt
     finally:
         signal.signal(signal.SIGINT, heard)

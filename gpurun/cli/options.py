@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -18,6 +19,7 @@ else:  # The help of `plan` needs no more of it, and the real one loads pydantic
     Request = object
 
 MOST_SETUP_MINUTES = 24 * 60
+_LEAST_SILENCE_S, _MOST_SILENCE_S = 300, 24 * 3600
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -122,6 +124,8 @@ def request_from(session: Session, **typed: Any) -> Request:
         host=typed["host"],
         host_key=typed["host_key"],
         identity=typed["identity"],
+        jump=typed["jump"],
+        python=typed["python"],
         price_micros_per_hour=parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
         uplink_mbit=float(settings["uplink"].value) if settings["uplink"].value else None,
         continues=continues or "",
@@ -137,6 +141,7 @@ def request_from(session: Session, **typed: Any) -> Request:
             stage=typed["stage"],
             warm=typed["warm"],
             accept_skipped=typed["accept_skipped"],
+            give_up_after_s=_seconds(typed["give_up_after"]),
         ),
     )
     if continues is None:
@@ -195,6 +200,23 @@ def _script(path: str) -> str:
         raise UsageError("usage.setup", f"--setup {path} cannot be read: {why}.", hint=hint) from None
 
 
+def span_s(text: str) -> int | None:
+    """The seconds of `90s`, `10m`, `1h` or `2d`; None where it is no span of time."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else None
+
+
+def _seconds(text: str) -> int:
+    """The seconds of --give-up-after, 0 where it was not typed."""
+    from gpurun.core.errors import UsageError
+
+    seconds = span_s(text) or 0
+    if text and not _LEAST_SILENCE_S <= seconds <= _MOST_SILENCE_S:
+        what = f"--give-up-after {text!r} is no time to wait for a silent machine: 5m at least, and at most a day."
+        raise UsageError("usage.give_up_after", what, hint="Write minutes or hours: --give-up-after 45m")
+    return seconds
+
+
 def _limit_s(minutes: float | None) -> int:
     """The seconds of --setup-limit, 0 where it was not typed."""
     from gpurun.core.errors import UsageError
@@ -238,18 +260,19 @@ REQUEST = Shared(
         "lambda_guard": (_flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
         "accept_cpu": (_flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
         "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
-        "setup": (_text("--setup", "SCRIPT", "Run this on the machine before the upload."), ""),
+        "setup": (_text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
         "setup_limit": (
-            Annotated[
-                float | None,
-                typer.Option("--setup-limit", metavar="MIN", help="Minutes that --setup may take; else 10."),
-            ],
+            Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", hidden=True)],
             None,
         ),
+        "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
         "warm": (_flag("--warm", "Upload the compile cache of earlier runs."), False),
         "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
-        "identity": (_text("--identity", "FILE", "The private key to log in with."), ""),
+        "identity": (_text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
+        "jump": (_text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
+        # Hidden: what is refused for want of it names it, and a help fits a screen.
+        "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
         "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
     },
     request_from,

@@ -34,7 +34,20 @@ def next_command(told: Predicate, folder: RunFolder) -> str:
     recipe = _recipe_word(folder)
     if recipe and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
         return f"gpurun plan {recipe}   # what the paid run would take, on every offer"
-    step = told["checkpoint"]["latest"]
-    if asked["mode"] != "rehearsal" and told["training"]["outcome"] in ("stopped", "none") and step:
+    if step := left_at(told):
         return f"gpurun train --from {told['run']}   # goes on after step {step}"
     return f"gpurun audit {told['run']}"
+
+
+def left_at(told: Predicate) -> int | None:
+    """The step from which another rental goes on with a run that was cut off; None where there is nothing to go on.
+
+    A trainer that failed by itself would again; one that was told to stop by somebody on the machine ended well.
+    """
+    from gpurun.planning.continue_from import newest_whole
+
+    training = told["training"]
+    is_cut = training["outcome"] in ("stopped", "none", "lost")
+    is_told = training["outcome"] == "failed" and training["exit_code"] == 0
+    is_paid = told["asked"]["mode"] != "rehearsal"
+    return newest_whole(told["checkpoint"]["files"]) if is_paid and (is_cut or is_told) else None

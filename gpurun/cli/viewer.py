@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import nullcontext
+from math import inf
 
-from gpurun.cli.interrupts import Interrupts, costs_on, decide
+from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
-from gpurun.core.journal_records import Event, Phase
+from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
@@ -21,6 +23,9 @@ from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
 RESTARTS = 2
+ASK_S = 20 * 60.0
+"""A machine that has not answered for so long is asked about, where somebody can answer."""
+LONGEST_TURN_S = 60.0  # In the rest of it this laptop slept.
 
 
 class Viewer:
@@ -44,6 +49,8 @@ class Viewer:
         self._restarts = 0
         self._warned_while_destroying = False
         self._is_unseen = False
+        self._silence: Record | None = None
+        self._silent_s, self._turn_mono = 0.0, session.clock.monotonic()
 
     def follow(self, heard: Interrupts | None = None) -> Result:
         """Show the run until it is closed or left; what was `heard` before is answered first."""
@@ -67,6 +74,9 @@ class Viewer:
             return left
         if news.records:
             self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
+            self._hear_silence(news.records)
+        if self._session.interactive and (left := self._about_silence()) is not None:
+            return left
         if not news.is_empty:
             return None
         if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
@@ -79,6 +89,26 @@ class Viewer:
                 return left
         self._session.clock.sleep(PERIOD_S)
         return None
+
+    def _hear_silence(self, records: Iterable[Record]) -> None:
+        """Take note of a machine that answers no more, or again; of one that did so before this view, since when."""
+        before, self._silence = self._silence, silence_of((*filter(None, (self._silence,)), *records))
+        if self._silence is not None and self._silence is not before:
+            self._silent_s = max(0.0, self._session.clock.wall() - self._silence.data.get("since_wall", inf))
+
+    def _about_silence(self) -> Result | None:
+        """Ask what becomes of a machine that has been silent for long, and again after as long; a Result to leave."""
+        clock, silence = self._session.clock, self._silence
+        gap_s, self._turn_mono = min(clock.monotonic() - self._turn_mono, LONGEST_TURN_S), clock.monotonic()
+        self._silent_s = self._silent_s + gap_s if silence is not None else 0.0
+        if silence is None or self._silent_s < ASK_S:
+            return None
+        sight = look(self._session.home, self._folder.name)
+        self._pane.close()
+        leave = decide_on_silence(self._session, sight, str(silence.data["message"]))
+        self._pane.reopen()
+        self._silent_s, self._turn_mono = 0.0, clock.monotonic()
+        return self._left(sight) if leave else None
 
     def _undriven(self, sight: Sight) -> Result | None:
         """What to do about a run that is not over and that nobody drives; a Result where it is to be left."""
@@ -163,7 +193,7 @@ def last_words(sight: Sight) -> str:
 
 def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
-    from gpurun.cli.receipts import receipt_text
+    from gpurun.cli.receipts import left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
@@ -179,10 +209,14 @@ def finished(session: Session, sight: Sight) -> Result:
         "receipt": str(sight.folder.receipt),
         "checkpoints": checkpoints,
     }
-    failure = state.failure
-    errors = (GpurunError(failure["code"], failure["message"], hint=failure["hint"]),) if failure else ()
-    if not errors and state.outcome in ("failed", "lost"):
-        errors = (_training_failed(sight),)
+    failure, step = state.failure, left_at(told)
+    on = f"Its checkpoint of step {step} is at home. To go on from there: gpurun train --from {sight.folder.name}"
+    errors: tuple[GpurunError, ...] = ()
+    if failure:
+        hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
+        errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
+    elif state.outcome in ("failed", "lost"):
+        errors = (_training_failed(sight, on if step is not None else ""),)
     text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
     after = f"The checkpoints are in {sight.folder.artifacts}" if checkpoints else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
@@ -192,10 +226,9 @@ def finished(session: Session, sight: Sight) -> Result:
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
-def _training_failed(sight: Sight) -> GpurunError:
+def _training_failed(sight: Sight, on: str) -> GpurunError:
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     name = sight.folder.name
+    what = f"Training {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {observed['message']}"
     hint = f"Its words: gpurun logs {name}. What was saved before is in {sight.folder.artifacts}."
-    return TrainingFailed(
-        f"train.{observed['reason'] or 'failed'}", f"Training failed: {observed['message']}", hint=hint
-    )
+    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or hint)

@@ -1,8 +1,8 @@
 """The host keys of boxes that the user has already, as they were seen at first use: `known_hosts.json` in the home.
 
 A machine that gpurun rents never stands here: its key was made before it booted. The file is a table of
-`"[host]:port": "ssh-ed25519 AAAA…"`. One that cannot be read is an error, never an empty list: one who breaks it must
-not win a new "first use".
+`"[host]:port": "ssh-ed25519 AAAA…"`; what is reached by another host has that beside its own name. A file that cannot
+be read is an error, never an empty list: one who breaks it must not win a new "first use".
 """
 
 from __future__ import annotations

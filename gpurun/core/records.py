@@ -159,6 +159,11 @@ class Address(Frozen):
     port: int = 22
     user: str = ""
 
+    @property
+    def place(self) -> str:
+        """`host:port`, as in a message; an IPv6 address stands in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Instance(Frozen):
     """What a provider says exists.

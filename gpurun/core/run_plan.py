@@ -33,7 +33,7 @@ class Choices(Frozen):
     run first, which may take `setup_limit_s` (0: as long as usual). `stage`: the bucket (s3://…) by which the shards go
     to the machine and the checkpoints come from it.
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
-    than read.
+    than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
     """
 
     region: str | None = None
@@ -47,15 +47,22 @@ class Choices(Frozen):
     stage: str = ""
     warm: bool = False
     accept_skipped: bool = False
+    give_up_after_s: int = 0
 
 
 class Box(Frozen):
-    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted."""
+    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted.
+
+    `jump` is the login of a host on the way, `python` the Python there that has torch; "" where nothing was said.
+    """
 
     target: str
     identity: str
     host_key: str
     trusted: Literal["given", "known", "first use"]
+    jump: str = ""
+    jump_host_key: str = ""
+    python: str = ""
 
 
 class Uplink(Frozen):
@@ -99,6 +106,8 @@ class Request(Frozen):
     host: str = ""
     host_key: str = ""
     identity: str = ""
+    jump: str = ""
+    python: str = ""
     price_micros_per_hour: Micros | None = None
     uplink_mbit: float | None = None
     """How fast this computer sends, in Mbit/s, as its user has set it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
@@ -20,6 +19,7 @@ from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
+from gpurun.planning.own_box import machine_of, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
@@ -67,13 +67,16 @@ class Reach:
         box = self._plan.box
         deadline_wall = instance.deadline_wall
         left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
+        folder, last_mono = f".gpurun/{instance.token}", self._clock.monotonic() + left_s
+        if box is not None:
+            return FarSide(machine_of(box, folder, self._clock, last_mono), python=python_of(box))
         machine = RemoteMachine(
             address,
-            client_key=Path(box.identity) if box else self._folder.ssh / "client",
-            host_key=box.host_key if box else (self._folder.ssh / "host.pub").read_text(encoding="ascii"),
-            folder=f".gpurun/{instance.token}",
+            client_key=self._folder.ssh / "client",
+            host_key=(self._folder.ssh / "host.pub").read_text(encoding="ascii"),
+            folder=folder,
             clock=self._clock,
-            last_mono=self._clock.monotonic() + left_s,
+            last_mono=last_mono,
         )
         return FarSide(machine)
 
@@ -118,8 +121,8 @@ class Patience(Waits):
 
     def hold(self, held: Sequence[GpurunError]) -> None:
         """Wait for this disk, or for somebody else, while there is an instance to wait with."""
-        if self._context.is_down(instance_of(self._state)):
-            raise lost("its provider says that it no longer runs.")
+        if why := self._context.is_down(instance_of(self._state)):
+            raise taken(why)
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
@@ -128,7 +131,7 @@ class Patience(Waits):
         Raises a refusal that will not pass; TrainingFailed when limit or lease is over, when the provider says that
         the instance no longer runs, and when waiting costs too much.
         """
-        clock, seen_down = self._context.clock, False
+        clock, down = self._context.clock, None
         if isinstance(error, FarRefusal):
             self._refusals += 1
             if error.reason not in PASSING and (error.reason not in BRIEF or self._refusals > MOST_REFUSALS):
@@ -138,9 +141,10 @@ class Patience(Waits):
             down = self._context.is_down(instance_of(self._state))
             if down is None:  # Nobody is reached from here, so nothing would be saved by giving up.
                 self._tried_mono = clock.monotonic()
-            seen_down = bool(down)
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
-        if seen_down or self._is_over():
+        if down:
+            raise taken(down)
+        if self._is_over():
             raise lost(error.what)
         self._tried_mono = clock.monotonic()
         self._retry.wait(error, most_s=max(0.0, self._context.seconds_left(self._state)))
@@ -158,6 +162,8 @@ class Patience(Waits):
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")
+        if self._context.plan.choices.give_up_after_s and self._state.outcome == "lost":
+            return 0.0  # The user's own limit is over.
         if self._state.pushed:
             return LEAST_UNHEARD_S
         paid_s = self._context.paid_s(self._state) - (self._now_mono() - self._moved_mono)
@@ -171,10 +177,14 @@ class Patience(Waits):
         return self._context.clock.monotonic()
 
 
+_KEPT = "What came home before is kept. `gpurun receipt` says what was paid."
+
+
 def lost(why: str) -> TrainingFailed:
     """The error of a step whose instance is waited for no longer."""
-    return TrainingFailed(
-        "machine.lost",
-        f"The instance can no longer be reached: {why}",
-        hint="What came home before is kept. `gpurun receipt` says what was paid.",
-    )
+    return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
+
+
+def taken(why: str) -> TrainingFailed:
+    """The error of a step whose instance runs no more, in its provider's words."""
+    return TrainingFailed("machine.lost", f"The instance runs no more: {why}.", hint=_KEPT)

@@ -28,6 +28,7 @@ from gpurun.remote.client import FarSide
 ENDED = (
     "it was ended by somebody else (in its console, by another gpurun under this account's keys, or by the provider)"
 )
+TAKEN = f"its provider took it back, as it may a spot machine, or {ENDED}"
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 BETWEEN_S = 1.0
@@ -233,7 +234,8 @@ class Context:
                 return "it was restarted at another address" if _has_moved(told, instance) else ""
             if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):
                 return ""
-            return f"{ENDED}, {self.provider.name} says{f': {told.said}' if told.said else ''}"
+            ended = TAKEN if self.plan.offer.spot else ENDED
+            return f"{ended}, {self.provider.name} says{f': {told.said}' if told.said else ''}"
         except (Unknown, Rejected, SetupError):
             return None
 

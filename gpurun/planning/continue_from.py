@@ -11,7 +11,8 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
     told["data"] = request.data or _shards_of(run, plan, asked)
     told["gpu"] = request.gpu or asked.gpu
     if not request.providers:
-        of_box = ("host", "host_key", "price_micros_per_hour") if request.host in ("", asked.host) else ()
+        of_box = (
+            ("host", "host_key", "jump", "python", "price_micros_per_hour") if request.host in ("", asked.host) else ()
+        )
         own = (*of_box, "identity") if asked.providers == ("ssh",) else ()
         told["providers"] = asked.providers or usual
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
@@ -186,10 +189,8 @@ def _run(wanted: str, home: Home) -> VerifiedRun:
 def _newest(run: VerifiedRun) -> list[dict[str, Any]]:
     """The three files of the newest checkpoint that came home whole."""
     files = run.files(*_KINDS)
-    whole = [
-        step for step in {one["step"] for one in files} if sum(one["step"] == step for one in files) == len(_KINDS)
-    ]
-    if not whole:
+    step = newest_whole(files)
+    if step is None:
         name, before = run.folder.name, run.told["asked"].get("continues")
         asked = run.request()
         again = f". Or begin again: gpurun train {asked.recipe_word}" if asked else ""
@@ -197,7 +198,13 @@ def _newest(run: VerifiedRun) -> list[dict[str, Any]]:
         if before:
             hint = f"It went on from {before['run']} itself: gpurun train --from {before['run']}"
         raise UsageError("continue.no_checkpoint", f"{name} brought no whole checkpoint home.", hint=hint)
-    return [one for one in files if one["step"] == max(whole)]
+    return [one for one in files if one["step"] == step]
+
+
+def newest_whole(files: Iterable[Mapping[str, Any]]) -> int | None:
+    """The step of the newest checkpoint of which all three files came home; `files` as a receipt has them."""
+    steps = Counter(one["step"] for one in files if one["kind"] in _KINDS)
+    return max((step for step, count in steps.items() if count == len(_KINDS)), default=None)
 
 
 def _earlier(run: VerifiedRun, step: int, files: list[dict[str, Any]]) -> Earlier:

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Literal
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.errors import UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Box, Candidate, DataSummary, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
 from gpurun.planning.budget import candidates, choose, reach_words
 from gpurun.planning.candidates import build_plan, need_of
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.cloud_plan import shards_of
 from gpurun.planning.history import load_priors, uplink_of
 from gpurun.planning.memory import GIB, tensor_bytes, way_of
+from gpurun.planning.own_box import reached
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import setup_limit_s
 from gpurun.planning.transfer import load_for
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import parse_host
-from gpurun.remote.key_pairs import fingerprint, make_keys
-from gpurun.remote.ssh import scan_host_key
 from gpurun.view.number_format import format_duration
-
-Trust = Literal["given", "known", "first use"]
-SCAN_S = 15.0
-_TRUST: Mapping[Trust, str] = {
-    "given": "Its host key is the one given with --host-key",
-    "known": "Its host key is the one seen at an earlier run",
-    "first use": "Its host key was seen for the first time and is trusted from now on; compare it",
-}
 
 
 def local_plan(
@@ -78,7 +66,10 @@ def small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
 def box_plan(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
 ) -> Plan:
-    """The plan of a run on a box that the user has: its host key is settled and its price is the user's word."""
+    """The plan of a run on a box that the user has: its host key is settled, and it has answered.
+
+    Its price is the user's word. What it does not do now it would not do in a run either: that is a SetupError.
+    """
     if not request.host:
         hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
         raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
@@ -90,55 +81,13 @@ def box_plan(
     # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
     known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)
     offer = SshProvider(home, clock, box).offers(box.need, known)[0]
-    identity = _identity(request, home)
-    host_key, trusted = _host_key(request, login.host, login.port, home, clock)
+    settled, told = reached(request, login, home, clock)
     data = shards_of(request, run, resolved, home, say)
     warnings = ["To shut the box down is yours; nothing here can."]
     if not rate:
         warnings.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
     plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
-    plan = plan.told(f"{_TRUST[trusted]}: {fingerprint(host_key)}.", warnings=warnings)
-    settled = Box(target=offer.type_id, identity=str(identity), host_key=host_key, trusted=trusted)
-    return plan.model_copy(update={"box": settled})
-
-
-def _identity(request: Request, home: Home) -> Path:
-    """The private key to log in with: the one named, or gpurun's own, made at the first use."""
-    if request.identity:
-        path = Path(request.identity).expanduser().absolute()
-        if not path.is_file():
-            hint = "Name a private key file, or leave --identity out to use gpurun's own."
-            raise UsageError("identity.missing", f"There is no key file {path}.", hint=hint)
-        return path
-    folder = home.keys / "ssh"
-    is_new = not (folder / "client").exists()
-    public = make_keys(folder).client_public
-    if is_new:
-        raise SetupError(
-            "ssh.new_identity",
-            "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
-            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE):\n"
-            f"{public}",
-        )
-    return folder / "client"
-
-
-def _host_key(request: Request, host: str, port: int, home: Home, clock: Clock) -> tuple[str, Trust]:
-    """The host key to expect, and why it is trusted; one that changed since the last run is refused."""
-    if request.host_key:
-        return request.host_key, "given"
-    seen = scan_host_key(host, port, clock, SCAN_S)
-    known = known_host(home, host, port)
-    if known is None:
-        remember_host(home, host, port, seen)
-        return seen, "first use"
-    if known.split()[:2] != seen.split()[:2]:
-        raise SetupError(
-            "ssh.host_key_changed",
-            f"{host} shows another host key than at the last run: {fingerprint(seen)}, not {fingerprint(known)}.",
-            hint="If the machine was installed again, give its new key: --host-key SHA256:… . Else it is another one.",
-        )
-    return seen, "known"
+    return plan.told(*told, warnings=warnings).model_copy(update={"box": settled})
 
 
 def _plan_on(

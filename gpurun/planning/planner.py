@@ -196,8 +196,10 @@ def _mode(request: Request) -> Mode:
 def _check_providers(request: Request, mode: Mode) -> None:
     """Refuse names that no provider has, and mixtures that make no sense."""
     require_known(request.providers)
-    if request.host and request.providers != ("ssh",):
-        raise UsageError("host.unused", "--host is for a box of your own.", hint="Add --provider ssh, or leave it out.")
+    for name in ("host", "jump", "python"):
+        if getattr(request, name) and request.providers != ("ssh",):
+            what = f"--{name} is for a box of your own."
+            raise UsageError(f"{name}.unused", what, hint="Add --provider ssh, or leave it out.")
     if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh"} & set(request.providers):
         hint = "Choose --provider local or --provider ssh alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)

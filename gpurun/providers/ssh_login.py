@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from gpurun.core.errors import UsageError
+from gpurun.core.records import Address
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -22,9 +23,13 @@ class Login:
     host: str
     port: int
 
+    @property
+    def address(self) -> Address:
+        """The same as a machine's address."""
+        return Address(kind="ssh", host=self.host, port=self.port, user=self.user)
+
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.user}@{host}:{self.port}"
+        return f"{self.user}@{self.address.place}"
 
 
 def parse_host(text: str, *, name: str = "--host") -> Login:

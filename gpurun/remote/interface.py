@@ -13,7 +13,7 @@ MOST_REPLY_BYTES = 32 << 20
 
 _HINTS_OF_ITS_DISK = {
     "disk_full": "On a machine of your own, make room; else ask for a larger disk: --set hardware.disk_gb=GB.",
-    "os_error": "On a machine of your own, see to the disk of that machine; else try again, or with another --region.",
+    "os_error": "On a machine of your own, see to its disk; else try again.",
 }
 
 # Takes bytes as they come.

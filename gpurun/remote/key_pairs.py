@@ -1,10 +1,11 @@
-"""The two key pairs of a run, in OpenSSH's form: who may log in to its machine, and whom to expect there."""
+"""Key pairs in OpenSSH's form: the two of a run (who may log in, whom to expect there), and the user's own key."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hashlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -13,9 +14,13 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.filelock import exclusive
 from gpurun.core.paths import fsync_folder, make_private, write_atomic
 from gpurun.core.records import RunKeys
+from gpurun.core.untrusted import error_words
 
 COMMENT = "gpurun"
+AGENT = "agent"
+"""In the place of a private key's file: whichever of the keys that the user's SSH agent holds."""
 _DIGEST = "SHA256:"
+_PUBLIC = ("ssh-", "ecdsa-", "sk-")
 
 
 def make_keys(folder: Path) -> RunKeys:
@@ -59,6 +64,49 @@ def fingerprint(public: str) -> str:
         hint="Give its public line (ssh-ed25519 AAAA…) or its fingerprint (SHA256:…), as ssh-keyscan and ssh-keygen -l "
         "print them.",
     )
+
+
+def private_key(path: Path) -> tuple[str, str]:
+    """The type of the private key in a file, and its text in OpenSSH's form; any form is taken that OpenSSH takes.
+
+    SetupError where it cannot be used as it is.
+    """
+    why, hint = "", "Name another with --identity, or leave that out to use gpurun's own."
+    try:
+        text = _text(path.read_bytes())
+        if text.lstrip().startswith(_PUBLIC):
+            why, hint = (
+                "holds a public key, not a private one",
+                "Name the private one: its name has no .pub at its end.",
+            )
+        elif text.startswith("PuTTY-"):
+            why, hint = "is PuTTY's", f"Write it as OpenSSH does: puttygen {path} -O private-openssh -o NEW"
+        else:
+            return _as_openssh(text)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except TypeError:
+        why, hint = "has a passphrase", f"Give it to your SSH agent and name that: ssh-add {path}; --identity agent"
+    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
+        why = f"is not a private key that can be used: {error_words(error)}"
+    raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
+
+
+def _text(content: bytes) -> str:
+    """The text of a file that an editor of Windows may have saved."""
+    is_wide = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
+
+
+def _as_openssh(text: str) -> tuple[str, str]:
+    """The type and the text in OpenSSH's form; TypeError where it has a passphrase."""
+    from cryptography.hazmat.primitives import serialization as form
+
+    load = form.load_ssh_private_key if "BEGIN OPENSSH" in text else form.load_pem_private_key
+    key = load(text.encode(), password=None)
+    plain = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    return public.split()[0].decode("ascii"), plain.decode("ascii")
 
 
 def _pair(folder: Path, name: str) -> tuple[str, str]:

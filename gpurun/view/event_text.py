@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpurun.core.money import Micros, format_usd
+from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
@@ -61,6 +61,8 @@ ENDS = {
 FELL = ("failed", "lost")
 """The outcomes of a training that are no end of it."""
 _MOST_NAMED = 6
+SILENT, HEARD = "machine.silent", "machine.heard"
+"""The incidents of a machine that trains and has not answered for minutes, and of its first answer after that."""
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
@@ -116,6 +118,19 @@ def _ended(data: Mapping[str, Any]) -> str:
     return f"{ended}: {why}" if why else ended
 
 
+def _asked(data: Mapping[str, Any]) -> str:
+    """Which offer is asked for, and its price; of an offer that an older gpurun wrote, what there is."""
+    offer = data.get("offer")
+    asked = f"asking {_text(data, 'provider', 'the provider')} for"
+    if not isinstance(offer, Mapping) or not whole(offer.get("gpu_count")):
+        return f"{asked} a machine"
+    region, rate = _text(offer, "region"), whole(data.get("rate_micros_per_hour"))
+    where = f" in {region}" if region not in ("", "any") else ""
+    spot = ", spot" if offer.get("spot") is True else ""
+    price = f" at {format_rate(Micros(rate))}" if rate else ""
+    return f"{asked} {whole(offer.get('gpu_count'))}×{_text(offer, 'gpu', 'GPU')}{where}{spot}{price}"
+
+
 def _shipped(data: Mapping[str, Any]) -> str:
     size, files = number(data.get("bytes")), whole(data.get("files"))
     amount = "" if size is None else f" {format_bytes(size)}"
@@ -164,7 +179,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
     "stage.intended": _staging,
     "stage.observed": _staged,
-    "create.intended": lambda d: f"asking {_text(d, 'provider', 'the provider')} for a machine",
+    "create.intended": lambda d: _asked(d),
     "create.observed": lambda d: f"the machine exists: {_instance(d)}",
     "create.refused": lambda d: f"no machine was made: {_text(d, 'message', _text(d, 'reason', 'refused'))}",
     "create.unknown": lambda d: f"no clear answer, looking for the machine by its token: {_text(d, 'message')}",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.core.clock import utc
 from gpurun.core.trainer_events import Start, Step, Stop, TrainerEvent
-from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, is_alarming, tell_event, tell_record
+from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, HEARD, SILENT, is_alarming, tell_event, tell_record
 from gpurun.view.number_format import format_duration
 from gpurun.view.progress_line import moving_words
 from gpurun.view.style import Style
@@ -40,7 +40,7 @@ class PlainView:
         self._metric_period_s = metric_period_s
         self._heartbeat_s = heartbeat_s
         self._steps: int | None = None
-        self._phase = "plan"
+        self._phase, self._silence = "plan", ""
         self._held: TrainerEvent | None = None
         self._metric_wall = self._moving_wall = float("-inf")
         self._line_wall: float | None = None
@@ -70,8 +70,8 @@ class PlainView:
         if lines or self._line_wall is None or now < self._line_wall:
             self._line_wall = now
         elif now - self._line_wall >= self._heartbeat_s:
-            silent = format_duration(now - self._line_wall)
-            lines.append(self._line(now, self._phase, f"still at it; nothing new for {silent}"))
+            words = f"still at it; nothing new for {format_duration(now - self._line_wall)}"
+            lines.append(self._line(now, self._phase, f"still no answer: {self._silence}" if self._silence else words))
             self._line_wall = now
         return lines
 
@@ -82,6 +82,8 @@ class PlainView:
     def _tell(self, record: Record) -> list[str]:
         name = str(record.event)
         self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
+        if record.data.get("code") in (SILENT, HEARD) or name == "train.observed":
+            self._silence = tell_record(record) if record.data.get("code") == SILENT else ""
         mark = "! " if is_alarming(record) else ""
         return [self._line(record.wall, self._phase, f"{mark}{tell_record(record)}")]
 

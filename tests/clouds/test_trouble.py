@@ -25,7 +25,7 @@ from gpurun.core.money import usd
 from gpurun.ledger.journal import read_journal
 from gpurun.remote.key_pairs import make_keys
 from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, runpod, somebody
-from tests.emulators import aws, guests, lambda_cloud
+from tests.emulators import aws, guests, lambda_cloud, sshd
 from tests.emulators.guests import Faults, Guest, Meter
 from tests.emulators.runpod import Fault
 from tests.later import LATER
@@ -235,6 +235,32 @@ def test_a_box_of_ones_own_is_trained_on_and_left_as_it_was(tmp_path: Path) -> N
             if set(box.pids) <= before:
                 return
         raise AssertionError(f"left there: {set(box.pids) - before}")
+
+
+def test_a_box_behind_a_bastion_is_trained_on_with_a_key_that_only_an_agent_has(tmp_path: Path) -> None:
+    keys, other = make_keys(tmp_path / "identity"), make_keys(tmp_path / "bastion")
+    bastion = sshd.Sshd(
+        tmp_path / "sshd", host_keys=[tmp_path / "bastion" / "host"], authorized_keys=[keys.client_public]
+    )
+    jump = f"{bastion.user}@127.0.0.1:{bastion.port}"
+    with (
+        Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box,
+        sshd.key_agent(tmp_path, tmp_path / "bastion" / "client", tmp_path / "identity" / "client") as agent,
+    ):
+        (tmp_path / "identity" / "client").unlink()
+        box.wait_ready()
+        asks = ("--host", f"{box.user}@{box.host}:{box.port}", "--identity", "agent", "--jump", jump, "--accept-cpu")
+        cloud = Cloud("ssh", {"SSH_AUTH_SOCK": str(agent)}, Meter(time.time), list, asks)
+        with somebody(cloud, tmp_path / "home") as user:
+            done = user.trains()
+            assert done.returncode == 0, done.stderr + user.said()
+            assert came_home_whole(user)
+            code, told = user.tells("confirm-shutdown", "fox-41")
+            assert (code, f"only by {jump}" in told["errors"][0]["message"]) == (10, True), told
+            settled = json.loads((tmp_path / "home/runs/fox-41/plan.json").read_text())["box"]
+            assert settled["jump_host_key"] == other.host_public.removesuffix(" gpurun")
+        assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
+    bastion.close()
 
 
 @LATER

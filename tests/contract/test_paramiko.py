@@ -22,6 +22,7 @@ PRIVATE = {
     "Transport._send_user_message": ["self", "data"],
     "Transport._send_message": ["self", "data"],
     "Transport._parse_newkeys": ["self", "m"],
+    "Transport._really_parse_kex_init": ["self", "m", "ignore_first_byte"],
 }
 UNDOCUMENTED = {
     "Packetizer.read_all": ["self", "n", "check_rekey"],

@@ -26,7 +26,7 @@ class Door:
     """A listening socket, on a free port if none is given, with a thread that hands over every connection."""
 
     def __init__(self, take: Callable[[socket.socket], None], at: tuple[str, int] = (LOOPBACK, 0)) -> None:
-        self._listener = socket.create_server(at)
+        self._listener = socket.create_server(at, family=socket.AF_INET6 if ":" in at[0] else socket.AF_INET)
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._take = take

@@ -12,8 +12,9 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.emulators.proxy import Door
@@ -86,3 +87,20 @@ class Sshd:
         quiet = {"stderr": subprocess.DEVNULL, "start_new_session": True}
         with connection:
             self._servers.append(subprocess.Popen(argv, stdin=connection, stdout=connection, **quiet))
+
+
+@contextmanager
+def key_agent(folder: Path, *keys: Path) -> Iterator[Path]:
+    """A real ssh-agent that holds these keys; its socket. It ends with the block."""
+    at = folder / "agent.sock"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", at], stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while not at.exists():
+            assert agent.poll() is None, "it did not start"
+            time.sleep(0.01)
+        for key in keys:
+            subprocess.run(["ssh-add", "-q", key], env={**os.environ, "SSH_AUTH_SOCK": str(at)}, check=True)
+        yield at
+    finally:
+        agent.kill()
+        agent.wait()

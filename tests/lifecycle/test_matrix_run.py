@@ -11,17 +11,20 @@ from typing import Any
 
 import pytest
 
+from gpurun.cli.session import Session
+from gpurun.cli.viewer import finished
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.records import InstanceState
 from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.run_state import _EFFECTS
+from gpurun.ledger.runs import look
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.steps.watch_training import MOST_DRAIN_S, POLL_S, _last_stop
 from gpurun.remote.client import Chunk, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import Facts, Manifest, Started
+from gpurun.remote.messages import Facts, Manifest, Shipped, Started
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.lifecycle.scripted_cloud import CALL_S, LEASE, WEIGHTS, Killed, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
@@ -49,7 +52,7 @@ def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: Wo
 
 
 @pytest.mark.parametrize("call", ["install_agent", "unpack", "start"])
-@pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "disk of that machine")])
+@pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "see to its disk")])
 def test_a_far_disk_that_fills_up_or_fails_ends_the_rental_with_its_words(
     world: World, call: str, reason: str, hint: str
 ) -> None:
@@ -216,7 +219,23 @@ def test_a_machine_that_is_taken_away_in_mid_training_is_proven_gone_and_its_rec
     assert world.state.outcome == "lost"
     assert len(world.all_of(Event.DEATH_READ)) >= world.cloud.traits.death_reads
     assert receipt_of(world)["training"]["outcome"] == "lost"
+    (error,) = finished(Session(home=world.home, quiet=True, clock=world.clock), look(world.home, "fox-41")).errors
+    assert error.code == "machine.lost"
+    assert error.what.startswith("The instance runs no more: it was ended by somebody else")
+    assert f"{world.cloud.name} says" in error.what
     assert kept(world)
+
+
+def test_a_machine_that_is_taken_before_it_trains_is_told_in_its_providers_words(world: World) -> None:
+    def taken_away(*_: object, **__: object) -> Shipped:
+        world.cloud.boxes[0].died_s = world.cloud.now
+        raise MachineLost("the line was cut")
+
+    world.far.unpack = taken_away  # type: ignore[method-assign,assignment]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    failure = world.state.failure or {}
+    assert failure["code"] == "machine.lost"
+    assert failure["message"].startswith("The instance runs no more: it was ended by somebody else")
 
 
 def test_an_agent_that_hangs_is_left_after_a_minute_and_what_there_is_comes_home(world: World) -> None:

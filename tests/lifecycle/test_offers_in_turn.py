@@ -17,7 +17,7 @@ from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.instance.verify_machine import STALE_S
-from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.base import NoCapacity, Rejected, Throttled, Unknown
 from gpurun.providers.errors import RejectedFor, not_allowed
 from gpurun.providers.fake import Fault
 from tests.changed_plan import changed_plan
@@ -246,3 +246,15 @@ def test_a_machine_whose_clock_is_an_hour_ahead_trains_as_long_as_one_whose_cloc
 
 def rate_of(market: Market) -> Micros:
     return market.plan.offer.rate_micros_per_hour or usd(1)
+
+
+def test_a_provider_that_takes_no_create_is_quoted_when_it_is_given_up(tmp_path: Path) -> None:
+    world = World(Home(tmp_path))
+
+    def busy(order: Order) -> Instance:
+        raise Throttled("fake takes no more requests for now (429)")
+
+    world.cloud.create = busy  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.NO_OFFER
+    message = (world.state.failure or {})["message"]
+    assert message.endswith("in 3 attempts, and said last: fake takes no more requests for now (429).")

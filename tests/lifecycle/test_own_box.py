@@ -81,10 +81,10 @@ def test_a_box_that_was_made_anew_or_has_no_key_any_more_keeps_no_run_open_for_e
 
 def test_the_words_of_a_box_that_runs_nothing_are_one_sentence_in_another(world: World) -> None:
     def never(**_: object) -> int:
-        raise MachineLost("lab:22 runs no programs (yet): Read-only file system.")
+        raise MachineLost("lab:22 runs no programs: Read-only file system.")
 
     world.far.farewell = never  # type: ignore[method-assign,assignment]
-    world.far.broken["install_agent"] = MachineLost("lab:22 runs no programs (yet): Read-only file system.")
+    world.far.broken["install_agent"] = MachineLost("lab:22 runs no programs: Read-only file system.")
     world.drive()
     (left,) = world.all_of(Event.INCIDENT)
     for said in (left["message"], (world.state.failure or {})["message"]):

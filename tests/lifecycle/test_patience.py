@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.clock import utc
 from gpurun.core.errors import ExitCode, TrainingFailed
 from gpurun.core.journal_records import Event
+from gpurun.core.money import format_rate
 from gpurun.core.paths import Home
 from gpurun.core.records import Address, Instance
 from gpurun.core.run_plan import Lease
 from gpurun.lifecycle.connect import LEAST_UNHEARD_S, Patience
 from gpurun.providers.base import Unknown
 from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.view.event_text import HEARD, SILENT
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
 
@@ -190,3 +193,61 @@ def test_an_agent_that_is_killed_every_time_is_left_after_a_minute_or_two(world:
     assert (world.cloud.boxes[0].died_s or 0) < TRAINS_S + 300
     assert not world.all_of(Event.COLLECT_OBSERVED)
     assert kept(world)
+
+
+# A machine that trains and is silent
+
+
+def told_of(world: World) -> list[tuple[str, str]]:
+    return [(one["code"], one["message"]) for one in world.all_of(Event.INCIDENT) if one["code"] in (SILENT, HEARD)]
+
+
+def test_a_silent_machine_is_told_of_once_with_since_when_what_its_provider_says_and_what_it_costs(
+    world: World,
+) -> None:
+    dead_for(world, "poll", 600.0)
+    assert world.drive() is ExitCode.DONE
+    (silent, message), (heard, again) = told_of(world)
+    assert (silent, heard) == (SILENT, HEARD)
+    assert f"has not answered since {utc(world.clock.wall())[11:13]}" in message
+    assert (
+        f"{world.cloud.name} says that it runs; it costs {format_rate(world.plan.offer.rate_micros_per_hour)}"
+        in message
+    )
+    assert message.endswith("The last try: no route to host")
+    assert again == "the machine answers again, after 10 m 03 s"
+
+
+def test_a_line_that_is_cut_for_a_minute_and_a_lid_that_was_closed_are_no_silence(world: World) -> None:
+    doze_in(world, "poll", 3600.0)
+    assert world.drive() is ExitCode.DONE
+    assert told_of(world) == []
+
+
+def test_a_machine_that_stays_silent_is_given_up_as_the_user_said(
+    world: World,
+) -> None:
+    """Ten hours of lease were paid for, by a person who slept."""
+    choices = world.plan.choices.model_copy(update={"give_up_after_s": 1800})
+    world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())
+    dead = [dead_for(world, verb, 1e9) for verb in ("poll", "manifest")]
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert 1800 < world.clock.monotonic() - dead[0][0] < 1800 + 300
+    assert len(dead[1]) == 1, "the user's limit holds for what is left to collect, too"
+    assert "given up, as --give-up-after has it" in world.all_of(Event.TRAIN_OBSERVED)[-1]["message"]
+    assert kept(world)
+
+
+def test_where_nobody_is_reached_from_here_nothing_is_given_up(world: World) -> None:
+    choices = world.plan.choices.model_copy(update={"give_up_after_s": 600})
+    world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())
+    real, poll = world.cloud.read, dead_for(world, "poll", 3000.0)
+
+    def read(instance_id: str) -> Instance:
+        if poll and world.clock.monotonic() - poll[0] < 3000.0:
+            raise Unknown("no route to host")
+        return real(instance_id)
+
+    world.cloud.read = read  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    assert "this computer may be offline" in told_of(world)[0][1]

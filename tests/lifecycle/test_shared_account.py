@@ -119,6 +119,7 @@ def test_a_machine_that_somebody_else_ended_is_told_as_that(world: World, other:
     world.drive()
     told = world.all_of(Event.TRAIN_OBSERVED)[-1]
     assert told["outcome"] == "lost"
+    assert f"{world.state.instance.id if world.state.instance else '?'} runs no more: it was ended" in told["message"]
     assert "ended by somebody else" in told["message"]
     assert "ended by somebody else" in json.dumps(receipt_of(world))
 

@@ -133,7 +133,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/lifecycle/connect.py": (
         ("if down is None:", "if False:"),
-        ("if seen_down or ", "if "),
+        ("        if down:\n            raise taken(down)\n", ""),
         ("        if self._context.seconds_left(self._state) <= 0:\n", "        if False:\n"),
         ("is_late or self._unheard_s > self._most_unheard_s()", "is_late"),
         ("slow_s > self.limit_s or ", ""),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.parsers import ResponseParserError
 from typer.testing import CliRunner
 
 from gpurun.cli.app import build_app
@@ -30,7 +31,7 @@ from gpurun.core.run_plan import Choices
 from gpurun.lifecycle.instance.terminate import end
 from gpurun.planning.catalog import rows_for
 from gpurun.planning.live_offers import Market, key_warning, live_offers
-from gpurun.providers.aws import AwsProvider, side_resources
+from gpurun.providers.aws import AwsProvider, side_resources, wire
 from gpurun.providers.aws.errors import NO_QUOTA, preparing, quota_in_words, refusal
 from gpurun.providers.aws.parse import instance_of
 from gpurun.providers.aws.schedule import ROLE
@@ -549,6 +550,11 @@ def test_a_proxys_page_before_the_launch_is_no_answer_either(
     assert cloud.launches == []
     aws.create(order_of(clock, "gr-fox-41-0badf00d"))
     assert len(billed(cloud)) == 1
+
+
+def test_a_page_that_the_sdk_cannot_read_is_not_quoted() -> None:
+    page = ResponseParserError("Unable to parse response, invalid XML received:\nb'<html>502 Bad Gateway</html>'")
+    assert "<" not in str(wire._told(page, "describe_instances", "us-east-1"))
 
 
 def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:

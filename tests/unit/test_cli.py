@@ -43,6 +43,8 @@ WRONG = [
         "above zero, for instance --price-per-hour",
     ),
     (["plan", "mini-gpt", "--hours", "0"], 2, "hours.bad", "--hours 2.5"),
+    (["plan", "mini-gpt", "--give-up-after", "45"], 2, "usage.give_up_after", "--give-up-after 45m"),
+    (["plan", "mini-gpt", "--give-up-after", "1m"], 2, "usage.give_up_after", "45m"),
     (["plan", "mini-gpt", "--setup-limit", "0"], 2, "usage.setup_limit", "--setup-limit 30"),
     (["plan", "mini-gpt", "--setup-limit", "nan"], 2, "usage.setup_limit", "--setup-limit 30"),
     (["plan", "mini-gpt", "--setup-limit", "1441"], 2, "usage.setup_limit", "--setup-limit 30"),

@@ -13,11 +13,16 @@ import pytest
 
 from gpurun.cli.app import build_app, run_app
 from gpurun.cli.interrupts import decide
+from gpurun.cli.panes import SilentPane
 from gpurun.cli.session import Session
-from gpurun.core.journal_records import Phase
+from gpurun.cli.viewer import Viewer
+from gpurun.core.clock import VirtualClock
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import read_stop_request
+from gpurun.ledger.journal import Journal
 from gpurun.ledger.runs import Sight, look
+from gpurun.view.event_text import HEARD, SILENT
 from tests.lifecycle.tiny_runs import make_run
 
 BEFORE = [Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED]
@@ -100,3 +105,36 @@ def test_a_ctrl_c_at_the_question_of_the_price_spends_nothing_and_is_no_refusal(
     assert "Spend up to $4" in asked
     assert "nothing spent" in said
     assert Home(own_home).run_names() == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "comes_back", "asked_for", "leaves"),
+    [("d", False, "destroy", False), ("d", True, None, False), ("l", False, None, True), ("", False, None, False)],
+    ids=["destroy", "destroy, and meanwhile it answers again", "leave", "keep waiting"],
+)
+def test_a_person_is_asked_about_a_machine_that_was_silent_for_twenty_minutes_and_again_after_as_long(
+    typed: str, comes_back: bool, asked_for: str | None, leaves: bool, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, clock, asked = Home(own_home), VirtualClock(), list[float]()
+    folder = make_run(home)
+    silence = {"code": SILENT, "message": "the machine has not answered since 04:50 UTC", "since_wall": clock.wall()}
+    journal = Journal.open(folder.journal, clock)
+    journal.append(Event.INCIDENT, silence)
+
+    def answer(session: Session, question: str, *, flag: str) -> str:
+        asked.append(clock.monotonic())
+        if comes_back:
+            journal.append(Event.INCIDENT, {"code": HEARD, "message": "the machine answers again"})
+        return typed
+
+    monkeypatch.setattr(Session, "ask", answer)
+    viewer = Viewer(Session(home, clock=clock), folder, "ask", pane=SilentPane())
+    viewer._hear_silence(look(home, "fox-41").records)
+    began, left = clock.monotonic(), None
+    while clock.monotonic() - began < 45 * 60 and left is None:
+        left = viewer._about_silence()
+        clock.sleep(30)
+    assert [round((at - began) / 60) for at in asked] == ([20] if leaves else [20, 40])
+    request = read_stop_request(folder)
+    assert (request.how if request else None) == asked_for
+    assert (left is not None) is leaves

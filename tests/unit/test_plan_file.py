@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli.options import request_from
+from gpurun.cli.options import REQUEST, request_from
 from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
@@ -19,13 +19,7 @@ from gpurun.planning.plan_file import plan_file, read_plan_file
 from gpurun.planning.planner import make_plan
 
 ASKED = Request(recipe="mini-gpt", max_cost_micros=usd(1), overrides=("train.steps=200",), providers=("runpod",))
-NONE = dict.fromkeys(
-    ("gpu", "max_cost", "region", "data", "stage", "image", "setup", "host", "host_key", "identity"), ""
-)
-NONE |= {"price_per_hour": "", "provider": [], "overrides": [], "continues": None, "hours": None, "setup_limit": None}
-NONE |= dict.fromkeys(
-    ("dry_run", "spot", "accept_skipped", "accept_weak_lease", "lambda_guard", "accept_cpu", "warm"), False
-)
+NONE = {name: usual for name, (_, usual) in REQUEST.flags.items()}
 
 
 @pytest.fixture(autouse=True)

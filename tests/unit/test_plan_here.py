@@ -17,18 +17,20 @@ from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
-from gpurun.core.run_plan import Choices, DataSummary, Plan, Request
+from gpurun.core.run_plan import Box, Choices, DataSummary, Plan, Request
 from gpurun.data import run_shards
 from gpurun.data.shard_folder import inspect
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import open_run
 from gpurun.lifecycle.job_spec import surroundings_of
-from gpurun.planning import cloud_plan
+from gpurun.planning import cloud_plan, local_plan
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.cloud_plan import PRICES_HOLD_S
 from gpurun.planning.live_offers import Market
 from gpurun.planning.planner import make_plan
 from tests.changed_plan import changed_plan
+
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD"
 
 
 def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) -> Plan:
@@ -190,16 +192,15 @@ def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(
     ("gpu", "label"), [("2x4090", "2×RTX 4090 24G"), ("3xA100", "3×A100 PCIe 40G"), ("2xA100-80GB", "2×A100 PCIe 80G")]
 )
 def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card(
-    tmp_path: Path, gpu: str, label: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, label: str
 ) -> None:
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
-    (tmp_path / "id").write_text("a key")
+    box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
+    monkeypatch.setattr(local_plan, "reached", lambda *_: (box, []))
     request = Request(
         recipe="mini-gpt",
         providers=("ssh",),
         host="root@box.example.com",
-        host_key="ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD",
-        identity=str(tmp_path / "id"),
         gpu=parse_gpu(gpu),
         overrides=("data.limit_mb=1", "train.batch_tokens=6144"),
     )
@@ -208,6 +209,7 @@ def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_ca
     assert (plan.offer.label, plan.processes) == (label, parse_gpu(gpu).count)
     assert plan.estimate.fits
     assert plan.estimate.tokens_per_s is not None
+    assert plan.box == box
 
 
 def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(

@@ -178,6 +178,26 @@ def test_what_to_type_after_a_rehearsal_names_the_recipe_as_it_was_asked_for(
     assert next_command(read_receipt(session.home, run.folder).predicate, run.folder) == "gpurun audit fox-41"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "exit_code", "home", "goes_on"),
+    [
+        ("lost", None, ("weights", "optimizer", "state"), True),
+        ("lost", None, ("weights", "state"), False),
+        ("failed", 0, ("weights", "optimizer", "state"), True),
+        ("failed", 1, ("weights", "optimizer", "state"), False),
+    ],
+    ids=["taken", "taken, and no checkpoint is whole", "told to stop by its provider", "failed by itself"],
+)
+def test_what_to_type_after_a_machine_was_taken_goes_on_from_what_is_whole_at_home(
+    session: Session, outcome: str, exit_code: int | None, home: tuple[str, ...], goes_on: bool
+) -> None:
+    told = read_receipt(session.home, finished_run(session.home)).predicate
+    told["training"] |= {"outcome": outcome, "exit_code": exit_code}
+    told["checkpoint"] |= {"latest": 60, "files": [{"name": kind, "kind": kind, "step": 40} for kind in home]}
+    asks = next_command(told, session.home.run(told["run"]))
+    assert asks.startswith(f"gpurun train --from {told['run']}   # goes on after step 40") is goes_on
+
+
 def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:
     finished_run(session.home)
     text = receipt(session, "fox-41", md=True).text

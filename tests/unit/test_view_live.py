@@ -167,6 +167,9 @@ def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had()
     screen.update([samples.record(i, event, 0.0, data) for i, (event, data) in enumerate(told, 1)], [], [])
     seen = drawn(screen, 3600.0)
     assert "lambda 1×H100 80G us-west-3" in seen
+    rate = {"rate_micros_per_hour": second.offer.rate_micros_per_hour}
+    asked = samples.record(5, Event.CREATE_INTENDED, 0.0, told[2][1] | rate)
+    assert tell_record(asked) == "asking lambda for 1×H100 in us-west-3 at $3.29/h"
     assert "runpod" not in seen
     assert "$3.29 now" in seen
     assert "worst $11.90" in seen

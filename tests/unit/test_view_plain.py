@@ -96,3 +96,17 @@ def test_plain_lines_need_neither_rich_nor_pydantic() -> None:
         "sys.exit(any(name in sys.modules for name in ('rich', 'pydantic', 'torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_machine_that_does_not_answer_is_not_said_to_be_at_work() -> None:
+    """It was "still at it" for hours, and paid for."""
+    view = PlainView()
+    message = "the machine k3x9 has not answered since 04:50 UTC; runpod says that it runs; it costs $2.49/h"
+    silent = samples.record(9, Event.INCIDENT, NOW, {"code": "machine.silent", "message": message})
+    heard = samples.record(10, Event.INCIDENT, NOW + 90, {"code": "machine.heard", "message": "it answers again"})
+    view.update([silent], [], NOW)
+    (line,) = view.update([], [], NOW + 61)
+    assert line.endswith(f"still no answer: {message}")
+    view.update([heard], [], NOW + 90)
+    (line,) = view.update([], [], NOW + 151)
+    assert line.endswith("still at it; nothing new for 1 m 01 s")

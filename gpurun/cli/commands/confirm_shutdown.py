@@ -40,7 +40,7 @@ def confirm_shutdown(
     from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, knock_again_and_again, words_of
     from gpurun.core.clock import utc
     from gpurun.core.receipt_record import Signature
-    from gpurun.ledger.runs import find_run
+    from gpurun.ledger.runs import find_run, look
     from gpurun.ledger.shutdown_statement import read_confirmation, write_confirmation
     from gpurun.ledger.signing import load_signer
     from gpurun.ledger.write_receipt import read_receipt
@@ -50,14 +50,14 @@ def confirm_shutdown(
                          hint='Say how you know: --force "stopped it in the console at 15:02"')  # fmt: skip
     folder = session.home.run(find_run(session.home, run))
     receipt = read_receipt(session.home, folder)
-    login = box_login(receipt, folder.name)
+    login, box = box_login(receipt, folder.name), look(session.home, folder.name).plan.box
     kept = read_confirmation(session.home, folder, receipt)
     # One without a signature may be anybody's: where there is a key, it is looked at again and signed.
     if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
         return _told(kept, folder.name, session, f"{login.host} was confirmed before: {words_of(kept, session)}.")
     if not session.json:
         session.say(f"Knocking at {login.host} port {login.port} for about {SPAN_S:.0f} s.")
-    tries = knock_again_and_again(login, session.clock)
+    tries = knock_again_and_again(login, session.clock, box.jump if box else "")
     if not force and not all(one.seen in QUIET for one in tries):
         raise _not_down(tries[-1].seen, login, receipt, folder.name)
     now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from gpurun.cli.options import Providers
+from gpurun.cli.options import Providers, span_s
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -17,7 +17,6 @@ from gpurun.core.errors import Declined, ExitCode, MayBeBilling, SetupError, Usa
 if TYPE_CHECKING:
     from gpurun.providers.base import Provider
 
-_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Found = TypeVar("Found")
 
@@ -170,10 +169,8 @@ def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> 
 
 
 def _age(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1h` or `2d`; empty means any age."""
-    if not text:
-        return 0.0
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
+    """The seconds of an age; empty means any."""
+    age_s = span_s(text) if text else 0
+    if age_s is None:
         raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")
-    return float(int(found[1]) * _AGES[found[2]])
+    return float(age_s)

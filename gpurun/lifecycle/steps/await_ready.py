@@ -42,6 +42,7 @@ PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
 LAST_LINES, LAST_CHARS = 15, 2000
 _OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
+_OTHER_PYTHON = "Install Python 3.8 or newer there, or name it: --python PATH."
 
 
 def await_ready(state: RunState, context: Context) -> Iterator[Note]:
@@ -109,7 +110,7 @@ def _answered(
             said = f"the provider says {instance.said or instance.state}"
             last = f"{len(extras)} more carry its token" if extras else said
         except FarRefusal as refusal:
-            last = _passing(refusal)
+            last = _passing(refusal, is_own=context.plan.box is not None)
         except HostKeyMismatch:  # Never reached yet, and nothing there to save: it is not waited for.
             raise
         except Rejected as error:  # Not "not yet": no answer to come will be another one.
@@ -119,10 +120,10 @@ def _answered(
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 
-def _passing(refusal: FarRefusal) -> str:
+def _passing(refusal: FarRefusal, *, is_own: bool) -> str:
     """The words of a refusal by the far side that time may mend; any other is raised."""
     if refusal.reason == "no_python":
-        raise SetupError("box.no_python", refusal.what, hint=_OTHER_IMAGE) from refusal
+        raise SetupError("box.no_python", refusal.what, hint=_OTHER_PYTHON if is_own else _OTHER_IMAGE) from refusal
     if refusal.reason not in PASSING:
         raise refusal
     return refusal.what

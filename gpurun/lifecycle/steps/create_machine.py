@@ -53,7 +53,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     if state.attempt - state.passed_over >= ATTEMPTS:
         raise NoOffer(
             "create.gave_up",
-            f"{context.provider.name} made no instance in {ATTEMPTS} attempts.",
+            f"{context.provider.name} made no instance in {ATTEMPTS} attempts{_said_last(context)}.",
             hint="Try again later, or another provider with --provider.",
         )
     check_price(context.plan, context.provider, context.clock)
@@ -171,6 +171,13 @@ def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
         f"{context.provider.name} refused to make the instance: {str(refusal).rstrip('.')}.{before}",
         hint="Nothing was made and nothing is billed. Try another --provider or --gpu.",
     )
+
+
+def _said_last(context: Context) -> str:
+    """What the provider has said to the last create, from the journal."""
+    answers = (Event.CREATE_REFUSED, Event.CREATE_UNKNOWN)
+    told = [one.data.get("message") for one in read_journal(context.folder.journal).records if one.event in answers]
+    return f", and said last: {str(told[-1]).rstrip('.')}" if told and told[-1] else ""
 
 
 def _before(last: str, context: Context) -> str:

@@ -11,16 +11,17 @@ from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
+from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_records import Event, RunState
-from gpurun.core.money import Micros
+from gpurun.core.money import Micros, format_rate
 from gpurun.core.records import digest_of
 from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
-from gpurun.lifecycle.connect import Patience
+from gpurun.lifecycle.connect import LONGEST_TRY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of
@@ -32,11 +33,15 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Status
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.ssh import HostKeyMismatch
+from gpurun.view.event_text import HEARD, SILENT
+from gpurun.view.number_format import format_duration
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
 """Of the seconds since the last step: so late the trainer's end is seen at most, and no sooner comes the next look."""
 SILENCE_S = 60.0
+TELL_S = 120.0
+"""A machine that has not answered for so long is told of: a line that was cut is back sooner."""
 PAUSE_S = 30.0
 MARGIN = 1.05
 """A cap that is advised holds a little more than was measured."""
@@ -97,7 +102,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _watch(state: RunState, context: Context, far: FarSide, background: Background, pushing: Pushing) -> Iterator[Note]:
     told = ""
     hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
-    lines = EventLines()
+    lines, outage = EventLines(), Outage(state, context)
     ended_mono = float("inf")
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
@@ -110,14 +115,19 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             background.look(events)
             pushing.refresh()
         except MachineLost as lost:
-            if why := context.is_down(instance_of(state)):
+            why = context.is_down(instance_of(state))
+            if why:
                 why += f"; {ends_unwatched(state)}" if state.linger_s else ""
-                message = f"the machine {state.instance.id if state.instance else ''} is lost: {why}; {lost.what}"
+                message = f"the machine {instance_of(state).id} runs no more: {why}"
                 yield Event.INCIDENT, {"code": "machine.lost", "message": message}
                 yield Event.TRAIN_OBSERVED, _lost(message)
                 return
             if isinstance(lost, HostKeyMismatch):
                 yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
+            yield from outage.lasts(lost, is_said_to_run=why is not None)
+            if outage.is_given_up:
+                yield Event.TRAIN_OBSERVED, _lost(f"{outage.words}; it is given up, as --give-up-after has it")
+                return
             context.clock.sleep(POLL_S)
             continue
         except FarRefusal:
@@ -127,6 +137,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             context.clock.sleep(POLL_S)
             continue
         hearing.hear(poll, events)
+        yield from outage.ends()
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
@@ -263,6 +274,55 @@ class Hearing:
         if self._ending_mono is None:
             return POLL_S
         return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
+
+
+class Outage:
+    """For how long the machine has not answered: told once, and given up on where the user has said so.
+
+    A time in which this laptop slept is no part of it, and one in which nobody is reached from here ends nothing.
+    """
+
+    def __init__(self, state: RunState, context: Context) -> None:
+        self._state, self._context = state, context
+        self._tried_mono = context.clock.monotonic()
+        self._silent_s = self._counted_s = 0.0
+        self._is_told = False
+        self.words = ""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it was silent for longer than the user wants to pay for, while its provider said that it runs."""
+        limit_s = self._context.plan.choices.give_up_after_s
+        return bool(limit_s) and self._counted_s > limit_s
+
+    def lasts(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
+        """Take note that it has not answered once more."""
+        clock, plan = self._context.clock, self._context.plan
+        gap_s = min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
+        self._tried_mono = clock.monotonic()
+        self._silent_s += gap_s
+        self._counted_s += gap_s if is_said_to_run else 0.0
+        if self._silent_s < TELL_S:
+            return
+        since_wall = clock.wall() - self._silent_s
+        says = "says that it runs" if is_said_to_run else "is not reached either, so this computer may be offline"
+        costs = f"; it costs {format_rate(plan.offer.rate_micros_per_hour)}" if plan.offer.rate_micros_per_hour else ""
+        machine = f"the machine {instance_of(self._state).id}"
+        self.words = (
+            f"{machine} has not answered since {utc(since_wall)[11:16]} UTC; {self._context.provider.name} {says}"
+        )
+        if not self._is_told:
+            self._is_told = True
+            message = f"{self.words}{costs}. The last try: {lost.what.rstrip('.')}"
+            yield Event.INCIDENT, {"code": SILENT, "message": message, "since_wall": round(since_wall, 3)}
+
+    def ends(self) -> Iterator[Note]:
+        """Take note that it has answered."""
+        if self._is_told:
+            message = f"the machine answers again, after {format_duration(self._silent_s)}"
+            yield Event.INCIDENT, {"code": HEARD, "message": message}
+        self._tried_mono, self._silent_s, self._counted_s = self._context.clock.monotonic(), 0.0, 0.0
+        self._is_told = False
 
 
 class Rating:

@@ -258,6 +258,7 @@ def _told(error: Exception, operation: str, region: str) -> Exception:
         ClientError,
         ParamValidationError,
     )
+    from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
     if isinstance(error, Unknown | Refused | SetupError | Rejected):
         return error
@@ -275,4 +276,6 @@ def _told(error: Exception, operation: str, region: str) -> Exception:
         return SetupError(
             "auth.aws", "The AWS credentials have expired.", hint="Renew them; then gpurun doctor --online."
         )
+    if isinstance(error, ResponseParserError):  # It quotes all of what came, as a proxy's page.
+        return Unknown(f"AWS {region} answered {operation} with what is no answer of AWS's")
     return Unknown(f"AWS {region} gave no answer to {operation}: {error or type(error).__name__}")

@@ -71,13 +71,15 @@ def gpu(words: List[str]) -> Json:
 
 
 PLACES = (
+    # A distribution of conda, and its environments.
     *(
-        "/opt/*conda*/bin/python",
-        "/opt/*conda*/envs/*/bin/python",
-        "~/*conda*/bin/python",
-        "~/*conda*/envs/*/bin/python",
+        f"{root}/{name}{env}/bin/python"
+        for root in ("/opt", "~")
+        for name in ("*conda*", "*forge*", "*mamba*", ".*mamba*")
+        for env in ("", "/envs/*")
     ),
     *("/venv/*/bin/python", "/opt/venv/bin/python", "/workspace/*venv*/bin/python", "~/*venv*/bin/python"),
+    *("~/*/.venv/bin/python", "/workspace/*/.venv/bin/python"),
     *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
 )
 # It ends at once: to take torch's modules apart again takes a quarter of the time that to import them did.

@@ -4,7 +4,7 @@
 `transport`, where paramiko is bent, it alone knows paramiko, which is loaded at the first connect.
 """
 
-from gpurun.remote.ssh.host_key import HostKeyMismatch
+from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump
 from gpurun.remote.ssh.ssh_machine import RemoteMachine, scan_host_key
 
-__all__ = ["HostKeyMismatch", "RemoteMachine", "scan_host_key"]
+__all__ = ["ExpectedKey", "HostKeyMismatch", "Jump", "RemoteMachine", "scan_host_key"]

@@ -9,7 +9,10 @@ import errno
 import logging
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from weakref import WeakSet
 
@@ -20,10 +23,10 @@ from paramiko.ssh_exception import IncompatiblePeer
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.records import Address
-from gpurun.core.untrusted import error_words
+from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
-from gpurun.remote.key_pairs import fingerprint
-from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch
+from gpurun.remote.key_pairs import AGENT, fingerprint, private_key
+from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump
 from gpurun.remote.ssh.transport import Transport, Wire
 
 CONNECT_S = 15.0
@@ -42,6 +45,17 @@ _CIPHERS = (
     "aes192-ctr",
     "aes256-ctr",
 )
+
+# A connection within so many seconds.
+Dial = Callable[[float], Wire]
+_MOST_LINES = 6
+_NO_MORE = "gpurun logs in with a key alone: allow that for this user (AuthenticationMethods in sshd_config)."
+
+_KINDS: dict[str, type[paramiko.PKey]] = {
+    "ssh-ed25519": paramiko.Ed25519Key,
+    "ssh-rsa": paramiko.RSAKey,
+    **dict.fromkeys((f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)), paramiko.ECDSAKey),
+}
 
 # What it would log are the other end's words, and a logger that nobody set up prints to the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -95,6 +109,18 @@ class Connection:
             channel.take = take  # type: ignore[attr-defined]  # For our own transport.
         return channel
 
+    def onward(self, address: Address, limit_s: float) -> paramiko.Channel:
+        """A channel to another host, which this one reaches; what it raises is the library's.
+
+        It ends where it is silent for long: over it goes a connection that asks for signs of life.
+        """
+        to = (address.host, address.port)
+        channel = self._transport.open_channel(
+            "direct-tcpip", to, ("127.0.0.1", 0), WINDOW_BYTES, PACKET_BYTES, timeout=limit_s
+        )
+        channel.settimeout(4 * KEEPALIVE_S)
+        return channel
+
     def _has_open(self) -> bool:
         """Whether a program is open here, as far as the server has not told its end."""
         with self._counting:
@@ -105,28 +131,40 @@ class Connection:
         _end(self._transport, self._wire)
 
 
-def connect(address: Address, key: Path | None, expected: ExpectedKey, clock: Clock, limit_s: float) -> Connection:
-    """Log in to the host that has the expected key, with one key and nothing else.
+def connect(
+    address: Address,
+    key: Path | str | None,
+    expected: ExpectedKey,
+    clock: Clock,
+    limit_s: float,
+    jump: Jump | None = None,
+) -> Connection:
+    """Log in to the host that has the expected key, with what `identities` names and nothing else.
 
-    MachineLost when it cannot be reached or does not let us in (yet), HostKeyMismatch when it is another host,
+    MachineLost when it cannot be reached or does not let us in (as yet), HostKeyMismatch when it is another host,
     SetupError when the key here is of no use.
     """
-    identity = _identity(key) if key else None
-    transport, wire = _to_expected(address, expected, clock, limit_s)
-    try:
-        transport.auth_timeout = min(LOGIN_S, limit_s)
-        _log_in(transport, address, identity)
-        wire.allowance_bytes = None
-        transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
-    except BaseException:
-        _end(transport, wire)
-        raise
-    return Connection(transport, wire, place(address))
+    with identities(key) as keys:
+        transport, wire = _to_expected(address, expected, clock, limit_s, _dialled(address, clock, key, jump))
+        try:
+            transport.auth_timeout = min(LOGIN_S, limit_s)
+            _log_in(transport, address, keys)
+            wire.allowance_bytes = None
+            transport.packetizer.set_keepalive(KEEPALIVE_S, lambda: _ask_for_life(transport))
+        except BaseException:
+            _end(transport, wire)
+            raise
+    return Connection(transport, wire, address.place)
 
 
-def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float) -> str | None:
-    """The public line of the host key that is shown for these algorithms, None for none of them; nobody logs in."""
-    greeted = _greet(address, offer, clock, limit_s)
+def shown_key(
+    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, key: Path | str | None, jump: Jump | None
+) -> str | None:
+    """The public line of the host key that is shown for these algorithms, None for none of them.
+
+    Nobody logs in there; the host on the way, if there is one, is logged in to with the key.
+    """
+    greeted = _greet(address, offer, clock, limit_s, _dialled(address, clock, key, jump))
     if greeted is None:
         return None
     transport, wire, line = greeted
@@ -134,29 +172,31 @@ def shown_key(address: Address, offer: tuple[str, ...], clock: Clock, limit_s: f
     return line
 
 
-def _to_expected(address: Address, expected: ExpectedKey, clock: Clock, limit_s: float) -> tuple[Transport, Wire]:
+def _to_expected(
+    address: Address, expected: ExpectedKey, clock: Clock, limit_s: float, dial: Dial
+) -> tuple[Transport, Wire]:
     """An encrypted connection to the expected host, with nothing sent on it yet.
 
     A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
     """
     got = ""
     for offer in expected.offers:
-        greeted = _greet(address, offer, clock, limit_s)
+        greeted = _greet(address, offer, clock, limit_s, dial)
         if greeted is not None:
             transport, wire, line = greeted
             if fingerprint(line) == expected.fingerprint:
                 return transport, wire
             _end(transport, wire)
             got = got or fingerprint(line)
-    raise HostKeyMismatch(place(address), expected.fingerprint, got or f"none of type {expected.kind}")
+    raise HostKeyMismatch(address.place, expected.fingerprint, got or f"none of type {expected.kind}")
 
 
 def _greet(
-    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float
+    address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, Wire, str] | None:
     """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
     end = clock.monotonic() + min(CONNECT_S, limit_s)
-    wire = _dial(address, clock, min(CONNECT_S, limit_s))
+    wire = dial(min(CONNECT_S, limit_s))
     transport = Transport(wire)
     try:
         left_s = max(0.1, end - clock.monotonic())
@@ -169,25 +209,77 @@ def _greet(
         _end(transport, wire)
         if "host key" in str(error):
             return None
-        raise MachineLost(f"{place(address)} speaks another SSH: {error_words(error)}.") from error
+        raise _without_common(transport, address, error) from error
     except Exception as error:  # What a stranger sends can make the protocol's code raise anything.
         _end(transport, wire)
-        raise MachineLost(f"{place(address)} answers, but not as an SSH server: {error_words(error)}.") from error
+        raise MachineLost(f"{address.place} answers, but not as an SSH server: {error_words(error)}.") from error
     except BaseException:
         _end(transport, wire)
         raise
     return transport, wire, f"{key.get_name()} {key.get_base64()}"
 
 
+def _without_common(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
+    """Why no connection can be agreed on: both sides' lists, where it is one of these."""
+    ours = transport.get_security_options()
+    lists = {
+        "kex": ("key exchange", "kex_algo_list", ours.kex, "KexAlgorithms"),
+        "ciphers": ("cipher", "client_encrypt_algo_list", ours.ciphers, "Ciphers"),
+        "macs": ("MAC", "client_mac_algo_list", ours.digests, "MACs"),
+    }
+    for word, (kind, name, taken, option) in lists.items():
+        if word in str(error) and name in transport.offered:
+            offered = last_words(", ".join(transport.offered[name]))
+            what = f"{address.place} and gpurun have no {kind} in common: it offers {offered}"
+            hint = f"Let its SSH server take one of those that gpurun takes: {option} in sshd_config."
+            return MachineLost(f"{what}; gpurun takes {', '.join(taken)}.", code="ssh.nothing_in_common", hint=hint)
+    return MachineLost(f"{address.place} speaks another SSH: {error_words(error)}.")
+
+
+def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump | None) -> Dial:
+    """How to get a connection to an address: straight, or over the host on the way."""
+    return partial(_dial, address, clock) if jump is None else partial(_through, jump, address, clock, key)
+
+
+def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> Wire:
+    """A connection that a host on the way makes for us, as `ssh -J` has it; whichever end goes, all of it goes."""
+    over = connect(jump.address, key, jump.expected, clock, limit_s)
+    try:
+        channel = over.onward(address, limit_s)
+    except Exception as error:
+        over.close()
+        what = f"{jump.address.place} does not lead on to {address.place}: {error_words(error)}."
+        raise MachineLost(what) from error
+    ours, theirs = socket.socketpair()
+
+    def send() -> None:
+        with suppress(Exception):
+            while block := theirs.recv(PACKET_BYTES):
+                channel.sendall(block)
+        over.close()
+        theirs.close()
+
+    def receive() -> None:
+        with suppress(Exception):
+            while block := channel.recv(PACKET_BYTES):
+                theirs.sendall(block)
+        with suppress(OSError):
+            theirs.shutdown(socket.SHUT_RDWR)
+
+    for pump in (send, receive):
+        threading.Thread(target=pump, daemon=True).start()
+    return _wire(ours, clock)
+
+
 def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
     """The TCP connection; MachineLost says which of the ways it failed."""
-    where = place(address)
+    where = address.place
     try:
         plain = socket.create_connection((address.host, address.port), limit_s)
     except socket.gaierror as error:
         raise MachineLost(f"The name {address.host} cannot be resolved: {error_words(error)}.") from error
     except ConnectionRefusedError as error:
-        raise MachineLost(f"{where} refuses connections: no SSH server listens there (yet).") from error
+        raise MachineLost(f"{where} refuses connections: no SSH server listens there.") from error
     except TimeoutError as error:
         raise MachineLost(f"{where} cannot be reached: no answer in {limit_s:.0f} s.") from error
     except OSError as error:
@@ -195,38 +287,77 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
             raise SetupError("ssh.no_files", "This machine has no file left to open.", hint="ulimit -n") from error
         raise MachineLost(f"{where} cannot be reached: {error_words(error)}.") from error
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _wire(plain, clock)
+
+
+def _wire(plain: socket.socket, clock: Clock) -> Wire:
     wire = Wire(fileno=plain.detach())
     wire.clock, wire.heard_mono = clock, clock.monotonic()
     return wire
 
 
-def _log_in(transport: Transport, address: Address, identity: paramiko.PKey | None) -> None:
-    """Show the one key, or none; MachineLost when that is not enough, for a machine that boots may come to it yet."""
-    where = place(address)
-    try:
-        if identity is None:
-            transport.auth_none(address.user)
-        else:
-            transport.auth_publickey(address.user, identity)
-    except paramiko.AuthenticationException as error:
-        raise MachineLost(f"{where} does not let {address.user} in: {error_words(error)}.") from error
-    except Exception as error:  # As in _greet.
-        raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
-    if not transport.is_authenticated():
-        raise MachineLost(f"{where} wants more than a key of {address.user}.")
+def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
+    """Show the keys in turn, or none; MachineLost when that is not enough: a machine that boots may come to it yet."""
+    where, refused = address.place, ""
+    for key in keys or (None,):
+        try:
+            if key is None:
+                transport.auth_none(address.user)
+            else:
+                transport.auth_publickey(address.user, key)
+        except paramiko.AuthenticationException as error:
+            refused = error_words(error)
+            continue
+        except Exception as error:  # As in _greet. A server lets few keys be tried.
+            if refused:
+                break
+            raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
+        if transport.is_authenticated():
+            return
+        raise MachineLost(f"{where} wants more than a key of {address.user}.", code="ssh.more_than_key", hint=_NO_MORE)
+    hint = f"One of these lines must be in ~/.ssh/authorized_keys of {address.user} there:"
+    lines = "".join(f"\n{key.get_name()} {key.get_base64()}" for key in keys[:_MOST_LINES])
+    what = f"{where} does not let {address.user} in: {refused}."
+    raise MachineLost(what, code="ssh.not_let_in", hint=f"{hint}{lines}" if lines else "")
 
 
-def _identity(path: Path) -> paramiko.PKey:
-    """The private key of a file; SetupError where it cannot be used as it is."""
+@contextmanager
+def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
+    """The keys to show in turn: that of a private key file, with `agent` those of the SSH agent, with None none.
+
+    SetupError where the file holds none that can be used; MachineLost where no agent has one, as it may again.
+    """
+    if named != AGENT:
+        yield [_key_of(Path(named))] if named else []
+        return
+    why = "holds no key, or there is none"
     try:
-        return paramiko.PKey.from_path(path)
-    except OSError as error:
-        why, hint = f"cannot be read: {error.strerror}", "Name another with --identity."
-    except (TypeError, paramiko.PasswordRequiredException):
-        why, hint = "has a passphrase", "Name a key without one with --identity, or leave that out to use gpurun's own."
-    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
-        why, hint = f"is not a private key that can be used: {error_words(error)}", "Name another with --identity."
-    raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
+        agent = paramiko.Agent()
+    except Exception as error:  # noqa: BLE001 - it may say anything, and the library has no error for that
+        agent, why = None, f"does not answer: {error_words(error)}"
+    if agent is None or not agent.get_keys():
+        hint = "`ssh-add -l` lists its keys, `ssh-add FILE` gives it one; SSH_AUTH_SOCK says where it is."
+        raise MachineLost(f"The SSH agent {why}.", code="ssh.agent", hint=hint)
+    try:
+        yield list(agent.get_keys())
+    finally:
+        agent.close()
+
+
+def _key_of(path: Path) -> paramiko.PKey:
+    """The private key of a file, with the certificate that lies beside it; the library takes fewer forms than we do."""
+    kind, text = private_key(path)
+    try:
+        key = _KINDS[kind].from_private_key(StringIO(text))
+        certificate = path.with_name(f"{path.name}-cert.pub")
+        if certificate.exists():
+            key.load_certificate(str(certificate))
+    except Exception as error:
+        hint = "Name another with --identity, or leave that out to use gpurun's own."
+        raise SetupError(
+            "ssh.identity", f"The key file {path} cannot be used: {error_words(error)}.", hint=hint
+        ) from error
+    return key
 
 
 def _ask_for_life(transport: Transport) -> None:
@@ -247,8 +378,3 @@ def _end(transport: Transport, wire: Wire) -> None:
     if transport.is_alive():
         transport.join(1.0)
     wire.close()
-
-
-def place(address: Address) -> str:
-    """`host:port`, as in a message."""
-    return f"{address.host}:{address.port}"

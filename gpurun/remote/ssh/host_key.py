@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpurun.core.errors import UsageError
+from gpurun.core.records import Address
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.key_pairs import fingerprint
 
@@ -56,3 +57,11 @@ class ExpectedKey:
     def offers(self) -> tuple[tuple[str, ...], ...]:
         """What to ask a host for, one set after the other: each of them can only be answered with one key."""
         return (ALGORITHMS[self.kind],) if self.kind else tuple(ALGORITHMS.values())
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A host on the way to another one (a bastion): it lets us in with the same key, and must show this host key."""
+
+    address: Address
+    expected: ExpectedKey

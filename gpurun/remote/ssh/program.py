@@ -97,6 +97,7 @@ class Program:
         self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
+        self._is_fed = stdin is not None  # Else its input ends at once: a shell in its place must not wait for one.
         self._feeder = _thread(self._run, line, iter(stdin or ()))
 
     def wait(self, still: Callable[[], None]) -> Reply | None:
@@ -129,8 +130,9 @@ class Program:
 
     @property
     def said_instead(self) -> str:
-        """What was said in the place of its mark."""
-        return last_words(bytes(self._stderr)) or last_words(bytes(self._noise)) or "it said nothing"
+        """What was said in the place of its mark, on both outputs."""
+        words, noise = last_words(bytes(self._stderr)), last_words(bytes(self._noise))
+        return "; on standard output: ".join(filter(None, (words, noise))) or "it said nothing"
 
     def _run(self, line: str, chunks: Iterator[bytes]) -> None:
         """Ask for the program and, once it has begun, feed it."""
@@ -146,8 +148,7 @@ class Program:
         except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many words for it
             self._fail(MachineLost(f"{self._connection.where} starts no program: {error_words(error)}."))
             return
-        self._begun.wait()
-        if self.group is not None:
+        if not self._is_fed or (self._begun.wait() and self.group is not None):
             self._feed(channel, chunks)
 
     def _opened(self) -> Channel | None:

@@ -15,7 +15,7 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.records import Address
 from gpurun.core.untrusted import last_words
 from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
-from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey
+from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
 from gpurun.remote.ssh.program import NoRoom, Program, kill_argv, put_argv
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ KILL_S = 5.0
 LEAST_S = 2.0
 PUT_S = 300.0
 _LONGEST_PAUSE_S = 15.0
+_RUNS_SOME = (
+    "`ssh USER@HOST echo ok` must print ok: a login shell that takes commands (no menu, no start-up file that puts "
+    "another program in its place), and a home that can be written."
+)
 _FULL = ("no space left", "quota exceeded")
 
 
@@ -36,22 +40,25 @@ class RemoteMachine:
 
     That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of several
     threads share its connection, and one more where the server has no room for them on it; nothing is connected before
-    the first one. `client_key` is the only key that is ever shown; no password, key agent or variable of the
-    environment is used. No call waits for longer than to `last_mono`, when the machine's end must be asked for.
+    the first one. `client_key` is the only key that is ever shown, or `agent` for those of the SSH agent; no password
+    is used. With a `jump` it is reached over another host, which lets us in with the same key. No call waits for longer
+    than to `last_mono`, when the machine's end must be asked for.
     """
 
     def __init__(
         self,
         address: Address,
         *,
-        client_key: Path | None,
+        client_key: Path | str | None,
         host_key: str,
         folder: str,
         clock: Clock,
         last_mono: float = inf,
+        jump: Jump | None = None,
     ) -> None:
         self._address = address
-        self._where = f"{address.user}@{address.host}:{address.port}"
+        self._where = f"{address.user}@{address.place}"
+        self._jump = jump
         self._client_key = client_key
         self._expected = ExpectedKey.of(host_key)
         self._folder = folder
@@ -149,7 +156,7 @@ class RemoteMachine:
         if left_s <= 0:
             raise MachineLost(f"{self._where} was not reached in time.")
         try:
-            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s)
+            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s, self._jump)
         finally:
             self._tries += 1
             longest_s = min(_LONGEST_PAUSE_S, 0.25 * 2**self._tries)
@@ -171,6 +178,8 @@ class RemoteMachine:
 
         def still() -> None:
             now = self._clock.monotonic()
+            if now >= end_mono and program.group is None:
+                raise self._runs_nothing(f"{program.said_instead} in {timeout_s:.0f} s")
             if now >= end_mono:
                 raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
             if now - max(begun_mono, connection.heard_mono) > STALL_S:
@@ -214,26 +223,29 @@ class RemoteMachine:
             return MachineLost(f"The connection to {self._where} was lost before the whole answer had come.")
         if _reason(words) == "disk_full":
             return FarRefusal("disk_full", f"{self._folder} cannot be made on {self._where}: {words}.")
-        return MachineLost(f"{self._where} runs no programs (yet): {words}.")
+        return self._runs_nothing(words)
+
+    def _runs_nothing(self, words: str) -> MachineLost:
+        what = f"{self._where} runs no programs: {words}."
+        return MachineLost(what, code="ssh.no_programs", hint=_RUNS_SOME)
 
 
-def scan_host_key(host: str, port: int, clock: Clock, timeout_s: float) -> str:
-    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in.
+def scan_host_key(
+    host: str, port: int, clock: Clock, timeout_s: float, *, key: Path | str | None = None, jump: Jump | None = None
+) -> str:
+    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in there.
 
-    SetupError when there is none to be had.
+    The host on the way, if there is one, is logged in to with the key. MachineLost where it cannot be reached,
+    SetupError where it has none.
     """
     from gpurun.remote.ssh.connection import shown_key
 
     address = Address(kind="ssh", host=host, port=port)
     algorithms = tuple(name for names in ALGORITHMS.values() for name in names)
-    try:
-        line = shown_key(address, algorithms, clock, timeout_s)
-    except MachineLost as lost:
-        hint = "Check the host and the port, and that the machine is up: ssh -p PORT USER@HOST."
-        raise SetupError("host.unreachable", lost.what, hint=hint) from None
+    line = shown_key(address, algorithms, clock, timeout_s, key, jump)
     if line is None:
         hint = "Its SSH server is too old for this; it needs an ed25519, ECDSA or RSA host key."
-        raise SetupError("host.no_key", f"{host}:{port} shows no host key that can be checked.", hint=hint)
+        raise SetupError("host.no_key", f"{address.place} shows no host key that can be checked.", hint=hint)
     return line
 
 

@@ -112,6 +112,8 @@ class Transport(paramiko.Transport):
 
     What comes on a channel that has an attribute `take` is handed to that, by this thread: to keep it for another
     thread costs as much again as the whole of its way here. `is_taking` while one of them is at it.
+
+    `offered` is what the server has named of each kind of algorithm, so that a refusal can tell it.
     """
 
     _channel_handler_table: ClassVar = {
@@ -123,6 +125,7 @@ class Transport(paramiko.Transport):
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.is_taking = False
+        self.offered: dict[str, list[str]] = {}
         self._held_back: list[paramiko.Message] = []
         self._ended: set[bytes] = set()
         super().__init__(wire, packetizer_class=Packets)
@@ -144,6 +147,12 @@ class Transport(paramiko.Transport):
         elif kind == MSG_CHANNEL_CLOSE:
             self._ended.add(channel)
         super()._send_message(data)  # type: ignore[misc]  # As above.
+
+    def _really_parse_kex_init(self, m: paramiko.Message, ignore_first_byte: bool = False) -> dict[str, list[str]]:
+        parsed: dict[str, list[str]] = super()._really_parse_kex_init(m, ignore_first_byte)  # type: ignore[misc]
+        if not ignore_first_byte:  # Else it is our own.
+            self.offered = parsed
+        return parsed
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]  # As above.

@@ -108,7 +108,15 @@ def test_the_python_in_a_folder_of_its_own_is_found(
     box.alter_agent("usual = [sys.executable, ", "usual = [")
     box.alter_agent('"/opt/pytorch/bin/python"', '""')
     box.alter_agent("expanduser(place)", 'expanduser(place if place[0] == "~" else "")')
-    for place in ("miniconda3/envs/train", "my-venv", ".venv", ".pyenv/versions/3.12.1"):
+    for place in (
+        "miniconda3/envs/train",
+        "miniforge3",
+        "micromamba/envs/train",
+        "project/.venv",
+        "my-venv",
+        ".venv",
+        ".pyenv/versions/3.12.1",
+    ):
         home = tmp_path / place.replace("/", "-")
         monkeypatch.setenv("HOME", str(home))
         device = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 79 << 30}

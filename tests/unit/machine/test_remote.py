@@ -22,10 +22,9 @@ import pytest
 from conftest import Place
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpurun.core.clock import SystemClock, VirtualClock
-from gpurun.core.errors import ExitCode, SetupError, UsageError
+from gpurun.core.errors import ExitCode, UsageError
 from gpurun.remote.archive import Pack, survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import MOST_REPLY_BYTES, FarRefusal, MachineLost
@@ -315,7 +314,7 @@ def test_what_a_login_says_before_the_program_is_not_the_programs(place: Place, 
     server = place.serve(login=f'command="{noise}; eval \\"$SSH_ORIGINAL_COMMAND\\""')
     far = place.machine(server.port)
     if noise == "read x":  # It waits for input, which it must not get: what is fed belongs to the program.
-        with pytest.raises(MachineLost, match="did not answer"):
+        with pytest.raises(MachineLost, match="it said nothing in 1 s"):
             far.call(["cat"], stdin=[b"to the program"], timeout_s=1)
         return
     assert far.call(["cat"], stdin=[b"to the program"], timeout_s=20).stdout == b"to the program"
@@ -490,7 +489,7 @@ def test_a_scan_logs_nobody_in_and_says_why_it_fails(place: Place) -> None:
     assert fingerprint(seen) == fingerprint(place.keys.host_public)
     place.server.close()
     assert "userauth" not in place.server.log
-    with pytest.raises(SetupError, match="refuses connections"):
+    with pytest.raises(MachineLost, match="refuses connections"):
         scan_host_key("127.0.0.1", place.server.port, SystemClock(), 20)
 
 
@@ -511,16 +510,7 @@ def test_only_the_key_that_was_named_is_shown(place: Place, tmp_path: Path, monk
     assert [line.rpartition("method ")[2].split()[0] for line in requests] == ["publickey", "none"]
 
 
-def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: Place, tmp_path: Path) -> None:
-    locked = Ed25519PrivateKey.generate().private_bytes(
-        form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.BestAvailableEncryption(b"canary")
-    )
-    (tmp_path / "locked").write_bytes(locked)
-    (tmp_path / "public").write_text(place.keys.client_public)
-    for name, why in (("locked", "has a passphrase"), ("public", "not a private key"), ("none", "No such file")):
-        with pytest.raises(SetupError, match=why):
-            place.machine(client_key=tmp_path / name).call(["true"], timeout_s=20)
-    assert place.server.connections == 0
+def test_a_host_key_that_is_none_is_refused(place: Place) -> None:
     with pytest.raises(UsageError):
         place.machine(host_key="none")
 

@@ -1,0 +1,177 @@
+"""A box that the user has is asked before its plan is shown: its host key, and whether it runs one program for us."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Literal
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.known_hosts import known_host, remember_host
+from gpurun.core.paths import Home
+from gpurun.core.run_plan import Box, Request
+from gpurun.core.untrusted import last_words
+from gpurun.providers.ssh_login import Login, parse_host
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
+from gpurun.remote.ssh import ExpectedKey, Jump, RemoteMachine, scan_host_key
+
+Trust = Literal["given", "known", "first use"]
+SCAN_S = 15.0
+ANSWER_S = 20.0
+_TRUST: Mapping[Trust, str] = {
+    "given": "is the one given with --host-key",
+    "known": "is the one seen at an earlier run",
+    "first use": "was seen for the first time and is trusted from now on; compare it",
+}
+# Its folder is a throwaway: that it could be made is what a run needs of the home.
+_ANSWER = (
+    '"$1" -I -S -c "import sys; sys.exit(sys.version_info < (3, 8))"; code=$?; '
+    'here=$PWD; cd .. && rmdir -- "$here"; exit "$code"'
+)
+
+
+def reached(request: Request, login: Login, home: Home, clock: Clock) -> tuple[Box, list[str]]:
+    """How the box is logged in to, once it has run a program for us, and what the plan says of that.
+
+    SetupError with its own words where it does not. A refusal costs half a minute and opens nothing: in a run the same
+    would be tried for minutes, for a machine may boot.
+    """
+    if request.python and not request.python.startswith("/"):
+        hint = "Write the whole path that it has on the box: --python /home/you/project/.venv/bin/python."
+        raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
+    identity = _identity(request, home)
+    with _for_good():
+        _load(identity)
+        way, told = _on_the_way(request, home, clock)
+        host_key, trusted = _host_key(request, login, identity, way, home, clock)
+        told.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
+        found = {"identity": identity, "host_key": host_key, "python": request.python, **way}
+        box = Box(target=str(login), trusted=trusted, **found)
+        _answers(box, login, clock)
+    if identity == AGENT:
+        told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
+    return box, told
+
+
+def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf) -> RemoteMachine:
+    """The way to a folder of a box, as it was settled; nothing is connected yet."""
+    return RemoteMachine(
+        parse_host(box.target).address,
+        client_key=box.identity,
+        host_key=box.host_key,
+        folder=folder,
+        clock=clock,
+        last_mono=last_mono,
+        jump=_jump(box.jump, box.jump_host_key),
+    )
+
+
+def python_of(box: Box) -> str:
+    """The Python of a box that the agent and the trainer run on."""
+    return box.python or "python3"
+
+
+def _jump(login: str, host_key: str) -> Jump | None:
+    return Jump(parse_host(login).address, ExpectedKey.of(host_key)) if login else None
+
+
+@contextmanager
+def _for_good() -> Iterator[None]:
+    """What a rented machine may yet come to while it boots is a refusal here."""
+    try:
+        yield
+    except MachineLost as lost:
+        if lost.code != "machine.lost":
+            raise SetupError(lost.code, lost.what, hint=lost.hint) from lost
+        hint = "Check the host and the port, and that the machine is up: ssh -p PORT USER@HOST."
+        raise SetupError("host.unreachable", lost.what, hint=hint) from lost
+
+
+def _identity(request: Request, home: Home) -> str:
+    """What to log in with: the file or the agent that was named, or gpurun's own key, made at the first use."""
+    if request.identity == AGENT:
+        return AGENT
+    if request.identity:
+        path = Path(request.identity).expanduser().absolute()
+        if not path.is_file():
+            hint = "Name a private key file, or `agent`, or leave --identity out to use gpurun's own."
+            raise UsageError("identity.missing", f"There is no key file {path}.", hint=hint)
+        return str(path)
+    folder = home.keys / "ssh"
+    is_new = not (folder / "client").exists()
+    public = make_keys(folder).client_public
+    if is_new:
+        raise SetupError(
+            "ssh.new_identity",
+            "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
+            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE):\n"
+            f"{public}",
+        )
+    return str(folder / "client")
+
+
+def _load(identity: str) -> None:
+    """Refuse a key that cannot be used, before anybody is asked anything."""
+    from gpurun.remote.ssh.connection import identities
+
+    with identities(identity):
+        pass
+
+
+def _on_the_way(request: Request, home: Home, clock: Clock) -> tuple[dict[str, str], list[str]]:
+    """What a Box has of the host on the way, if there is one, and what the plan says of it."""
+    if not request.jump:
+        return {}, []
+    login = parse_host(request.jump, name="--jump")
+    host_key, trusted = _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+    told = f"The host key of {login.host}, on the way there, {_TRUST[trusted]}: {fingerprint(host_key)}."
+    return {"jump": str(login), "jump_host_key": host_key}, [told]
+
+
+def _host_key(
+    request: Request, login: Login, identity: str, way: Mapping[str, str], home: Home, clock: Clock
+) -> tuple[str, Trust]:
+    """The host key of the box to expect, and why it is trusted."""
+    if request.host_key:
+        return request.host_key, "given"
+    if not way:
+        return _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+    jump = _jump(way["jump"], way["jump_host_key"])
+    shown = scan_host_key(login.host, login.port, clock, SCAN_S, key=identity, jump=jump)
+    # The same private address behind another bastion is another box.
+    return _seen(login, shown, home, f"{login.host} by {way['jump']}")
+
+
+def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
+    """The host key that is shown, and why it is trusted; one that changed since the last run is refused."""
+    known = known_host(home, name, login.port)
+    if known is None:
+        remember_host(home, name, login.port, shown)
+        return shown, "first use"
+    if known.split()[:2] != shown.split()[:2]:
+        now, then = fingerprint(shown), fingerprint(known)
+        raise SetupError(
+            "ssh.host_key_changed",
+            f"{login.host} shows another host key than at the last run: {now}, not {then}.",
+            hint="If the machine was installed again, give its new key: --host-key SHA256:… (of one that --jump names, "
+            "take its line out of known_hosts.json in gpurun's home). Else it is another one.",
+        )
+    return shown, "known"
+
+
+def _answers(box: Box, login: Login, clock: Clock) -> None:
+    """Have it run one program in a folder below its home, as every step of a run does."""
+    machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock)
+    try:
+        reply = machine.call(["sh", "-c", _ANSWER, "gpurun", python_of(box)], timeout_s=ANSWER_S)
+    finally:
+        machine.close()
+    if reply.exit_code:
+        words = last_words(reply.stderr)
+        what = f"{login} has no {python_of(box)} of 3.8 or newer" + (f": {words}." if words else ".")
+        raise SetupError("box.no_python", what, hint="Name the one that has torch: --python PATH.")

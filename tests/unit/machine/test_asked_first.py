@@ -1,0 +1,240 @@
+"""A box of one's own is asked before its plan is shown: what it would refuse a run, it refuses here, for nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Place
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gpurun.core.errors import SetupError
+from gpurun.core.known_hosts import remember_host
+from gpurun.core.paths import Home
+from gpurun.core.records import Address
+from gpurun.planning import own_box
+from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.ssh import ExpectedKey, Jump
+from tests.command_line import gpurun
+from tests.emulators import sshd
+from tests.emulators.proxy import Proxy
+
+pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+
+
+def asked(place: Place, port: int, identity: Path | str, verb: str = "train", *more: str) -> tuple[int, str]:
+    """The exit code, and what was said of a run that nobody would have to agree to."""
+    host = f"{place.server.user}@127.0.0.1:{port}"
+    done = gpurun(
+        verb, "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", host, "--identity", str(identity),
+        "--set", "data.limit_mb=1", "--no-input", *(["--yes"] if verb == "train" else []), *more,
+    )  # fmt: skip
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def inside(folder: Path, before: str = "") -> str:
+    """The option of an sshd that runs each command in a folder, as if it were the login's home."""
+    folder.mkdir(exist_ok=True)
+    return f'ForceCommand {before}cd {folder} && eval "$SSH_ORIGINAL_COMMAND"'
+
+
+def with_a_file_in_its_way(folder: Path) -> str:
+    option = inside(folder)
+    (folder / ".gpurun").write_text("notes")
+    return option
+
+
+def without_python(folder: Path) -> str:
+    folder.mkdir()
+    for name in ("sh", "mkdir", "rmdir"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return inside(folder, f"export PATH={folder}; ")
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], str], str]] = {
+    "nologin": (lambda _: f"ForceCommand {shutil.which('nologin', path='/usr/sbin:/sbin:/usr/bin')}", "not available"),
+    "a restricted shell": (lambda _: 'ForceCommand rbash -c "$SSH_ORIGINAL_COMMAND"', "restricted"),
+    "no home, and nowhere to write": (
+        lambda _: 'ForceCommand echo "Could not chdir to home" >&2; cd /proc/self; eval "$SSH_ORIGINAL_COMMAND"',
+        "Could not chdir to home mkdir: cannot create directory",
+    ),
+    "a file where its folder should be": (with_a_file_in_its_way, "'.gpurun': "),
+    "a menu for a terminal": (
+        lambda _: "ForceCommand echo Choose 1 or 2; read word; echo A terminal is needed >&2; exit 1",
+        "A terminal is needed; on standard output: Choose 1 or 2",
+    ),
+    "another shell in a start-up file": (lambda _: "ForceCommand exec sh", "it said nothing"),
+    "another cipher": (
+        lambda _: "Ciphers chacha20-poly1305@openssh.com",
+        "it offers chacha20-poly1305@openssh.com; gpurun takes aes128-gcm@openssh.com, ",
+    ),
+    "no Python": (without_python, "no python3 of 3.8 or newer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_a_box_will_never_do_is_told_before_anything_is_opened(place: Place, own_home: Path, name: str) -> None:
+    option, words = REFUSALS[name]
+    server, began = place.serve(option(place.home / "home")), time.monotonic()
+    code, said = asked(place, server.port, place.client)
+    assert code == 4, said
+    assert words in said
+    assert "region" not in said
+    assert time.monotonic() - began < 20
+    assert list((own_home / "runs").glob("*")) == []
+
+
+def test_a_key_that_is_not_authorised_is_told_with_the_line_that_is_missing(
+    place: Place, own_home: Path, tmp_path: Path
+) -> None:
+    other = make_keys(tmp_path / "other").client_public.rpartition(" ")[0]
+    code, said = asked(place, place.server.port, tmp_path / "other" / "client")
+    assert code == 4
+    assert f"does not let {place.server.user} in" in said
+    assert other in said
+    assert list((own_home / "runs").glob("*")) == []
+
+
+def test_a_box_that_begins_nothing_is_waited_for_no_longer_than_its_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_box, "ANSWER_S", 3.0)
+    server = place.serve("ForceCommand echo Press a key; sleep 60")
+    code, said = asked(place, server.port, place.client)
+    assert code == 4
+    assert "runs no programs: Press a key in 3 s." in said
+
+
+def test_a_box_that_answers_is_planned_and_keeps_nothing_of_the_question(place: Place) -> None:
+    home = place.home / "home"
+    server = place.serve(inside(home, "echo Welcome, it is maintenance on Sunday; "))
+    code, said = asked(place, server.port, place.client, "plan")
+    assert code == 0, said
+    assert list(home.glob(".gpurun/*")) == []
+
+
+def pem(key: Ed25519PrivateKey, kind: form.PrivateFormat, password: bytes = b"") -> bytes:
+    lock = form.BestAvailableEncryption(password) if password else form.NoEncryption()
+    return key.private_bytes(form.Encoding.PEM, kind, lock)
+
+
+def test_a_key_is_taken_in_any_form_that_openssh_writes_and_an_editor_saves(place: Place, tmp_path: Path) -> None:
+    own = form.load_ssh_private_key(place.client.read_bytes(), None)
+    assert isinstance(own, Ed25519PrivateKey)
+    openssh = pem(own, form.PrivateFormat.OpenSSH)
+    forms = {
+        "PKCS8": pem(own, form.PrivateFormat.PKCS8),
+        "BOM": b"\xef\xbb\xbf" + openssh.replace(b"\n", b"\r\n"),
+        "UTF-16": openssh.decode().encode("utf-16"),
+    }
+    for name, content in forms.items():
+        (tmp_path / name).write_bytes(content)
+        machine = place.machine(client_key=tmp_path / name)
+        assert machine.call([sys.executable, "-c", ""], timeout_s=20).exit_code == 0, name
+
+
+def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: Place, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "locked").write_bytes(pem(key, form.PrivateFormat.OpenSSH, b"canary"))
+    (tmp_path / "locked8").write_bytes(pem(key, form.PrivateFormat.PKCS8, b"canary"))
+    (tmp_path / "id.pub").write_text(place.keys.client_public)
+    (tmp_path / "id.ppk").write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
+    (tmp_path / "text").write_text("a letter")
+    told = {
+        "locked": "has a passphrase",
+        "locked8": "has a passphrase",
+        "id.pub": "holds a public key",
+        "id.ppk": "is PuTTY's",
+        "text": "not a private key",
+        "none": "No such file",
+    }
+    for name, why in told.items():
+        with pytest.raises(SetupError, match=why):
+            place.machine(client_key=tmp_path / name).call(["true"], timeout_s=20)
+    assert asked(place, place.server.port, tmp_path / "locked")[0] == 4
+    assert place.server.connections == 0
+
+
+# The way there
+
+
+def test_a_host_on_the_way_is_asked_too_and_both_host_keys_are_kept(place: Place, own_home: Path) -> None:
+    """A name that only the bastion knows leads on from there; a connection ends with the call that made it."""
+    box, bastion = place.serve(inside(place.home / "home")), place.serve("AllowTcpForwarding yes")
+    jump = ("--jump", f"{bastion.user}@127.0.0.1:{bastion.port}")
+    code, said = asked(place, box.port, place.client, "plan", *jump)
+    assert code == 0, said
+    assert "The host key of 127.0.0.1, on the way there, was seen for the first time" in said
+    assert "direct-tcpip" in bastion.log
+    assert (box.connections, bastion.connections) == (2, 3), "for each host key, and for the question"
+    known = json.loads((own_home / "known_hosts.json").read_text())
+    assert set(known) == {
+        f"[127.0.0.1]:{bastion.port}", f"[127.0.0.1 by {bastion.user}@127.0.0.1:{bastion.port}]:{box.port}"
+    }  # fmt: skip
+
+
+def test_a_host_on_the_way_that_leads_nowhere_or_is_another_one_is_told_as_that(place: Place, own_home: Path) -> None:
+    shut = place.serve("AllowTcpForwarding no")
+    code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
+    assert code == 4
+    assert f"127.0.0.1:{shut.port} does not lead on to 127.0.0.1:{place.server.port}" in said
+    assert place.server.connections == 0
+    remember_host(Home(own_home), "127.0.0.1", shut.port, make_keys(place.home / "other").host_public)
+    code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
+    assert (code, "shows another host key than at the last run" in said) == (4, True)
+
+
+def test_a_large_file_goes_through_a_host_on_the_way_and_nothing_stays_open(place: Place, tmp_path: Path) -> None:
+    jump = Jump(Address(kind="ssh", host="127.0.0.1", port=place.serve().port, user=place.server.user),
+                ExpectedKey.of(place.keys.host_public))  # fmt: skip
+    threads, content = threading.active_count(), os.urandom(24 << 20)
+    machine = place.machine(jump=jump)
+    machine.put("large", content)
+    assert machine.call(["cat", "large"], timeout_s=60).stdout == content
+    machine.close()
+    end = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < end:
+        time.sleep(0.02)
+    assert threading.active_count() <= threads
+
+
+def test_a_box_at_an_ipv6_address_is_named_in_brackets(place: Place) -> None:
+    proxy = Proxy(place.serve(inside(place.home / "home")).port, at=("::1", 0))
+    host = f"{place.server.user}@[::1]:{proxy.port}"
+    try:
+        code, said = asked(place, proxy.port, place.client, "plan", "--host", host)
+    finally:
+        proxy.close()
+    assert code == 0, said
+    code, said = asked(place, proxy.port, place.client, "plan", "--host", host)
+    assert (code, f"[::1]:{proxy.port} refuses connections" in said) == (4, True)
+
+
+def test_the_python_that_was_named_is_the_one_that_is_asked(place: Place) -> None:
+    server = place.serve(inside(place.home / "home"))
+    code, said = asked(place, server.port, place.client, "plan", "--python", "~/x/bin/python")
+    assert (code, "is no whole path" in said) == (2, True)
+    code, said = asked(place, server.port, place.client, "plan", "--python", "/opt/x/bin/python")
+    assert (code, "has no /opt/x/bin/python of 3.8 or newer" in said) == (4, True)
+    assert asked(place, server.port, place.client, "plan", "--python", sys.executable)[0] == 0
+
+
+def test_an_agent_shows_its_keys_in_turn(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path / "other")
+    with sshd.key_agent(tmp_path, tmp_path / "other" / "client") as socket_path:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+        code, said = asked(place, place.server.port, "agent", "plan")
+        assert (code, "does not let" in said) == (4, True)
+        subprocess.run(["ssh-add", "-q", place.client], check=True)
+        assert place.machine(client_key="agent").call(["true"], timeout_s=20).exit_code == 0
+    code, said = asked(place, place.server.port, "agent", "plan")
+    assert (code, "The SSH agent holds no key, or there is none." in said) == (4, True)
