@@ -1,9 +1,13 @@
-"""AdamW as GPT-2 trainers use it, Muon beside it, the learning rate of every step, and the arithmetic of a batch."""
+"""What moves the weights: AdamW as GPT-2 trainers use it, Muon beside it, the learning rate of every step.
+
+And what may hold a step back: an overflow of fp16, or a loss or a gradient norm that jumps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,38 +18,23 @@ from trainer.errors import Refused
 from trainer.recipe import OptimConfig, Recipe
 
 __all__ = [
-    "BatchPlan",
+    "LossScale",
     "MuonAndAdamW",
+    "SpikeGuard",
     "decayed",
     "learning_rate",
     "load_optimizer_tensors",
     "make_optimizer",
     "optimizer_tensors",
-    "plan_batch",
     "set_learning_rate",
 ]
 
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """How the sequences of one optimiser step are cut: sequences = micro_batch x processes x accumulation."""
-
-    sequences: int
-    micro_batch: int
-    accumulation: int
-
-
-def plan_batch(recipe: Recipe, processes: int) -> BatchPlan:
-    """Return the plan with the largest micro-batch that the recipe allows; refuse when none is whole."""
-    tokens, context, most = recipe.train.batch_tokens, recipe.model.context, recipe.train.micro_batch
-    if tokens % context:
-        raise Refused(f"train.batch_tokens {tokens} is not a multiple of model.context {context}")
-    sequences = tokens // context
-    if sequences % processes:
-        raise Refused(f"a step of {sequences} sequences cannot be shared equally by {processes} processes")
-    each = sequences // processes
-    micro_batch = next(size for size in range(min(most, each), 0, -1) if each % size == 0)
-    return BatchPlan(sequences, micro_batch, each // micro_batch)
+GROWTH_STEPS = 2000
+"""Steps without an overflow after which the scale is doubled."""
+SMALLEST = 1.0
+"""Below this fp16 has no use for a scale: what overflows then has diverged."""
+SPIKE_WINDOW = 128
+"""Steps that are remembered; before there are so many, nothing is a spike."""
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -159,3 +148,89 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
                 if value.shape != (parameter.shape if key != "step" else ()):
                     raise ValueError(f"{names[parameter]}.{key} has the shape {list(value.shape)}")
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+
+
+@dataclass
+class LossScale:
+    """By how much the loss is multiplied before backward: 1 unless the precision is fp16, whose small gradients vanish.
+
+    The rule is torch.amp.GradScaler's, which cannot take a step again once it has unscaled its gradient.
+    """
+
+    in_use: bool
+    value: float = 65536.0
+    good_steps: int = 0
+    """Steps since the last change."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss to differentiate."""
+        return loss * self.value if self.in_use else loss
+
+    def unscale(self, parameters: Iterable[Tensor]) -> None:
+        """Divide the gradients by the scale."""
+        if self.in_use:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.value)
+
+    def update(self, overflowed: bool) -> bool:
+        """Learn whether a step overflowed; return False where the scale cannot become smaller any more."""
+        if not self.in_use:
+            return not overflowed
+        self.good_steps = 0 if overflowed else self.good_steps + 1
+        if overflowed:
+            self.value /= 2
+        elif self.good_steps == GROWTH_STEPS:
+            self.value, self.good_steps = self.value * 2, 0
+        return self.value >= SMALLEST
+
+    def as_record(self) -> dict[str, float] | None:
+        """Return the state for a checkpoint; None where it is not in use."""
+        return {"value": self.value, "good_steps": self.good_steps} if self.in_use else None
+
+    def restore(self, record: dict[str, float] | None) -> None:
+        """Take the state of a checkpoint; one that was not made in fp16 has none."""
+        if self.in_use and record is not None:
+            self.value, self.good_steps = float(record["value"]), int(record["good_steps"])
+
+
+class SpikeGuard:
+    """Notices a jump of the loss or of the gradient norm by its z-score among those of the last steps, as llm.c does.
+
+    Spikes are remembered too: a new level is a spike only until it is usual.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._seen: dict[str, deque[float]] = {name: deque(maxlen=SPIKE_WINDOW) for name in ("loss", "gradient norm")}
+
+    def judge(self, loss: float, grad_norm: float) -> str | None:
+        """Return what jumped, as the beginning of a sentence, or None; nothing is remembered yet."""
+        for (name, seen), value in zip(self._seen.items(), (loss, grad_norm), strict=True):
+            if len(seen) < SPIKE_WINDOW:
+                continue
+            mean = math.fsum(seen) / SPIKE_WINDOW
+            spread = math.sqrt(math.fsum((one - mean) ** 2 for one in seen) / SPIKE_WINDOW)
+            # Values that hardly differ have no spread to measure by.
+            spread = max(spread, 1e-3 * abs(mean), 1e-12)
+            score = (value - mean) / spread
+            if score > self._threshold:
+                above = f"{score:.1f} standard deviations above the last {SPIKE_WINDOW} steps' mean"
+                return f"the {name} {value:.4g} is {above}"
+        return None
+
+    def remember(self, loss: float, grad_norm: float) -> None:
+        """Take one step's values into the window; an overflow of fp16 has no norm."""
+        for seen, value in zip(self._seen.values(), (loss, grad_norm), strict=True):
+            if math.isfinite(value):
+                seen.append(value)
+
+    def as_record(self) -> dict[str, list[float]]:
+        """Return the window for a checkpoint: a resumed run must judge alike."""
+        return {name: list(seen) for name, seen in self._seen.items()}
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Take the window of a checkpoint."""
+        for name, seen in self._seen.items():
+            seen.clear()
+            seen.extend(float(value) for value in record[name])

@@ -127,7 +127,7 @@ def _of_a_whole_model(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[f
 
 
 def _of_a_share(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
-    """The same under FSDP2 (trainer/parallel.py), which fetches what is in no block for all of a forward and backward.
+    """The same under FSDP2 (trainer/distributed.py), which fetches what is in no block for all of a step.
 
     A block is fetched when it is needed, in backward while the one behind it is at work; its gradient, once whole, is
     laid out again to be summed, and stays until the next one is. In portions the gradient stays whole, and adds up.
@@ -226,7 +226,7 @@ CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
 FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
 REPLICA_BYTES, REPLICA_SHARE = 18, 0.75
-"""The trainer's own switch (trainer/parallel.py): where so many bytes a parameter are above this share of a card."""
+"""The trainer's own switch (trainer/distributed.py): where so many bytes a parameter are above this share of a card."""
 
 
 def peak_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE) -> int:

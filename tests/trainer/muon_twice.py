@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.distributed import Processes, leave
+from trainer.checkpoint import write_tensors
+from trainer.distributed import Processes, Replicas, Shards, leave
 from trainer.model import GPT
 from trainer.optim import make_optimizer
-from trainer.parallel import Replicas, Shards
 from trainer.recipe import parse_recipe
-from trainer.tensors import write_tensors
 
 
 def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:

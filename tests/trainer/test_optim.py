@@ -11,19 +11,18 @@ import torch.multiprocessing
 from conftest import recipe_record
 from muon_twice import muon_in_one_of_two
 
+from trainer.checkpoint import read_tensors
+from trainer.data import BatchPlan, plan_batch
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.optim import (
-    BatchPlan,
     learning_rate,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
-    plan_batch,
     set_learning_rate,
 )
 from trainer.recipe import parse_recipe
-from trainer.tensors import read_tensors
 
 
 def test_cosine_warms_up_to_lr_and_falls_to_min_lr() -> None:
