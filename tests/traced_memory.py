@@ -149,7 +149,7 @@ def _run(
     run.model = run.forward = net
     run.scale, run.spikes = LossScale(precision == "fp16"), SpikeGuard(7.0)
     run.parallel = (Shards if shared else Replicas)(net, processes) if count > 1 else Alone(net)
-    run.optimizer = make_optimizer(net, recipe.optim)
+    run.optimizer = make_optimizer(net, recipe.optim, processes)
     return run
 
 

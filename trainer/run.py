@@ -103,7 +103,7 @@ class Run:
             self.model, processes, wanted=recipe.train.parallel,
             parameters=parameters_of(self.model.config), card_bytes=device.memory_bytes,
         )  # fmt: skip
-        self.optimizer = make_optimizer(self.model, recipe.optim)
+        self.optimizer = make_optimizer(self.model, recipe.optim, processes)
         # What training calls, perhaps compiled; evaluation and sampling, whose shapes vary, call the plain model.
         self.forward: Callable[..., Tensor] = self.model
         self.compile_cache, is_loaded = None, None
