@@ -266,7 +266,8 @@ class Replicas(Alone):
 
     They live in flat buckets, filled from the last layer to the first. A bucket travels when it is full, in the order
     of the buckets: so a process in which a micro-step failed can still send what the others wait for, and then all
-    learn of it and take the step again. (torch's DDP cannot be used again after a backward that did not end.)
+    learn of it and take the step again. Their layout never changes: torch's DDP lays its own out again after its first
+    backward, and a run that goes on would sum in another order than one that was not stopped (docs/adr/0008).
     """
 
     kind = "ddp"
