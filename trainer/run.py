@@ -253,7 +253,7 @@ class Run:
 
 
 def places(ideas: Mapping[str, Callable[..., Any]]) -> str:
-    """Return file and line of embedding, attention, loss, checkpoint and generation, for who learns from the code."""
+    """Return file and line of embedding, attention, loss, checkpoint and generation, for those who read it."""
     ideas = {"loss": chunked_cross_entropy, "checkpoint": CheckpointStore.save, **ideas}
     codes = {idea: inspect.unwrap(code).__code__ for idea, code in ideas.items()}
     root = f"{Path(__file__).parents[1]}/"

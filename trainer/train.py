@@ -194,7 +194,7 @@ def may_move(run: Run, loss: float, norm: float) -> bool:
 def after(run: Run, figures: dict[str, float], stop_asked: bool, step_s: float) -> str | None:
     """Count the step that was taken in `step_s` seconds and do what is due; return "signal" where all must end.
 
-    Whoever asks for a stop may not wait long: then there is neither evaluation nor sample.
+    A person who asks for a stop may not wait long: then there is neither evaluation nor sample.
     """
     train, progress = run.recipe.train, run.progress
     run.durations.append(step_s)
