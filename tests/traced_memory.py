@@ -17,16 +17,13 @@ from torch import Tensor
 
 from gpurun.planning.memory import Way
 from tests.bench.recipes import measured_recipe
-from trainer.device import Device
-from trainer.distributed import Processes
+from trainer.data import plan_batch
+from trainer.distributed import Alone, Device, Processes, Replicas, Shards
 from trainer.model import GPT
-from trainer.optim import make_optimizer, plan_batch
-from trainer.parallel import Alone, Replicas, Shards
+from trainer.optim import LossScale, SpikeGuard, make_optimizer
 from trainer.recipe import ModelConfig
 from trainer.run import Progress, Run
-from trainer.scale import LossScale
-from trainer.spike import SpikeGuard
-from trainer.step import Stepper
+from trainer.train import take_step
 from trainer.translation.model import Translator
 
 
@@ -76,9 +73,8 @@ def traced_peak_bytes(
         run = _run(model, micro_batch, optim, precision, accumulation, processes, shared=shared)
         if not chunked:
             stack.enter_context(mock.patch("trainer.model.chunked_cross_entropy", _whole_cross_entropy))
-        stepper = Stepper(run)
         # In the first step the optimiser's state is made, and the layouts of parts are tried on whole tensors.
-        stepper.take()
+        take_step(run)
         run.progress.step += 1
         tracker = MemTracker()
         tracker.track_external(run.model, run.optimizer)
@@ -86,7 +82,7 @@ def traced_peak_bytes(
         # The tracker takes a module's second forward for an error, unless it is told that a new pass begins.
         run.parallel.before_micro_step = lambda last: (tracker.reset_mod_stats(), begin(last))  # type: ignore
         with tracker:
-            stepper.take()
+            take_step(run)
         peaks = tracker.get_tracker_snapshot("peak")
     return int(peaks[torch.device("cpu")]["Total"])
 
@@ -95,7 +91,7 @@ class _Tokens:
     """Stands in for a corpus."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+        self._config, self.train_samples = config, self
 
     def read(self, first: int, count: int) -> tuple[Tensor, ...]:
         """Return inputs and targets (count, context), int64; of a parallel text source, target, labels and weight."""
@@ -146,17 +142,14 @@ def _run(
     )
     in_pairs = config.preset == "encoder-decoder"
     net = Translator(config, pad_id=0, label_smoothing=0.1) if in_pairs else GPT(config)
-    absent: Any = None
     device, processes = Device(torch.device("cpu"), precision, None), Processes(count=count, several=count > 1)
-    run = Run(
-        recipe=recipe, processes=processes, device=device, reporter=absent, stop_asked=threading.Event(), data=absent,
-        train_samples=_Tokens(config), val_samples=absent, eval_windows=0, hellaswag=(),
-        plan=plan_batch(recipe, count), model=net, progress=Progress(), scale=LossScale(precision == "fp16"),
-        spikes=SpikeGuard(7.0),
-    )  # fmt: skip
-    run.parallel = (Shards if shared else Replicas)(net, run.processes) if count > 1 else Alone(net)
-    run.optimizer = make_optimizer(net, recipe.optim)
-    run.forward = net
+    run = object.__new__(Run)  # It is put together from files, and here are none.
+    run.recipe, run.processes, run.device, run.stop_asked = recipe, processes, device, threading.Event()
+    run.task, run.feed, run.plan, run.progress = _Tokens(config), None, plan_batch(recipe, count), Progress()
+    run.model = run.forward = net
+    run.scale, run.spikes = LossScale(precision == "fp16"), SpikeGuard(7.0)
+    run.parallel = (Shards if shared else Replicas)(net, processes) if count > 1 else Alone(net)
+    run.optimizer = make_optimizer(net, recipe.optim, processes)
     return run
 
 

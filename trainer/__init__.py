@@ -1,39 +1,32 @@
 """The GPU side: trains a GPT, or a translator, from a recipe and token shards. Needs torch (2.8 or newer) and numpy.
 
 train.py        the loop, and the command `python -m trainer.train`; start reading here
-step.py         one optimiser step: accumulate, judge, move; again in smaller portions if memory runs out
-due.py          what is due after a step: a line, an evaluation, samples, a checkpoint
-huggingface/    the same run by the Hugging Face Trainer, for comparison
-run.py          what one training process holds
-assemble.py     how it is put together; announce.py tells what it came to, places.py where its ideas stand in the code
-resume.py       goes on from a checkpoint, on any number of processes
+run.py          what the loop holds, put together from a recipe and two folders
 model.py        GPT-2; modern.py has the blocks of the other preset
 loss.py         cross-entropy that never holds the whole logits
-optim.py        AdamW, Muon, the learning-rate schedule, the arithmetic of a batch
-pretrained.py   weights to start from
-export.py       a checkpoint for transformers (with hf_tokenizer.py and model_card.py), and the command
-evaluate.py     the validation loss, over all processes; hellaswag.py answers the items of items.py
-sample.py       text from the model; answers.py asks for it, or for translations, at every checkpoint
-generate.py     the same from a checkpoint, and the command `python -m trainer.generate`
-data.py         which tokens each step sees; prefetch
-shards.py       reads and checks the token files
+optim.py        AdamW, Muon, the learning-rate schedule; the loss scale of fp16, and the watch for a loss that jumps
+data.py         how a batch is cut, and which tokens each step sees; prefetch
+evaluate.py     the validation loss, HellaSwag and text from the model
 checkpoint.py   the files of a checkpoint; nothing half-written is ever believed
-saving.py       the thread that writes them while training goes on
-tensors.py      the safetensors file format
-device.py       CPU or CUDA, precision, memory, peak speed
-distributed.py  one process or several, the same loop
-parallel.py     who holds which part of the model: all of it (DDP) or a share (FSDP2)
-launch.py       several processes on one machine: the command `python -m trainer.launch`
-room.py         which micro-batch fits on a card, and how processes that share a model begin again with a smaller one
-scale.py        the loss scale of fp16
-spike.py        notices a loss or gradient that jumps
-compile_cache.py  carries what torch.compile made from one rental to the next
+saving.py       the thread that writes them while training goes on; and how a run goes on from them
+distributed.py  the device, and one process or several: each has all of the model (DDP), or a share (FSDP2)
 events.py       what is reported: events.jsonl for programs, lines for people
 recipe.py       the recipe: every key with its bounds, what keys may not be together, its counts; gpurun reads it too
 recipe_file.py  its file, with what `--rehearse` and `--set` lay over it
-errors.py       the ways in which training ends badly
-translation/    the encoder-decoder, its sentence pairs and its searches, for the same loop
+shards.py       reads, checks and writes the token files
+                a small GPT run enters the files above, and no other
+launch.py       several processes on one machine: the command `python -m trainer.launch`
+room.py         how processes that share a model begin again with a smaller micro-batch
+compile_cache.py  carries what torch.compile made from one rental to the next
+pretrained.py   weights to start from
+run_checkpoint.py  a checkpoint that nobody trusts, opened to be used
+generate.py     text from a checkpoint, and the command `python -m trainer.generate`
+export.py       a checkpoint for transformers, and the command `python -m trainer.export`
 prepare.py      a text file in, shards out: the command `python -m trainer.prepare`
+tokenizer.py    text to token ids; pair_tokenizer.py the same for sentence pairs
+items.py        HellaSwag's items; cards.py the peaks of cards; errors.py the ways in which training ends badly
+translation/    the encoder-decoder, its sentence pairs and its searches, for the same loop
+huggingface/    the same run by the Hugging Face Trainer, for comparison
 """
 
 import time

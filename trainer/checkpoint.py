@@ -2,6 +2,9 @@
 
 A checkpoint is three files. Each is written under a temporary name, brought to the disk, and renamed; then
 MANIFEST.json is replaced by rename, and from that moment the checkpoint exists. Files it does not name are leftovers.
+
+Tensors are in safetensors files, which cannot run code when they are read: 8 bytes little-endian length, a JSON header
+{name: {dtype, shape, data_offsets}}, then the tensors end to end.
 """
 
 from __future__ import annotations
@@ -10,27 +13,109 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from torch import Tensor
 
 from trainer.errors import Refused, SaveFailed
 from trainer.shards import sha256_of_file
-from trainer.tensors import TensorFileError, read_tensors, write_tensors
 
-__all__ = ["Checkpoint", "CheckpointStore", "read_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointStore", "TensorFileError", "read_checkpoint", "read_tensors", "write_tensors"]
 
 _SUFFIXES = {"weights": "model.safetensors", "optimizer": "optim.safetensors", "state": "state.json"}
 _OURS = re.compile(r"\d{6}\.(model\.safetensors|optim\.safetensors|state\.json)(\.tmp)?")
 _NAME = re.compile(r"(?!\.\./)[A-Za-z0-9._-]{1,80}(/[A-Za-z0-9._-]{1,80})?")
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_HEADER_LIMIT = 100_000_000
+
 Entry = dict[str, Any]
 """One file of the manifest: name, bytes, sha256, kind, step."""
+
+
+class TensorFileError(Exception):
+    """The file is not a sound safetensors file."""
+
+
+def write_tensors(write: Callable[[memoryview], Any], tensors: Mapping[str, Tensor]) -> None:
+    """Hand the file's bytes to `write`, one tensor at a time: only one need be in the host's memory at once."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write(memoryview(len(text).to_bytes(8, "little") + text))
+    for tensor in tensors.values():
+        if tensor.numel():
+            write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """Return the entries in file order and where the tensors begin."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, _HEADER_LIMIT):
+        raise TensorFileError("the header is longer than the file")
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"])), 8 + length
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise TensorFileError("the header is not JSON of the expected form") from error
+
+
+def _entry(name: str, entry: Any, expected_start: int) -> tuple[torch.dtype, list[int], int]:
+    """Return (dtype, shape, bytes) of one entry that starts where the last one ended and holds what it says."""
+    try:
+        dtype, shape, (start, end) = _DTYPES[entry["dtype"]], list(entry["shape"]), entry["data_offsets"]
+        if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, start, end)):
+            raise ValueError("sizes and offsets are whole numbers")
+    except (KeyError, TypeError, ValueError) as error:
+        raise TensorFileError(f"tensor {name} is not described as it should be") from error
+    bytes_wanted = math.prod(shape) * dtype.itemsize
+    if start != expected_start or end - start != bytes_wanted:
+        raise TensorFileError(f"tensor {name} does not lie where its shape says")
+    return dtype, shape, bytes_wanted
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return every tensor of the file, on the CPU; raise TensorFileError where it is damaged."""
+    tensors: dict[str, Tensor] = {}
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header, start = _read_header(file, size)
+        entries: Iterable[tuple[str, Any]] = header.items()
+        offset = 0
+        for name, described in entries:
+            dtype, shape, length = _entry(name, described, offset)
+            data = bytearray(length if start + offset + length <= size else 0)
+            if file.readinto(data) != length:
+                raise TensorFileError(f"the file ends before tensor {name} does")
+            flat = torch.frombuffer(data, dtype=dtype) if length else torch.empty(0, dtype=dtype)
+            tensors[name] = flat.reshape(shape)
+            offset += length
+        if start + offset != size:
+            raise TensorFileError("the file is longer than its tensors")
+    return tensors
 
 
 @dataclass(frozen=True)

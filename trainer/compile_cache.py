@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.device import Device
-from trainer.distributed import Processes
+from trainer.distributed import Device, Processes
 from trainer.events import Reporter
 from trainer.recipe import ModelConfig
 

@@ -10,17 +10,59 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.errors import Refused
+from trainer.recipe import Recipe
 from trainer.shards import Shard, spare_memory_bytes, windows_in
 
-__all__ = ["VALIDATION_SEED", "Samples", "TokenRow", "batches", "position_seed", "sample_starts"]
+__all__ = [
+    "VALIDATION_SEED",
+    "BatchPlan",
+    "Samples",
+    "TokenRow",
+    "batches",
+    "plan_batch",
+    "position_seed",
+    "sample_starts",
+    "smaller",
+]
 
 VALIDATION_SEED = 0
 """The validation samples are a fixed draw from the whole split: its first ones may all be of one odd document."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How the sequences of one optimiser step are cut: sequences = micro_batch x processes x accumulation."""
+
+    sequences: int
+    micro_batch: int
+    accumulation: int
+
+
+def plan_batch(recipe: Recipe, processes: int) -> BatchPlan:
+    """Return the plan with the largest micro-batch that the recipe allows; refuse when none is whole."""
+    tokens, context, most = recipe.train.batch_tokens, recipe.model.context, recipe.train.micro_batch
+    if tokens % context:
+        raise Refused(f"train.batch_tokens {tokens} is not a multiple of model.context {context}")
+    sequences = tokens // context
+    if sequences % processes:
+        raise Refused(f"a step of {sequences} sequences cannot be shared equally by {processes} processes")
+    each = sequences // processes
+    micro_batch = next(size for size in range(min(most, each), 0, -1) if each % size == 0)
+    return BatchPlan(sequences, micro_batch, each // micro_batch)
+
+
+def smaller(plan: BatchPlan) -> BatchPlan | None:
+    """Return the plan with the next smaller micro-batch that divides a process's share; None below one sequence."""
+    each = plan.micro_batch * plan.accumulation
+    size = next((size for size in range(plan.micro_batch - 1, 0, -1) if each % size == 0), None)
+    return None if size is None else BatchPlan(plan.sequences, size, each // size)
 
 
 class TokenRow:

@@ -1,27 +1,122 @@
-"""One process or several: the same loop runs under plain python and under torchrun."""
+"""What a process computes on, a CPU or a card, and with whom: the same loop runs under plain python and torchrun.
+
+Each process holds all of the model, or a part, or there is only one. The loop asks four things of either way: get ready
+for a micro-step, finish the gradient of a step, clear it, and give whole tensors for a checkpoint, one after the other.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+from trainer.cards import peak_tflops
 from trainer.errors import Refused
 
-__all__ = ["BEGINNING", "COLLECTIVE_LIMIT_S", "Processes", "joined", "leave"]
+if TYPE_CHECKING:
+    from trainer.model import GPT
+    from trainer.translation.model import Translator
+
+__all__ = [
+    "BEGINNING", "COLLECTIVE_LIMIT_S", "Alone", "Device", "Processes", "Replicas", "Shards", "choose_device",
+    "fits_replicated", "joined", "leave", "memory_peak_bytes", "peak_flops", "precision_of_card", "prepare_allocator",
+    "shared",
+]  # fmt: skip
 
 BEGINNING = "TRAINER_BEGINNING"
 """The variable by which a process knows that trainer/launch.py would begin again; each beginning of all has a value."""
 COLLECTIVE_LIMIT_S = 600.0
 """How long a process may let the others wait for it: then torch ends them all."""
+BUCKET_BYTES = 25 * 1024 * 1024
+"""How much of the gradient travels at once: torch's own DDP sends as much."""
+REPLICA_BYTES = 18
+"""Bytes a parameter where each process holds all: weights, two moments, gradient in fp32, and weights in 16 bits."""
+USABLE_SHARE = 0.75
+"""What of a card's memory they may take; the rest is for activations."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of this process; `precision` is "bf16", "fp16" or "fp32", weights are fp32 in any case."""
+
+    torch: torch.device
+    precision: str
+    cuda_name: str | None
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a CUDA card."""
+        return self.torch.type == "cuda"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The card's memory; None on a CPU."""
+        return torch.cuda.get_device_properties(self.torch).total_memory if self.is_cuda else None
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the model runs: matrix products in 16 bits, where that is the precision."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.torch.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+
+def prepare_allocator() -> None:
+    """Ask for segments that grow, which fragment less; before the first tensor on a card, and unless the user did."""
+    # The newer name, PYTORCH_ALLOC_CONF, is ignored by torch 2.9 (pytorch#183387); the older one works in all.
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def precision_of_card(wanted: str, card: str, has_bf16: bool) -> str:
+    """Return what a card computes in: "auto" is bf16, and fp16 on those whose silicon lacks it (T4, V100)."""
+    if wanted == "bf16" and not has_bf16:
+        raise Refused(f'train.precision is "bf16", which {card} does not have; "auto", "fp16" or "fp32" would run')
+    return ("bf16" if has_bf16 else "fp16") if wanted == "auto" else wanted
+
+
+def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
+    """Take this process's card, or the CPU where there is none, which computes in fp32 unless told otherwise.
+
+    `local_count` processes on this machine need as many cards; all of them refuse alike where there are fewer.
+    """
+    if not torch.cuda.is_available():
+        return Device(torch.device("cpu"), "fp32" if precision == "auto" else precision, None)
+    if local_count > torch.cuda.device_count():
+        raise Refused(f"{local_count} processes need as many cards, but CUDA shows {torch.cuda.device_count()}")
+    card = torch.device("cuda", local_rank)
+    torch.cuda.set_device(card)
+    # What is left in fp32 may use the tensor cores' TF32, as nanoGPT and llm.c do.
+    torch.set_float32_matmul_precision("high")
+    name = torch.cuda.get_device_name(card)
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Device(card, precision_of_card(precision, name, has_bf16), name)
+
+
+def peak_flops(device: Device) -> float | None:
+    """Return the card's dense 16-bit peak, or None where it is unknown or not what runs."""
+    peak = peak_tflops(device.cuda_name) if device.cuda_name and device.precision != "fp32" else None
+    return None if peak is None else peak * 1e12
+
+
+def memory_peak_bytes(device: Device) -> int | None:
+    """Return the most memory held at once: the allocator's on CUDA, the process's resident size elsewhere."""
+    if device.is_cuda:
+        return int(torch.cuda.max_memory_allocated(device.torch))
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(frozen=True)
@@ -50,7 +145,7 @@ class Processes:
         )
         return cls(rank, local_rank, count, local_count, several=True)
 
-    def summed(self, values: torch.Tensor) -> torch.Tensor:
+    def summed(self, values: Tensor) -> Tensor:
         """Return the sum of `values` over all processes, in every process."""
         if self.several:
             dist.all_reduce(values)
@@ -60,7 +155,7 @@ class Processes:
         """Tell whether it holds in any process; the same answer in all of them."""
         return bool(self.summed(torch.tensor(float(here), device=device)).item()) if self.several else here
 
-    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+    def share(self, tensors: Iterable[Tensor]) -> None:
         """Give the first process's values to all, in place; they lie where the process group can send them."""
         for tensor in tensors if self.several else ():
             dist.broadcast(tensor, src=0)
@@ -87,11 +182,11 @@ class Processes:
             return values
         return [value]
 
-    def agree(self, act: Callable[[], None]) -> None:
-        """Run `act` in every process; where one refuses, all do, so that none waits for another in vain."""
-        sentence = None
+    def agree(self, act: Callable[[], T]) -> T:
+        """Run `act` in every process and return its result; where one refuses, all do: none waits for it in vain."""
+        sentence, result = None, []
         try:
-            act()
+            result.append(act())
         except Refused as refusal:
             sentence = str(refusal)
         sentences: list[Any] = [sentence]
@@ -101,6 +196,7 @@ class Processes:
         refused = next((s for s in sentences if s is not None), None)
         if refused is not None:
             raise Refused(refused)
+        return result[0]
 
 
 @contextlib.contextmanager
@@ -127,3 +223,169 @@ def leave(code: int) -> NoReturn:
         with contextlib.suppress(OSError):  # a full disk does not change the exit code
             stream.flush()
     os._exit(code)
+
+
+def fits_replicated(parameters: int, card_bytes: int) -> bool:
+    """Tell whether every card can hold the whole model with its optimiser."""
+    return REPLICA_BYTES * parameters <= USABLE_SHARE * card_bytes
+
+
+class Alone:
+    """One process: nothing is shared."""
+
+    kind: ClassVar[str | None] = None
+    """What the `start` event calls it."""
+    is_collective = False
+    """Whether every forward needs all processes: then none may leave a step, an evaluation or a sample alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+
+    def before_micro_step(self, last: bool) -> None:
+        """Say that a forward and its backward come next; `last` is the one after which the step's gradient is whole."""
+
+    def finish(self) -> None:
+        """Return when the gradient of the step is whole; every process calls it once a step, whatever went wrong."""
+
+    def clear(self) -> None:
+        """Drop the gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors as one process alone would hold them; all processes take part in each."""
+        yield from tensors.items()
+
+    def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        """Return this process's part of whole optimiser tensors, named `parameter.key`."""
+        return dict(tensors)
+
+
+class Replicas(Alone):
+    """Data parallel: each process holds all, and gradients are averaged while backward still computes earlier ones.
+
+    They live in flat buckets, filled from the last layer to the first. A bucket travels when it is full, in the order
+    of the buckets: so a process in which a micro-step failed can still send what the others wait for, and then all
+    learn of it and take the step again. Their layout never changes: torch's DDP lays its own out again after its first
+    backward, and a run that goes on would sum in another order than one that was not stopped (docs/adr/0008).
+    """
+
+    kind = "ddp"
+
+    def __init__(self, model: nn.Module, processes: Processes) -> None:
+        super().__init__(model)
+        self._count = processes.count
+        self._buckets: list[Tensor] = []
+        self._missing: list[int] = []
+        self._sizes: list[int] = []
+        self._sent: list[dist.Work] = []
+        self._sending = False
+        group: list[nn.Parameter] = []
+        for parameter in reversed(self._parameters):
+            group.append(parameter)
+            if sum(p.numel() * p.element_size() for p in group) >= BUCKET_BYTES:
+                self._add_bucket(group)
+                group = []
+        if group:
+            self._add_bucket(group)
+
+    def _add_bucket(self, group: list[nn.Parameter]) -> None:
+        """Lay the gradients of some parameters into one flat tensor."""
+        first, number = group[0], len(self._buckets)
+        flat = torch.zeros(sum(p.numel() for p in group), dtype=first.dtype, device=first.device)
+        for parameter, part in zip(group, flat.split([p.numel() for p in group]), strict=True):
+            parameter.grad = part.view_as(parameter)
+            parameter.register_post_accumulate_grad_hook(lambda _: self._ready(number))
+        self._buckets.append(flat)
+        self._sizes.append(len(group))
+
+    def _ready(self, number: int) -> None:
+        """Count a gradient that is complete, and send the buckets that are."""
+        if self._sending:
+            self._missing[number] -= 1
+            while len(self._sent) < len(self._buckets) and self._missing[len(self._sent)] == 0:
+                self._send()
+
+    def _send(self) -> None:
+        work = dist.all_reduce(self._buckets[len(self._sent)], async_op=True)
+        assert work is not None
+        self._sent.append(work)
+
+    def before_micro_step(self, last: bool) -> None:
+        """Let the gradients travel in the last backward of a step, and only there."""
+        self._sending, self._missing = last, list(self._sizes)
+
+    def finish(self) -> None:
+        """Send what has not been sent, wait for all of it, and divide the sums."""
+        self._sending = False
+        while len(self._sent) < len(self._buckets):
+            self._send()
+        for work, flat in zip(self._sent, self._buckets, strict=True):
+            work.wait()
+            flat /= self._count
+        self._sent.clear()
+
+    def clear(self) -> None:
+        """Set the gradient to zero, where it lies."""
+        for flat in self._buckets:
+            flat.zero_()
+
+
+class Shards(Alone):
+    """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the rest.
+
+    Every forward and backward is a collective, so that a process which runs out of memory leaves the others waiting:
+    all end, and trainer/launch.py begins again in smaller portions.
+    """
+
+    kind = "fsdp"
+    is_collective = True
+
+    def __init__(self, model: GPT | Translator, processes: Processes) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        kind = next(model.parameters()).device.type
+        mesh = init_device_mesh(kind, (processes.count,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for name in model.collective_methods:
+            register_fsdp_forward_method(model, name)
+        super().__init__(model)
+        self._model = model
+
+    def before_micro_step(self, last: bool) -> None:
+        """Let backward sum the gradients over the processes in the last micro-step of a step, and only there."""
+        self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Gather one tensor after the other from its parts: a card that needs parts cannot hold the whole of all."""
+        from torch.distributed.tensor import DTensor
+
+        for name, tensor in tensors.items():
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        """Give every tensor that has the shape of its parameter the parameter's layout."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        parameters = dict(model.named_parameters())
+        parts: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            like = parameters.get(name.rpartition(".")[0])
+            if isinstance(like, DTensor) and like.shape == tensor.shape:
+                tensor = distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+            parts[name] = tensor
+        return parts
+
+
+def shared(
+    model: GPT | Translator, processes: Processes, *, wanted: str, parameters: int, card_bytes: int | None
+) -> Alone:
+    """Let the processes share a model in the way that is wanted; under "auto" the first one's card decides for all."""
+    if not processes.several:
+        return Alone(model)
+    fits = processes.from_first(lambda: card_bytes is None or fits_replicated(parameters, card_bytes))
+    is_whole = wanted == "ddp" or (wanted == "auto" and fits)
+    return Replicas(model, processes) if is_whole else Shards(model, processes)

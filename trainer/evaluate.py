@@ -1,21 +1,91 @@
-"""The validation loss over a fixed part of the held-out text; all processes share the work."""
+"""What a GPT learns from and is judged by: windows of text, the validation loss, HellaSwag, and text of its own.
+
+All processes share the work of an evaluation. Text is written one token after the other, through the plain (never the
+compiled) module. For sentence pairs trainer/translation/task.py has what `TextTask` has here.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from trainer.data import Samples
-from trainer.device import Device
-from trainer.distributed import Processes
+from trainer.data import VALIDATION_SEED, Samples, TokenRow
+from trainer.distributed import Device, Processes
+from trainer.items import Item, read_items
 from trainer.model import GPT
-from trainer.translation.model import Translator
+from trainer.recipe import Recipe, SampleConfig
+from trainer.shards import Prompt, TokenData
 
-__all__ = ["Evaluation", "rounds", "token_bytes", "validation"]
+if TYPE_CHECKING:
+    from trainer.translation.model import Translator
+    from trainer.translation.task import TranslationTask
+
+__all__ = ["Evaluation", "Task", "TextTask", "accuracy", "generate", "pick", "rounds", "token_bytes", "validation"]
+
+ITEMS_AT_ONCE = 8
+COLDEST = 1e-30
+"""Below it the likeliest token has all the probability, and the quotients would be too large for fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """A text that a GPT learns to continue."""
+
+    data: TokenData
+    train_samples: Samples
+    val_samples: Samples
+    eval_windows: int
+    """How many validation samples an evaluation looks at."""
+    eval_tokens: int
+    items: tuple[Item, ...]
+    """Those of HellaSwag, which every evaluation answers."""
+
+    @classmethod
+    def open(cls, recipe: Recipe, folder: Path, data: TokenData, processes: Processes) -> TextTask:
+        """Cut the shards into windows; read the items, where the recipe wants some."""
+        context, here, items = recipe.model.context, processes.local_count, recipe.eval.hellaswag_items
+        val = Samples(TokenRow(data.val, here), context, VALIDATION_SEED, "val")
+        windows = min(val.windows, max(1, recipe.eval.tokens // context))
+        return cls(
+            data=data, train_samples=Samples(TokenRow(data.train, here), context, recipe.train.seed, "train"),
+            val_samples=val, eval_windows=windows, eval_tokens=windows * context,
+            items=read_items(folder, items, data.tokenizer.vocab_size) if items else (),
+        )  # fmt: skip
+
+    def build_model(self, recipe: Recipe) -> GPT:
+        """Return a GPT whose weights the seed decides: drawn on the CPU, so that every device starts from the same."""
+        torch.manual_seed(recipe.train.seed)
+        return GPT(recipe.model, self.data.tokenizer.vocab_size)
+
+    def bytes_of_ids(self) -> np.ndarray:
+        """Return `token_bytes` of the vocabulary."""
+        return token_bytes(self.data.tokenizer.tokens, self.data.tokenizer.eot_id)
+
+    def answers(
+        self, model: nn.Module, prompts: Sequence[Prompt], sample: SampleConfig, seeds: Sequence[int],
+        stopping: Callable[[], bool],
+    ) -> list[str]:  # fmt: skip
+        """Return each prompt with what the model continues it by."""
+        assert isinstance(model, GPT)
+        written = generate(model, [prompt.ids for prompt in prompts], sample, seeds=seeds, stopping=stopping)
+        return [self.data.tokenizer.decode(ids) for ids in written]
+
+    @staticmethod
+    def ideas(model: nn.Module) -> dict[str, Callable[..., Any]]:
+        """Return the code in which ideas of this kind of model stand."""
+        attention = type(model.get_submodule("h.0.attn"))
+        return {"embedding": GPT.hidden, "attention": attention.forward, "generation": generate}
+
+
+Task: TypeAlias = "TextTask | TranslationTask"
 
 
 @dataclass(frozen=True)
@@ -84,3 +154,93 @@ def validation(
     loss_sum, seen, size = processes.summed(totals).tolist()
     tokens = windows * model.config.context
     return Evaluation(loss_sum / seen, loss_sum / seen * tokens / size / math.log(2) if size else None)
+
+
+def _rows(items: Sequence[Item], context: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets (4 items, time): every ending after its context, -100 where nothing is asked.
+
+    What is longer than the model's context loses its beginning, what is shorter is padded at its end, unseen.
+    """
+    pairs = [(item.context, ending) for item in items for ending in item.endings]
+    rows = [((*before, *ending)[-(context + 1) :], min(len(ending), context)) for before, ending in pairs]
+    width = max(len(row) for row, _ in rows) - 1
+    ids, targets = torch.zeros(len(rows), width, dtype=torch.int64), torch.full((len(rows), width), -100)
+    for index, (row, asked) in enumerate(rows):
+        tokens = torch.tensor(row)
+        ids[index, : len(row) - 1] = tokens[:-1]
+        targets[index, len(row) - 1 - asked : len(row) - 1] = tokens[-asked:]
+    return ids, targets
+
+
+def _mean_losses(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss (rows) of each row's targets; only the rows asked for go through the head."""
+    asked = targets != -100
+    logits = F.linear(model.hidden(ids)[asked], model.head_weight)[:, : model.vocab_size].float()
+    losses = torch.zeros_like(targets, dtype=torch.float32)
+    losses[asked] = F.cross_entropy(logits, targets[asked], reduction="none")
+    return losses.sum(dim=1) / asked.sum(dim=1)
+
+
+@torch.no_grad()
+def accuracy(
+    model: GPT, items: Sequence[Item], *, device: Device, processes: Processes, stopping: Callable[[], bool]
+) -> float | None:
+    """Return the share of items whose right ending has the least mean loss; None, everywhere, if any must stop."""
+    right = torch.zeros((), dtype=torch.float64, device=device.torch)
+    model.eval()
+    for first, count in rounds(len(items), ITEMS_AT_ONCE, processes):
+        if processes.any(stopping(), device.torch):
+            model.train()
+            return None
+        some = items[first : first + max(1, count)]
+        ids, targets = _rows(some, model.config.context)
+        with device.autocast():
+            losses = _mean_losses(model, ids.to(device.torch), targets.to(device.torch))
+        labels = torch.tensor([item.label for item in some], device=device.torch)
+        right += (losses.view(-1, 4).argmin(dim=1) == labels)[:count].sum()
+    model.train()
+    return float(processes.summed(right).item()) / len(items)
+
+
+def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless it is 0."""
+    if temperature < COLDEST:
+        return int(logits.argmax())
+    logits = logits / temperature
+    if 0 < top_k < len(logits):
+        logits = logits.masked_fill(logits < torch.topk(logits, top_k).values[-1], -torch.inf)
+    return int(torch.multinomial(torch.softmax(logits, dim=0), 1, generator=generator))
+
+
+@torch.no_grad()
+def generate(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    config: SampleConfig,
+    *,
+    seeds: Sequence[int],
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[list[int]]:
+    """Return each prompt's ids and up to `config.tokens` more; the same seed, the same text.
+
+    All prompts go on in one batch: on a card, a forward of several rows takes no longer than that of one. `stopping` is
+    asked before each token of all.
+    """
+    texts = [list(prompt) for prompt in prompts]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for _ in range(config.tokens):
+        if stopping():
+            break
+        logits = _next_logits(model, texts).cpu()
+        for ids, row, generator in zip(texts, logits, generators, strict=True):
+            ids.append(pick(row, config.temperature, config.top_k, generator))
+    return texts
+
+
+def _next_logits(model: GPT, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits (text, vocab) after each text's end: shorter ones are filled up behind it, where none looks."""
+    seen = [text[-model.config.context :] for text in texts]
+    longest = max(len(ids) for ids in seen)
+    device = model.wte.weight.device
+    rows = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in seen], device=device)
+    return model.next_token_logits(rows, torch.tensor([len(ids) - 1 for ids in seen], device=device))

@@ -10,6 +10,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -21,17 +22,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
-from trainer.hf_tokenizer import tokenizer_files
 from trainer.model import GPT
-from trainer.model_card import model_card
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY
 from trainer.recipe import ModelConfig, completed, read_table
 from trainer.run_checkpoint import open_run_checkpoint
-from trainer.tensors import write_tensors
-from trainer.tokenizer import sha256_of_tokens, shipped_gpt2_tokens
+from trainer.tokenizer import (
+    GPT2_EOT,
+    GPT2_MERGES,
+    REPLACEMENT,
+    printable_bytes,
+    sha256_of_tokens,
+    shipped_gpt2_tokens,
+)
 
 __all__ = ["export_hf", "main"]
+
+_FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gpt2\n- gpurun\n---\n"
+_MARKS = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
+_USE = """```python
+from transformers import AutoTokenizer, GPT2LMHeadModel
+
+model = GPT2LMHeadModel.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+ids = tokenizer({prompt!r}, return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
+```
+"""
 
 
 @dataclass(frozen=True)
@@ -68,8 +86,8 @@ def export_hf(
     texts = {
         "config.json": json.dumps(_config(trained), indent=1) + "\n",
         "generation_config.json": json.dumps(_generation(trained), indent=1) + "\n",
-        "README.md": model_card(trained.state, trained.model, trained.source, figures),
-        **tokenizer_files(trained.state["recipe"]["data"]["tokenizer"], trained.tokens, trained.model.context),
+        "README.md": _model_card(trained.state, trained.model, trained.source, figures),
+        **_tokenizer_files(trained.state["recipe"]["data"]["tokenizer"], trained.tokens, trained.model.context),
     }
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +203,136 @@ def _generation(trained: _Trained) -> dict[str, Any]:
     end, sample = _end_of_text(trained), trained.state["recipe"]["sample"]
     warm = {"do_sample": True, "temperature": sample["temperature"], "top_k": sample["top_k"]}
     return {"bos_token_id": end, "eos_token_id": end, **(warm if sample["temperature"] else {"do_sample": False})}
+
+
+def _tokenizer_files(name: str, tokens: Sequence[bytes], context: int) -> dict[str, str]:
+    """Return the files' texts by name for a tokeniser of text; `context` is the most a model reads."""
+    files = _char(tokens) if name == "char" else _bytes(tokens, _published() if name == "gpt2" else _merges(tokens))
+    config = files["tokenizer_config.json"] | {"model_max_length": context, "clean_up_tokenization_spaces": False}
+    texts = {file: record if isinstance(record, str) else _json(record) for file, record in files.items()}
+    return texts | {"tokenizer_config.json": _json(config)}
+
+
+def _json(record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+
+
+def _tokenizer(**parts: Any) -> dict[str, Any]:
+    """Return the content of a tokenizer.json with the parts that are not empty."""
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
+    return {"version": "1.0", "added_tokens": [], **empty, **parts}
+
+
+def _published() -> list[str]:
+    """Return GPT-2's merges, a line each."""
+    return GPT2_MERGES.read_text(encoding="utf-8").split("\n")[1:-1]
+
+
+def _merges(tokens: Sequence[bytes]) -> list[str]:
+    """Return a line for every two tokens that make a third one, in the order in which those were learned.
+
+    That is what the tokens mean where merges are not written down (`BpeTokenizer`), and how transformers reads such.
+    """
+    ids = {token: index for index, token in enumerate(tokens[:-1])}
+    printable, lines = printable_bytes(), []
+    for token in tokens[256:-1]:
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = sorted((ids[left], ids[right]) for left, right in pairs if left in ids and right in ids)
+        lines += [" ".join(_printed(tokens[index], printable) for index in pair) for pair in known]
+    return lines
+
+
+def _printed(token: bytes, printable: dict[int, str]) -> str:
+    return "".join(printable[byte] for byte in token)
+
+
+def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
+    """Return byte-level BPE: every byte a printable character, merged in that order."""
+    printable, end = printable_bytes(), GPT2_EOT.decode()
+    written = [_printed(token, printable) for token in tokens[:-1]]
+    vocab = {token: index for index, token in enumerate([*written, end])}
+    pairs = [line.split(" ") for line in merges]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+    }
+    model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": pairs}
+    bytes_in = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+    config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), end)
+    return {
+        "vocab.json": json.dumps(vocab, ensure_ascii=False),
+        "merges.txt": "\n".join(["#version: 0.2", *merges, ""]),
+        "tokenizer.json": _tokenizer(
+            added_tokens=[{"id": len(tokens) - 1, "content": end, **flags}],
+            pre_tokenizer=bytes_in,
+            post_processor=bytes_in,
+            decoder=bytes_in,
+            model=model,
+        ),
+        "tokenizer_config.json": config,
+    }
+
+
+def _char(tokens: Sequence[bytes]) -> dict[str, Any]:
+    """Return one token a character; what is unknown becomes U+FFFD, as it did in the training text."""
+    vocab = {token.decode("utf-8"): index for index, token in enumerate(tokens)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": REPLACEMENT}
+    unknown = {"unk_token": REPLACEMENT} if REPLACEMENT in vocab else {}
+    split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    return {
+        "tokenizer.json": _tokenizer(pre_tokenizer=split, decoder={"type": "Fuse"}, model=model),
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **unknown},
+    }
+
+
+def _model_card(state: Mapping[str, Any], model: ModelConfig, source: str, figures: Mapping[str, Any]) -> str:
+    """Return the card's Markdown; `state` is the checkpoint's, `figures` are shown under their own names."""
+    recipe, step = state["recipe"], state["step"]
+    optim, schedule, train = recipe["optim"], recipe["schedule"], recipe["train"]
+    rates = f"learning rate {optim['lr']:g}, weight decay {optim['weight_decay']:g}"
+    shape = {
+        "layers": model.layers,
+        "heads": model.heads,
+        "width": model.width,
+        "context (tokens)": model.context,
+        "tokeniser": recipe["data"]["tokenizer"],
+    }
+    training = {
+        "step": f"{step:,} of {train['steps']:,}",
+        "tokens seen": f"{state['tokens']:,}",
+        "tokens a step": f"{train['batch_tokens']:,}",
+        "data": source,
+        "optimiser": f"{optim.get('kind', 'adamw')}, {rates}",
+        "schedule": f"{schedule['kind']}, {schedule['warmup_steps']:,} steps of warm-up",
+        "seed": train["seed"],
+        "loss of the last step (nats a token)": state["loss"],
+    }
+    prompt = next(iter(recipe["sample"]["prompts"]), "The ")
+    parts = [
+        f"{_FRONT}# A GPT-2 trained with gpurun\n\n{_plain(recipe.get('about', ''))}\n",
+        f"## The model\n\n{_table(shape)}",
+        f"## The training\n\n{_table(training)}",
+        *([f"## The run\n\n{_table(figures)}"] if figures else []),
+        f"## Use\n\n{_USE.format(prompt=prompt)}",
+    ]
+    return "\n".join(parts)
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    lines = [f"| {_plain(name)} | {_plain(value)} |\n" for name, value in rows.items()]
+    return "".join(["| | |\n| --- | --- |\n", *lines])
+
+
+def _plain(value: Any) -> str:
+    """Return a value as one line that Markdown and HTML leave alone, without what does not print."""
+    text = " ".join(("unknown" if value is None else str(value)).split())
+    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return _MARKS.sub(r"\\\1", shown)
 
 
 def _figures(path: Path | None) -> dict[str, Any]:

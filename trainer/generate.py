@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from trainer.errors import Refused
+from trainer.evaluate import generate
 from trainer.model import GPT
 from trainer.pair_tokenizer import UNKNOWN, PairTokenizer, WordTokenizer
 from trainer.recipe import PAIR_TOKENIZERS, ModelConfig, RecipeError, SampleConfig, read_table
 from trainer.run_checkpoint import open_run_checkpoint
-from trainer.sample import generate
 from trainer.shards import Tokenizer, load_tokenizer, read_json
 from trainer.tokenizer import TextTokenizer, tokenizer_of
 from trainer.translation.batch import SpecialTokens

@@ -1,51 +1,45 @@
-"""AdamW as GPT-2 trainers use it, Muon beside it, the learning rate of every step, and the arithmetic of a batch."""
+"""What moves the weights: AdamW as GPT-2 trainers use it, Muon beside it, the learning rate of every step.
+
+And what may hold a step back: an overflow of fp16, or a loss or a gradient norm that jumps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.errors import Refused
+from trainer.distributed import Processes
 from trainer.recipe import OptimConfig, Recipe
 
 __all__ = [
-    "BatchPlan",
+    "LossScale",
+    "Muon",
     "MuonAndAdamW",
+    "SpikeGuard",
     "decayed",
     "learning_rate",
     "load_optimizer_tensors",
     "make_optimizer",
     "optimizer_tensors",
-    "plan_batch",
     "set_learning_rate",
 ]
 
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """How the sequences of one optimiser step are cut: sequences = micro_batch x processes x accumulation."""
-
-    sequences: int
-    micro_batch: int
-    accumulation: int
-
-
-def plan_batch(recipe: Recipe, processes: int) -> BatchPlan:
-    """Return the plan with the largest micro-batch that the recipe allows; refuse when none is whole."""
-    tokens, context, most = recipe.train.batch_tokens, recipe.model.context, recipe.train.micro_batch
-    if tokens % context:
-        raise Refused(f"train.batch_tokens {tokens} is not a multiple of model.context {context}")
-    sequences = tokens // context
-    if sequences % processes:
-        raise Refused(f"a step of {sequences} sequences cannot be shared equally by {processes} processes")
-    each = sequences // processes
-    micro_batch = next(size for size in range(min(most, each), 0, -1) if each % size == 0)
-    return BatchPlan(sequences, micro_batch, each // micro_batch)
+ALONE = Processes()
+STACK_WEIGHTS = 1 << 25
+"""The most that Muon makes orthogonal at once: it takes six bytes for each."""
+GROWTH_STEPS = 2000
+"""Steps without an overflow after which the scale is doubled."""
+SMALLEST = 1.0
+"""Below this fp16 has no use for a scale: what overflows then has diverged."""
+SPIKE_WINDOW = 128
+"""Steps that are remembered; before there are so many, nothing is a spike."""
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -80,6 +74,106 @@ def decayed(parameter: Tensor) -> bool:
     return parameter.dim() >= 2
 
 
+class Muon(torch.optim.Optimizer):
+    """What torch.optim.Muon does, its updates scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982).
+
+    Matrices of one shape are made orthogonal in a stack, which takes a launch where each by itself takes one, and of
+    every stack each process makes its share. The moments stay those of the weights that a process holds.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], config: OptimConfig, processes: Processes) -> None:
+        ratio = config.muon_lr / config.lr if config.muon_lr else 1.0
+        group = {"params": matrices, "lr_ratio": ratio, "weight_decay": config.weight_decay, "momentum": 0.95}
+        super().__init__([group], {"lr": config.lr})
+        self._processes = processes
+        alike: dict[torch.Size, list[Tensor]] = {}
+        for matrix in matrices:
+            alike.setdefault(matrix.shape, []).append(matrix)
+        self._stacks: list[list[Tensor]] = []
+        for shape, same in alike.items():
+            most = max(1, STACK_WEIGHTS // shape.numel())
+            self._stacks += [same[first : first + most] for first in range(0, len(same), most)]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Move all matrices, each by its gradient."""
+        (group,) = self.param_groups
+        for stack in self._stacks:
+            for matrix in stack:
+                if not self.state[matrix]:
+                    self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            weights, gradients = [_own(matrix) for matrix in stack], [_own(matrix.grad) for matrix in stack]
+            moments = [_own(self.state[matrix]["momentum_buffer"]) for matrix in stack]
+            torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+            updates = self._shared(stack, orthogonalised(self._share(stack, gradients, moments, group["momentum"])))
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            size = 0.2 * math.sqrt(max(stack[0].shape))
+            torch._foreach_add_(weights, updates.float().unbind(), alpha=-group["lr"] * size)
+
+    def _share(self, stack: list[Tensor], gradients: list[Tensor], moments: list[Tensor], momentum: float) -> Tensor:
+        """Return the whole updates (share, rows, columns), bf16, that are this process's to make orthogonal."""
+        each = -(-len(stack) // self._processes.count)
+        ours = slice(self._processes.rank * each, min((self._processes.rank + 1) * each, len(stack)))
+        share = gradients[0].new_zeros((each, *stack[0].shape), dtype=torch.bfloat16)
+        # Nesterov's momentum: the gradient counts once more.
+        if hasattr(stack[0], "to_local"):
+            halves = [torch.empty_like(gradient, dtype=torch.bfloat16) for gradient in gradients]
+            torch._foreach_copy_(halves, torch._foreach_lerp(gradients, moments, momentum))
+            for number, (matrix, half) in enumerate(zip(stack, halves, strict=True)):
+                whole = _whole(half, matrix)  # All take part in each.
+                if ours.start <= number < ours.stop:
+                    share[number - ours.start] = whole
+        elif gradients[ours]:
+            updates = torch._foreach_lerp(gradients[ours], moments[ours], momentum)
+            torch._foreach_copy_(list(share[: len(updates)]), updates)
+        return share
+
+    def _shared(self, stack: list[Tensor], share: Tensor) -> Tensor:
+        """Return what this process holds of all updates (stack, rows, columns), each process having made a share."""
+        rank, count, rows = self._processes.rank, self._processes.count, stack[0].shape[0]
+        if count > 1:
+            made = share.new_empty((count * len(share), *share.shape[1:]))
+            dist.all_gather(list(made.chunk(count)), share.contiguous())
+            share = made
+        part = -(-rows // count) if hasattr(stack[0], "to_local") else rows
+        first = rank * part if part < rows else 0
+        return share[: len(stack), first : first + part]
+
+
+def _own(tensor: Tensor | None) -> Tensor:
+    """Return what this process holds of a tensor that may be in parts (a DTensor)."""
+    assert tensor is not None  # Each matrix has a gradient.
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _whole(part: Tensor, like: Tensor) -> Tensor:
+    """Gather a tensor from its parts, which lie as those of `like`, a DTensor."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    laid = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return laid.full_tensor()
+
+
+def orthogonalised(x: Tensor) -> Tensor:
+    """Return matrices (n, rows, columns), bf16, with the singular vectors of x and singular values near 1; x is lost.
+
+    By five of Newton and Schulz's iterations (Jordan et al. 2024), as torch.optim.Muon has them: to the bit where a
+    product of one matrix and of a stack are, as on a CPU from 32 rows and columns on.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    norms = torch.stack(torch._foreach_norm(list(x)))
+    x.div_(norms.clamp(min=1e-7).view(-1, 1, 1))
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    for _ in range(5):
+        gram = x @ x.mT
+        inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        del gram
+        x = torch.baddbmm(x, inner, x, beta=a)
+    return x.mT if is_tall else x
+
+
 class MuonAndAdamW(torch.optim.Optimizer):
     """Two optimisers that a loop uses as one: they share its groups and its state, and step one after the other."""
 
@@ -97,19 +191,19 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
 
-def _block_matrices(model: nn.Module) -> list[Tensor]:
+def block_matrices(model: nn.Module) -> list[Tensor]:
     """Return the matrices that map vectors to vectors; embeddings and the head, which map tokens, are none of them."""
     named = model.named_modules()
     return [m.weight for name, m in named if isinstance(m, nn.Linear) and not name.endswith("lm_head")]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, config: OptimConfig, processes: Processes = ALONE) -> torch.optim.Optimizer:
     """Return the optimiser, its groups decayed or not; AdamW is fused: hundreds of launches fewer, also on a CPU.
 
-    Under "muon" the matrices inside the blocks are Muon's. Every process makes the same of the same gradient.
+    Under "muon" the matrices inside the blocks are Muon's. All processes come to the same of the same gradient.
     """
     with_muon = config.kind == "muon"
-    matrices = _block_matrices(model) if with_muon else []
+    matrices = block_matrices(model) if with_muon else []
     taken = {id(matrix) for matrix in matrices}
     parameters = [p for p in model.parameters() if id(p) not in taken]
     groups = [
@@ -118,19 +212,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     ]
     betas = (config.beta1, config.beta2)
     adamw = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
-    return MuonAndAdamW((_make_muon(matrices, config), adamw)) if with_muon else adamw
-
-
-def _make_muon(matrices: list[Tensor], config: OptimConfig) -> torch.optim.Optimizer:
-    """Return torch's Muon, whose updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982)."""
-    muon = getattr(torch.optim, "Muon", None)
-    if muon is None:
-        raise Refused(f'optim.kind is "muon", which needs torch 2.9 or newer; here is {torch.__version__}')
-    group = {"params": matrices, "lr_ratio": config.muon_lr / config.lr if config.muon_lr else 1.0}
-    made: torch.optim.Optimizer = muon(
-        [group], lr=config.lr, weight_decay=config.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
-    return made
+    return MuonAndAdamW((Muon(matrices, config, processes), adamw)) if with_muon else adamw
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -152,10 +234,96 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
-        keys = ("momentum_buffer",) if "ns_steps" in group else ("step", "exp_avg", "exp_avg_sq")
+        keys = ("momentum_buffer",) if "momentum" in group else ("step", "exp_avg", "exp_avg_sq")
         for parameter in group["params"]:
             state: dict[str, Any] = {key: tensors[f"{names[parameter]}.{key}"] for key in keys}
             for key, value in state.items():
                 if value.shape != (parameter.shape if key != "step" else ()):
                     raise ValueError(f"{names[parameter]}.{key} has the shape {list(value.shape)}")
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+
+
+@dataclass
+class LossScale:
+    """By how much the loss is multiplied before backward: 1 unless the precision is fp16, whose small gradients vanish.
+
+    The rule is torch.amp.GradScaler's, which cannot take a step again once it has unscaled its gradient.
+    """
+
+    in_use: bool
+    value: float = 65536.0
+    good_steps: int = 0
+    """Steps since the last change."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss to differentiate."""
+        return loss * self.value if self.in_use else loss
+
+    def unscale(self, parameters: Iterable[Tensor]) -> None:
+        """Divide the gradients by the scale."""
+        if self.in_use:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.value)
+
+    def update(self, overflowed: bool) -> bool:
+        """Learn whether a step overflowed; return False where the scale cannot become smaller any more."""
+        if not self.in_use:
+            return not overflowed
+        self.good_steps = 0 if overflowed else self.good_steps + 1
+        if overflowed:
+            self.value /= 2
+        elif self.good_steps == GROWTH_STEPS:
+            self.value, self.good_steps = self.value * 2, 0
+        return self.value >= SMALLEST
+
+    def as_record(self) -> dict[str, float] | None:
+        """Return the state for a checkpoint; None where it is not in use."""
+        return {"value": self.value, "good_steps": self.good_steps} if self.in_use else None
+
+    def restore(self, record: dict[str, float] | None) -> None:
+        """Take the state of a checkpoint; one that was not made in fp16 has none."""
+        if self.in_use and record is not None:
+            self.value, self.good_steps = float(record["value"]), int(record["good_steps"])
+
+
+class SpikeGuard:
+    """Notices a jump of the loss or of the gradient norm by its z-score among those of the last steps, as llm.c does.
+
+    Spikes are remembered too: a new level is a spike only until it is usual.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._seen: dict[str, deque[float]] = {name: deque(maxlen=SPIKE_WINDOW) for name in ("loss", "gradient norm")}
+
+    def judge(self, loss: float, grad_norm: float) -> str | None:
+        """Return what jumped, as the beginning of a sentence, or None; nothing is remembered yet."""
+        for (name, seen), value in zip(self._seen.items(), (loss, grad_norm), strict=True):
+            if len(seen) < SPIKE_WINDOW:
+                continue
+            mean = math.fsum(seen) / SPIKE_WINDOW
+            spread = math.sqrt(math.fsum((one - mean) ** 2 for one in seen) / SPIKE_WINDOW)
+            # Values that hardly differ have no spread to measure by.
+            spread = max(spread, 1e-3 * abs(mean), 1e-12)
+            score = (value - mean) / spread
+            if score > self._threshold:
+                above = f"{score:.1f} standard deviations above the last {SPIKE_WINDOW} steps' mean"
+                return f"the {name} {value:.4g} is {above}"
+        return None
+
+    def remember(self, loss: float, grad_norm: float) -> None:
+        """Take one step's values into the window; an overflow of fp16 has no norm."""
+        for seen, value in zip(self._seen.values(), (loss, grad_norm), strict=True):
+            if math.isfinite(value):
+                seen.append(value)
+
+    def as_record(self) -> dict[str, list[float]]:
+        """Return the window for a checkpoint: a resumed run must judge alike."""
+        return {name: list(seen) for name, seen in self._seen.items()}
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Take the window of a checkpoint."""
+        for name, seen in self._seen.items():
+            seen.clear()
+            seen.extend(float(value) for value in record[name])

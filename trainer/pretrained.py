@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.checkpoint import TensorFileError, read_tensors
 from trainer.errors import Refused
 from trainer.model import GPT
-from trainer.tensors import TensorFileError, read_tensors
 
 __all__ = ["LINEAR_NAMES", "TOKENIZER_KEY", "find_weights", "load_weights"]
 

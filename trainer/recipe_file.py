@@ -11,14 +11,14 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.errors import Refused
 from trainer.recipe import REHEARSED, TABLES, Recipe, RecipeError, parse_recipe, unknown_key
 
-__all__ = ["Override", "add_recipe_words", "laid_over", "parse_override", "parse_toml", "read_recipe"]
+__all__ = ["Override", "add_recipe_words", "as_planned", "laid_over", "parse_override", "parse_toml", "read_recipe"]
 
 Override = tuple[tuple[str, ...], Any]
 """The path of a key, (table, key) or ("rehearsal", …), and its value."""
@@ -46,6 +46,21 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = F
         raise Refused(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise Refused(f"the recipe {path} is not {'TOML' if is_toml else 'JSON'}: {error}") from error
+
+
+def as_planned(recipe: Recipe, most: int | None, parallel: Literal["ddp", "fsdp"] | None) -> Recipe:
+    """Return the recipe with at most `most` sequences at once, and shared in that way where it leaves that open.
+
+    The steps and their tokens stay.
+    """
+    train = recipe.train
+    if most is not None and most < 1:
+        raise Refused(f"--micro-batch {most} is less than one sequence")
+    if most is not None and most < train.micro_batch:
+        train = replace(train, micro_batch=most)
+    if parallel is not None and train.parallel == "auto":
+        train = replace(train, parallel=parallel)
+    return replace(recipe, train=train)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -13,29 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.data import BatchPlan, smaller
 from trainer.distributed import BEGINNING
 from trainer.errors import BeginAnew, OutOfMemory, TrainerError
-from trainer.optim import plan_batch
-from trainer.run import Run
-from trainer.step import smaller
 
-__all__ = ["asked_of_the_card", "begins_anew", "cut_as_before", "read_room", "without_room"]
+__all__ = ["begins_anew", "read_room", "without_room"]
 
 _NOTE = "room.json"
 _KEYS = {"planned": int, "fits": int, "step": int, "message": str, "beginning": str}
-
-
-def asked_of_the_card(run: Run) -> dict[str, Any]:
-    """Return which card is to take which micro-batch by the recipe, before memory has run out."""
-    planned = plan_batch(run.recipe, run.processes.count).micro_batch
-    return {"card": run.device.cuda_name, "planned": planned}
-
-
-def cut_as_before(run: Run, room: Mapping[str, Any]) -> None:
-    """Begin with the micro-batch that fitted where the same was asked of such a card: else memory runs out again."""
-    if room.items() >= asked_of_the_card(run).items():
-        while run.plan.micro_batch > room["fits"] and (plan := smaller(run.plan)):
-            run.plan = plan
 
 
 def read_room(out: Path) -> dict[str, Any]:
@@ -54,22 +39,36 @@ def begins_anew(out: Path) -> bool:
     return beginning is not None and read_room(out).get("beginning") == beginning
 
 
-def without_room(run: Run, out: Path) -> TrainerError:
-    """Return how this process ends, whose memory ran out where it cannot go on: BeginAnew once the note says how."""
-    size = f"micro_batch {run.plan.micro_batch} of context {run.recipe.model.context}"
-    full = OutOfMemory(f"{size} does not fit into the card's memory; halve train.micro_batch")
-    if BEGINNING not in os.environ or not run.parallel.is_collective:
+def without_room(
+    out: Path,
+    plan: BatchPlan,
+    *,
+    context: int,
+    step: int,
+    asked: Mapping[str, Any],
+    is_collective: bool,
+    is_stopping: bool,
+) -> TrainerError:
+    """Return how this process ends, whose memory ran out where it cannot go on: BeginAnew once the note says how.
+
+    `asked` is which card was to take which micro-batch; a forward that `is_collective` needs all processes.
+    """
+    full = OutOfMemory(
+        f"micro_batch {plan.micro_batch} of context {context} does not fit into the card's memory; "
+        "halve train.micro_batch"
+    )
+    if BEGINNING not in os.environ or not is_collective:
         return full
     if begins_anew(out):  # Asked first: torchrun has told this process to stop since, as one that failed is gone.
         return BeginAnew("memory ran out in another process too")
-    plan, step = smaller(run.plan), run.progress.step
-    if plan is None:
-        return OutOfMemory(f"one sequence of context {run.recipe.model.context} does not fit into the card's memory")
-    if run.stop_asked.is_set():  # Who begins again has not heard of the stop, and there is nothing new to save.
+    less = smaller(plan)
+    if less is None:
+        return OutOfMemory(f"one sequence of context {context} does not fit into the card's memory")
+    if is_stopping:  # Who begins again has not heard of the stop, and there is nothing new to save.
         return full
-    message = f"memory ran out after step {step}: micro_batch {run.plan.micro_batch} became {plan.micro_batch}"
-    message += f", in {plan.accumulation} portions; all processes begin again from the newest checkpoint"
-    room = {"v": 1, **asked_of_the_card(run), "fits": plan.micro_batch, "step": step, "message": message}
+    message = f"memory ran out after step {step}: micro_batch {plan.micro_batch} became {less.micro_batch}"
+    message += f", in {less.accumulation} portions; all processes begin again from the newest checkpoint"
+    room = {"v": 1, **asked, "fits": less.micro_batch, "step": step, "message": message}
     # All cards may run out at once: each process has a temporary file of its own, and their notes say the same.
     temporary = out / f"{_NOTE}.{os.getpid()}.tmp"
     try:

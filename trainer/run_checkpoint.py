@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from trainer.checkpoint import TensorFileError, read_tensors
 from trainer.errors import Refused
 from trainer.pretrained import find_weights
 from trainer.shards import sha256_of_file
-from trainer.tensors import TensorFileError, read_tensors
 
 __all__ = ["RunCheckpoint", "open_run_checkpoint"]
 

@@ -1,25 +1,41 @@
-"""Writes checkpoints while training goes on: a copy in the host's memory, then a thread that brings it to the disk."""
+"""Saves while training goes on, and goes on from the newest sound checkpoint, on any number of processes.
+
+A save is a copy in the host's memory, then a thread that brings it to the disk. To go on, the first process reads and
+decides; the others, which may be on other machines, are sent what it found: its own checkpoint, or one that came with
+the data.
+"""
 
 from __future__ import annotations
 
 import collections
 import itertools
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from trainer.distributed import Alone, Processes
+from trainer.errors import Refused
 from trainer.events import Reporter
+from trainer.optim import load_optimizer_tensors
+from trainer.recipe import Recipe, differing_keys
+from trainer.shards import TokenData
 
-__all__ = ["CheckpointWriter", "Snapshot"]
+__all__ = ["CheckpointWriter", "Restored", "Snapshot", "restore_model", "restore_optimizer"]
 
 NamedBytes = tuple[str, bytes]
 """A file: its name below `out/`, its content."""
+_EARLIER = "continue"
+"""The folder beside the shards that holds the checkpoint of an earlier run."""
+_UNFIT = (KeyError, TypeError, AttributeError, ValueError, RuntimeError)
+"""What a checkpoint that is not this model's can raise while it is taken apart."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +150,118 @@ class CheckpointWriter:
         names = self._store.write_samples(step, [text for _, text in samples])
         for (prompt, text), name in zip(samples, names, strict=True):
             self._reporter.sample(step, prompt, text, name)
+
+
+@dataclass
+class Restored:
+    """A checkpoint whose model is in place; the optimiser's tensors are only in the first process."""
+
+    state: dict[str, Any]
+    layout: dict[str, tuple[torch.dtype, torch.Size]]
+    optimizer: dict[str, Tensor]
+
+
+def _refuse_another_run(state: Mapping[str, Any], recipe: Recipe, data: TokenData) -> None:
+    """Refuse to go on from a checkpoint of another recipe or other data."""
+    keys = differing_keys(state["recipe"], recipe.as_record())
+    identity = data.identity()
+    keys += [f"data.json: {key}" for key in identity if state["data"].get(key) != identity[key]]
+    if keys:
+        raise Refused(f"the checkpoint of step {state['step']} was trained with other values of {', '.join(keys)}")
+
+
+def _unfit(step: int, error: Exception) -> Refused:
+    return Refused(f"the checkpoint of step {step} does not fit the recipe's model: {error}")
+
+
+def _earlier_step(data: Path) -> int | None:
+    """Return the step of the earlier run's checkpoint beside the shards; None where none was brought along."""
+    place = data / _EARLIER
+    if not place.exists():
+        return None
+    step, _ = CheckpointStore(place).newest_sound()
+    if step is None:
+        raise Refused(f"{place} has no whole checkpoint to go on from")
+    return step
+
+
+def _latest(out: Path) -> int:
+    """Return the step of the latest checkpoint that a manifest names; 0 where there is none to go on from."""
+    try:
+        return int(json.loads((out / "MANIFEST.json").read_text(encoding="utf-8"))["latest"] or 0)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0  # CheckpointStore says what is wrong with it.
+
+
+def restore_model(
+    model: nn.Module, recipe: Recipe, data: TokenData, folders: tuple[Path, Path], processes: Processes, said: Reporter
+) -> tuple[CheckpointWriter | None, Restored | None]:
+    """Put the model back to the newest sound checkpoint, if there is any; return the first process's writer, too.
+
+    That of `out` comes first; until there is one, that of an earlier run which lies in the folder `data`.
+    """
+    data_folder, out = folders
+    found: list[Checkpoint] = []
+    writers: list[CheckpointWriter] = []
+    latest = processes.to_first(_latest(out))
+
+    def choose() -> tuple[list[int], dict[str, Any] | None, dict[str, tuple[torch.dtype, torch.Size]]]:
+        farthest = max(range(processes.count), key=latest.__getitem__)
+        if latest[farthest] > latest[0]:  # A rendezvous may call another machine the first one than it did before.
+            found_there = f"the machine of process {farthest} has the checkpoint of step {latest[farthest]} in {out}"
+            raise Refused(f"{found_there}, and the first machine, which saves, has none of that step; copy it there")
+        store = CheckpointStore(out)
+        step, damaged = store.newest_sound()
+        writers.append(CheckpointWriter(store, said))
+        place, step = (out, step) if step is not None else (data_folder / _EARLIER, _earlier_step(data_folder))
+        if step is None:
+            return damaged, None, {}
+        found.append(read_checkpoint(place, step))
+        try:
+            _refuse_another_run(found[0].state, recipe, data)
+            model.load_state_dict(found[0].model)
+        except _UNFIT as error:
+            raise _unfit(step, error) from error
+        return damaged, found[0].state, {name: (t.dtype, t.shape) for name, t in found[0].optimizer.items()}
+
+    damaged, state, layout = processes.from_first(choose)
+    if damaged:
+        step = state["step"] if state else 0
+        message = f"the checkpoints of steps {damaged} are damaged; going on from step {step}"
+        said.warning(step, "checkpoint.damaged", message)
+    writer = writers[0] if writers else None
+    if state is None:
+        return writer, None
+    processes.share(model.state_dict().values())
+    return writer, Restored(state, layout, found[0].optimizer if found else {})
+
+
+def restore_optimizer(
+    restored: Restored,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    parallel: Alone,
+    processes: Processes,
+    device: torch.device,
+    put_back: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Put the optimiser back, each tensor sent from the first process to where it belongs; then all else of the state.
+
+    Raise Refused, everywhere, where the tensors or the state are not this model's.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, (dtype, shape) in restored.layout.items():
+        known = restored.optimizer.pop(name, None)
+        tensor = torch.empty(shape, dtype=dtype, device=device) if known is None else known.to(device)
+        processes.share([tensor])
+        tensors.update(parallel.split({name: tensor}, model))
+
+    def load() -> None:
+        try:
+            load_optimizer_tensors(model, optimizer, tensors)
+            put_back(restored.state)
+        except _UNFIT as error:
+            raise _unfit(restored.state["step"], error) from error
+
+    processes.agree(load)

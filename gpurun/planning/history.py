@@ -130,7 +130,7 @@ def nearest(
 
 
 def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
-    """What the trainer would compute in on an offer: its own rule (trainer/device.py)."""
+    """What the trainer would compute in on an offer: its own rule (trainer/distributed.py)."""
     wanted = recipe.tables.train.precision
     if wanted != "auto":
         return wanted

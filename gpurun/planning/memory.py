@@ -123,11 +123,11 @@ def _of_a_whole_model(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[f
     # A tied embedding's gradient is there three times: the loss's, its own, and their sum.
     whole = state + 4 * sizes.parameters
     yield whole + ((12 if way.gradient else 8) * sizes.head if model.tied else 0)
-    yield whole + _muon_bytes(sizes, way)
+    yield whole + _muon_bytes(model, sizes, way)
 
 
 def _of_a_share(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
-    """The same under FSDP2 (trainer/parallel.py), which fetches what is in no block for all of a forward and backward.
+    """The same under FSDP2 (trainer/distributed.py), which fetches what is in no block for all of a step.
 
     A block is fetched when it is needed, in backward while the one behind it is at work; its gradient, once whole, is
     laid out again to be summed, and stays until the next one is. In portions the gradient stays whole, and adds up.
@@ -144,7 +144,7 @@ def _of_a_share(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
     summed = 4 * model.layers * sizes.block / way.shards + 4 * sizes.block
     own = 4 * sizes.root if way.gradient or not model.tied else 0  # Of a tied head it is the sum that comes below.
     yield state + max(summed + own, _gradient_bytes(sizes, way)) + (3 if model.tied else 1) * head
-    yield state + 4 * sizes.parameters / way.shards + _muon_bytes(sizes, way)
+    yield state + 4 * sizes.parameters / way.shards + _muon_bytes(model, sizes, way)
 
 
 def _of_a_block(model: ModelConfig, sizes: _Sizes, way: Way, done: int) -> Iterator[float]:
@@ -208,9 +208,15 @@ def _gradient_bytes(sizes: _Sizes, way: Way) -> int:
     return 4 * sizes.parameters if way.gradient else 0
 
 
-def _muon_bytes(sizes: _Sizes, way: Way) -> int:
-    """Its orthogonal update of the largest matrix."""
-    return 9 * sizes.widest if way.muon else 0
+def _muon_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
+    """Muon's orthogonal updates of the largest stack: the matrices of one shape, as many as the trainer takes at once.
+
+    Those are the square ones or the widest, of all blocks.
+    """
+    square, widest = MUON_ALIKE[model.preset]
+    alike = {model.width**2: square * model.layers, sizes.widest: widest * model.layers}
+    most = (min(count, max(1, MUON_STACK // size)) * size for size, count in alike.items())
+    return 6 * max(most) if way.muon else 0
 
 
 @cache
@@ -225,8 +231,11 @@ GIB = 2**30
 CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
 FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
+MUON_STACK = 1 << 25  # Weights, as trainer/optim.py has it.
+MUON_ALIKE = {"faithful": (1, 1), "modern": (4, 1), "encoder-decoder": (12, 2)}
+"""How many square matrices there are to a layer of the recipe, and how many of the widest shape."""
 REPLICA_BYTES, REPLICA_SHARE = 18, 0.75
-"""The trainer's own switch (trainer/parallel.py): where so many bytes a parameter are above this share of a card."""
+"""The trainer's own switch (trainer/distributed.py): where so many bytes a parameter are above this share of a card."""
 
 
 def peak_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE) -> int:

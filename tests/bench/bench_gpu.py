@@ -31,7 +31,7 @@ import torch
 from tests.bench.contest import Ours, Row, interval, memory_row, rival, shards_of, speed, where
 from tests.bench.reference_loop import Shape, card_clock
 from tests.memory import own_peak_bytes
-from trainer.device import peak_flops
+from trainer.distributed import peak_flops
 
 MFU_BAR = 0.45
 PROFILED_STEPS = 10

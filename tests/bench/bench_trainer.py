@@ -46,10 +46,10 @@ from tests.bench.contest import (
 )
 from tests.bench.reference_loop import PlainGPT, Shape, plain_adamw
 from tests.memory import own_peak_bytes
-from trainer.due import finish_saving, save
 from trainer.model import GPT
 from trainer.optim import make_optimizer
 from trainer.recipe import ModelConfig, OptimConfig
+from trainer.train import save
 
 ROOT = Path(__file__).parents[2]
 MEMORY_STEPS = 3
@@ -86,7 +86,7 @@ def lost_to_a_checkpoint(row: Row, work: Path, rounds: int, clock: Clock) -> lis
                 save(ours.run)
             for _ in range(row.steps):
                 ours.take()
-            finish_saving(ours.run)
+            ours.run.finish_saving()
             blocks[saving].append(clock() - began)
     gc.unfreeze()
     gc.enable()

@@ -30,12 +30,10 @@ from torch import Tensor
 
 from tests.bench.recipes import measured_recipe
 from tests.bench.reference_loop import PlainLoop, Shape, SlowLoop, card_clock
-from trainer.assemble import assemble
-from trainer.device import choose_device
-from trainer.distributed import Processes
+from trainer.distributed import Processes, choose_device
 from trainer.events import Reporter
-from trainer.run import Progress
-from trainer.step import Stepper
+from trainer.run import Progress, Run
+from trainer.train import take_step
 
 GATE_STEPS = 20
 RATE = 1e-3
@@ -92,18 +90,17 @@ class Ours:
         )  # fmt: skip
         said, sys.stdout = sys.stdout, sys.stderr
         try:
-            self.run = assemble(
+            self.run = Run(
                 recipe, (data, out), processes=Processes(), device=choose_device(row.precision, 0, 1),
                 reporter=Reporter(out, is_first=True), stop_asked=threading.Event(), progress=Progress(),
             )  # fmt: skip
         finally:
             sys.stdout = said
-        self.stepper = Stepper(self.run)
 
     def take(self) -> float:
-        loss = self.stepper.take().loss
+        figures, _ = take_step(self.run)
         self.run.progress.step += 1
-        return loss
+        return figures["loss"]
 
     def losses(self, batches: list[Batch]) -> list[float]:
         """The run's own batches; these must be they."""
@@ -196,7 +193,7 @@ class Contest:
         """The largest difference between our losses and each rival's over the gate's steps."""
         ours, size = self.loops["ours"], self.row.shape.batch
         assert isinstance(ours, Ours)
-        batches = [ours.run.train_samples.read(step * size, size) for step in range(GATE_STEPS)]
+        batches = [ours.run.task.train_samples.read(step * size, size) for step in range(GATE_STEPS)]
         found = {name: loop.losses(batches) for name, loop in self.loops.items()}
         pairs = {name: zip(found["ours"], losses, strict=True) for name, losses in found.items() if name != "ours"}
         return {name: max(abs(a - b) for a, b in pair) for name, pair in pairs.items()}

@@ -102,17 +102,17 @@ def _loaded_by_agent(*verbs: str) -> set[str]:
     return {f"{name.replace('.', '/')}.py" for name in loaded}
 
 
-def step() -> set[str]:
-    """A training step: the gradient of a batch, and the weights moved."""
+def training() -> set[str]:
+    """A small GPT trained in one process: set up, its steps, an evaluation, a checkpoint and a sample."""
     from tests.trainer.conftest import recipe_record, write_data
     from trainer.train import main
 
     folder = Path(tempfile.mkdtemp())
     data, recipe = write_data(folder / "data"), folder / "recipe.json"
     recipe.write_text(json.dumps(recipe_record(train={"steps": 2})))
-    with traced("trainer/step.py") as trace, contextlib.suppress(SystemExit):
+    with traced() as trace, contextlib.suppress(SystemExit):
         main(["--recipe", str(recipe), "--data", str(data), "--out", str(folder / "out")])
-    return trace.below["trainer/step.py"]
+    return trace.files
 
 
 @functools.cache
@@ -135,7 +135,7 @@ def _below(file: str) -> set[str]:
 
 
 JOURNEYS: dict[str, Callable[[], set[str]]] = {
-    one.__name__: one for one in (plan, run, close, create, upload, step, download, receipt)
+    one.__name__: one for one in (plan, run, close, create, upload, training, download, receipt)
 }
 
 RENTAL = ("run", "close", "create", "download", "receipt")

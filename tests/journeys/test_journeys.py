@@ -36,7 +36,7 @@ def files_of(name: str) -> list[str]:
 
 
 @pytest.mark.xdist_group("journeys")
-@pytest.mark.parametrize("name", ["plan", "create", "upload", "step", "download", "receipt", "run", "close"])
+@pytest.mark.parametrize("name", ["plan", "create", "upload", "training", "download", "receipt", "run", "close"])
 def test_a_journey_enters_no_more_files_than_its_budget(name: str) -> None:
     if name == "upload" and sshd.missing():
         pytest.skip(sshd.missing())

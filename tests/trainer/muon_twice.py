@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.distributed import Processes, leave
+from trainer.checkpoint import write_tensors
+from trainer.distributed import Processes, Replicas, Shards, leave
 from trainer.model import GPT
 from trainer.optim import make_optimizer
-from trainer.parallel import Replicas, Shards
 from trainer.recipe import parse_recipe
-from trainer.tensors import write_tensors
 
 
 def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
@@ -27,7 +26,7 @@ def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
         torch.manual_seed(0)
         model, processes = GPT(recipe.model), Processes(rank, rank, 2, 2, several=True)
         shared = Replicas(model, processes) if kind == "whole" else Shards(model, processes)
-        optimizer = make_optimizer(model, recipe.optim)
+        optimizer = make_optimizer(model, recipe.optim, processes)
         for step in range(3):
             ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(2 * step + rank))
             shared.before_micro_step(True)

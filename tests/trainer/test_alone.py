@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -37,6 +38,17 @@ def test_a_text_is_prepared_and_trained_on_by_a_toml_recipe(tmp_path: Path, monk
     assert (stop["reason"], stop["step"]) == ("done", 2)
     padded = 64  # The text has 28 characters, and mini-gpt says vocab_size 0.
     assert start["parameters"] == (padded + 16) * 16 + 2 * (12 * 16 * 16 + 9 * 16 + 4 * 16) + 2 * 16
+
+
+def test_it_imports_torch_and_numpy_and_nothing_else_but_to_make_tokens() -> None:
+    """Translation's scores and the other loop have doors of their own, behind which are others' packages."""
+    allowed = sys.stdlib_module_names | {"torch", "numpy", "trainer"}
+    for file in sorted((ROOT / "trainer").glob("*.py")):
+        nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+        names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        roots = {name.split(".")[0] for name in names}
+        assert roots <= allowed | ({"tiktoken"} if file.name == "tokenizer.py" else set()), file.name
 
 
 def test_without_rehearse_the_recipe_is_as_it_is_written(tmp_path: Path) -> None:

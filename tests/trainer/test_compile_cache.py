@@ -20,8 +20,7 @@ from conftest import ROOT, Train, command, environment, events, manifest, recipe
 from tests.later import LATER
 from trainer.checkpoint import read_checkpoint
 from trainer.compile_cache import CompileCache, cache_name
-from trainer.device import Device
-from trainer.distributed import Processes
+from trainer.distributed import Device, Processes
 from trainer.events import Reporter
 from trainer.recipe import ModelConfig
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 from conftest import Train, events, manifest, recipe_record, write_data, write_items
 
-from trainer.device import Device
-from trainer.distributed import Processes
-from trainer.evaluate import rounds, token_bytes, validation
-from trainer.hellaswag import accuracy
+from trainer.distributed import Device, Processes
+from trainer.evaluate import accuracy, rounds, token_bytes, validation
 from trainer.items import FILE, Item, read_items
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
@@ -114,7 +112,7 @@ def test_a_stop_among_the_items_leaves_the_loss_that_was_found(
 ) -> None:
     folder = write_data(tmp_path / "data")
     write_items(folder)
-    monkeypatch.setattr("trainer.due.accuracy", lambda *_, **__: None)
+    monkeypatch.setattr("trainer.train.accuracy", lambda *_, **__: None)
     assert train(recipe_record(eval={"hellaswag_items": 11}), tmp_path / "out", folder) == 0
     assert events(tmp_path / "out")[-1]["reason"] == "signal"
     (found,) = events(tmp_path / "out", "eval")

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from conftest import Train, manifest, recipe_record, write_data
 
 from gpurun.data.bpe import train_bpe
+from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.export import export_hf, main
 from trainer.model import GPT
 from trainer.pretrained import load_weights
 from trainer.recipe import ModelConfig
 from trainer.shards import write_json
-from trainer.tensors import write_tensors
 from trainer.tokenizer import BpeTokenizer, Gpt2Tokenizer, sha256_of_tokens, shipped_gpt2_tokens, vocabulary_json
 
 pytestmark = pytest.mark.slow
@@ -191,7 +191,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
         export_hf(tmp_path / "modern", tmp_path / "hf", figures={})
     with pytest.raises(Refused, match="not empty"):
         export_hf(tmp_path / "out", tmp_path / "out", figures={})
-    with pytest.raises(Refused, match="no checkpoint in"):
+    with pytest.raises(Refused, match="there is no checkpoint in"):
         export_hf(tmp_path, tmp_path / "hf", figures={})
     assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--figures", str(weights)]) == 2
     assert "figures" in capsys.readouterr().err

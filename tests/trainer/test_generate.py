@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.generate import encode, main, open_checkpoint
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
 from trainer.shards import Tokenizer
-from trainer.tensors import write_tensors
 from trainer.tokenizer import sha256_of_tokens
 
 TOKENS = [character.encode() for character in "\nabcdefé\ufffd"]

@@ -17,7 +17,7 @@ from conftest import ROOT, Train, events, manifest, recipe_record
 from torch import Tensor, nn
 
 from trainer.checkpoint import read_checkpoint
-from trainer.device import Device
+from trainer.distributed import Device
 from trainer.events import Reporter
 from trainer.generate import open_checkpoint
 
@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_with_the_very_same_losses(
             asked.set()
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train._asked_to_stop", lambda: asked)
+        once.setattr("trainer.train.asked_to_stop", lambda: asked)
         once.setattr(Reporter, "step", stopping)
         assert train(recipe("huggingface"), tmp_path / "out") == 0
     assert (events(tmp_path / "out")[-1]["reason"], manifest(tmp_path / "out")["latest"]) == ("signal", 14)

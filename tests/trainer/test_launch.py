@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +19,10 @@ from test_several import losses, torchrun
 
 from trainer import launch
 from trainer.checkpoint import read_checkpoint
+from trainer.data import BatchPlan
 from trainer.distributed import BEGINNING
-from trainer.errors import BeginAnew, OutOfMemory
+from trainer.errors import BeginAnew, OutOfMemory, TrainerError
 from trainer.events import UNKNOWN_S
-from trainer.optim import BatchPlan
-from trainer.recipe_file import read_recipe
 from trainer.room import read_room, without_room
 
 NO_DROPOUT = {"dropout": 0.0}
@@ -56,12 +53,12 @@ train.leave(train.main())
 
 # The loss of step 6 is not a number.
 NOT_A_NUMBER = """
-from trainer import step, train
-gradient = step.Stepper._gradient
-def bad(self):
-    figures = gradient(self)
-    return (float("nan"), *figures[1:]) if self._run.progress.step == 5 else figures
-step.Stepper._gradient = bad
+from trainer import train
+gradient = train.gradient
+def bad(run):
+    figures = gradient(run)
+    return (float("nan"), *figures[1:]) if run.progress.step == 5 else figures
+train.gradient = bad
 train.leave(train.main())
 """
 
@@ -225,20 +222,19 @@ def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
 ) -> None:
     """torchrun tells the others to stop once one has failed: that is nobody's request."""
     monkeypatch.setenv(BEGINNING, "the first")
-    (tmp_path / "recipe.json").write_text(json.dumps(in_parts()))
-    run: Any = SimpleNamespace(
-        recipe=read_recipe(tmp_path / "recipe.json"), plan=BatchPlan(8, 4, 1), stop_asked=threading.Event(),
-        parallel=SimpleNamespace(is_collective=True), processes=SimpleNamespace(count=2),
-        device=SimpleNamespace(cuda_name="NVIDIA A100"), progress=SimpleNamespace(step=3),
-    )  # fmt: skip
-    run.stop_asked.set()
-    assert isinstance(without_room(run, tmp_path), OutOfMemory)
-    run.stop_asked.clear()
-    assert isinstance(without_room(run, tmp_path), BeginAnew)
-    told = {"card": "NVIDIA A100", "planned": 4, "fits": 2, "step": 3, "beginning": "the first"}
+    asked = {"card": "NVIDIA A100", "planned": 4}
+
+    def ending(is_stopping: bool) -> type[TrainerError]:
+        plan = BatchPlan(8, 4, 1)
+        return type(
+            without_room(tmp_path, plan, context=16, step=3, asked=asked, is_collective=True, is_stopping=is_stopping)
+        )
+
+    assert ending(is_stopping=True) is OutOfMemory
+    assert ending(is_stopping=False) is BeginAnew
+    told = {**asked, "fits": 2, "step": 3, "beginning": "the first"}
     assert read_room(tmp_path).items() >= told.items()
-    run.stop_asked.set()
-    assert isinstance(without_room(run, tmp_path), BeginAnew)
+    assert ending(is_stopping=True) is BeginAnew
     monkeypatch.setenv(BEGINNING, "the second")
-    assert isinstance(without_room(run, tmp_path), OutOfMemory)
+    assert ending(is_stopping=True) is OutOfMemory
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []

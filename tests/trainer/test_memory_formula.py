@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,8 +83,6 @@ GRID: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
 def test_the_formula_is_within_5_percent_of_what_was_traced(
     model: dict[str, Any], batch: int, asked: dict[str, Any]
 ) -> None:
-    if asked.get("optim") == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("torch has Muon from 2.9 on")
     traced = traced_peak_bytes(model, batch, **asked)
     table = ModelConfig(**model)
     assert tensor_bytes(table, batch, way=way_of(**asked)) == pytest.approx(traced, rel=0.05)

@@ -121,7 +121,6 @@ def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, obje
         torch.testing.assert_close(compiled(ids), model.hidden(ids))
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 def test_a_run_with_muon_and_a_trapezoid_goes_on_exactly_where_it_stood(tmp_path: Path, train: Train) -> None:
     recipe = recipe_record(
         model={"preset": "modern", "bias": False, "tied": False},

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
+from trainer.evaluate import TextTask
 from trainer.model import GPT
-from trainer.places import places
 from trainer.recipe import ModelConfig
+from trainer.run import places
 from trainer.translation.model import Translator
+from trainer.translation.task import TranslationTask
 
 SHAPE: dict[str, Any] = {"layers": 1, "heads": 1, "width": 8, "context": 8, "vocab_size": 8}
 TEXT = {"loss": "def chunked_cross_entropy(", "checkpoint": "def save(", "generation": "def generate("}
@@ -23,8 +25,10 @@ def test_each_idea_is_named_with_the_file_and_line_at_which_its_code_begins(
     preset: str, begins: dict[str, str]
 ) -> None:
     config = ModelConfig(preset=preset, bias=preset != "modern", tied=preset != "modern", **SHAPE)
-    model = Translator(config, pad_id=0) if begins is TRANSLATED else GPT(config)
-    told = dict(part.split(" ") for part in places(model).split(" | "))
+    translates = begins is TRANSLATED
+    model = Translator(config, pad_id=0) if translates else GPT(config)
+    task = TranslationTask if translates else TextTask
+    told = dict(part.split(" ") for part in places(task.ideas(model)).split(" | "))
     assert list(told) == list(begins)
     for idea, place in told.items():
         file, line = place.split(":")

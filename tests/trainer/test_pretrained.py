@@ -13,11 +13,11 @@ import torch
 from conftest import Train, manifest, recipe_record
 from torch import Tensor
 
+from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.pretrained import LINEAR_NAMES, load_weights
 from trainer.recipe import ModelConfig
-from trainer.tensors import write_tensors
 
 SHAPE = {"layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 60}
 

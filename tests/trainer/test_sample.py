@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.device import Device, peak_flops
+from trainer.distributed import Device, peak_flops
+from trainer.evaluate import generate, pick
 from trainer.model import GPT
 from trainer.recipe import ModelConfig, SampleConfig
-from trainer.sample import generate, pick
 from trainer.shards import Tokenizer
 
 

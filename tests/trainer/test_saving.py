@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Train, events, manifest, patience_s, recipe_record
 
-from trainer import answers
+from trainer import evaluate
 from trainer.checkpoint import CheckpointStore, read_checkpoint
 from trainer.errors import SaveFailed, Spiked
 from trainer.events import UNKNOWN_S, Reporter
@@ -93,7 +93,7 @@ def test_the_steps_go_on_while_a_checkpoint_is_written(
 def test_samples_come_after_the_checkpoint_so_that_what_goes_wrong_in_them_costs_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = answers.generate, 0
+    real, calls = evaluate.generate, 0
 
     def broken(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -101,7 +101,7 @@ def test_samples_come_after_the_checkpoint_so_that_what_goes_wrong_in_them_costs
         assert calls < 2, "a bug in the second sample"
         return real(*given, **named)
 
-    monkeypatch.setattr(answers, "generate", broken)
+    monkeypatch.setattr(evaluate, "generate", broken)
     assert train(recipe_record(), tmp_path) == 1
     assert "a bug in the second sample" in events(tmp_path)[-1]["message"]
     listed = manifest(tmp_path)

@@ -19,13 +19,11 @@ import torch
 from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data, write_items
 
 from trainer.checkpoint import Checkpoint, read_checkpoint
-from trainer.device import Device
-from trainer.distributed import Processes
+from trainer.distributed import Device, Processes, fits_replicated
+from trainer.evaluate import accuracy
 from trainer.events import Reporter
-from trainer.hellaswag import accuracy
 from trainer.items import Item
 from trainer.model import GPT
-from trainer.parallel import fits_replicated
 from trainer.recipe import ModelConfig
 
 NO_DROPOUT = {"dropout": 0.0}
@@ -84,12 +82,12 @@ train.leave(code)
 # Draws a token in half a second, and lets the other process wait for two at most.
 SLOW_TO_SAY = """
 import time
-from trainer import answers, sample, train
-pick, answers.LONGEST_S = sample.pick, 1.0
+from trainer import evaluate, train
+pick, train.LONGEST_SAMPLES_S = evaluate.pick, 1.0
 def slow(*given):
     time.sleep(0.5)
     return pick(*given)
-sample.pick = slow
+evaluate.pick = slow
 train.leave(train.main())
 """
 
@@ -97,15 +95,15 @@ train.leave(train.main())
 # in one piece: the first writes to the same pipe.
 BAD_WHILE_SAVING = """
 import os, sys, time
-from trainer import checkpoint, spike, step, train
-spike.WINDOW, save, gradient = 4, checkpoint.CheckpointStore.save, step.Stepper._gradient
+from trainer import checkpoint, optim, train
+optim.SPIKE_WINDOW, save, gradient = 4, checkpoint.CheckpointStore.save, train.gradient
 def slow(*given):
     time.sleep(0.3)
     return save(*given)
-def bad(self):
-    figures = gradient(self)
-    return (float("BAD"), *figures[1:]) if self._run.progress.step == 5 else figures
-checkpoint.CheckpointStore.save, step.Stepper._gradient = slow, bad
+def bad(run):
+    figures = gradient(run)
+    return (float("BAD"), *figures[1:]) if run.progress.step == 5 else figures
+checkpoint.CheckpointStore.save, train.gradient = slow, bad
 code = train.main()
 out = sys.argv[sys.argv.index("--out") + 1]
 if os.environ["RANK"] == "1":

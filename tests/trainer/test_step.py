@@ -12,18 +12,16 @@ import pytest
 import torch
 from conftest import Train, events, manifest, patience_s, recipe_record
 
-from trainer import assemble, spike
+from trainer import optim
 from trainer.checkpoint import read_checkpoint
-from trainer.device import precision_of_card
-from trainer.due import save
+from trainer.data import BatchPlan, smaller
+from trainer.distributed import precision_of_card
 from trainer.errors import Refused
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
-from trainer.optim import BatchPlan
+from trainer.optim import LossScale, SpikeGuard
 from trainer.run import Run
-from trainer.scale import LossScale
-from trainer.spike import SpikeGuard
-from trainer.step import smaller
+from trainer.train import save
 
 NO_DROPOUT = {"dropout": 0.0}
 Tamper = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -94,7 +92,7 @@ def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_anoth
 
     tamper(monkeypatch, full)
     with monkeypatch.context() as once:
-        once.setattr("trainer.due.save", lambda run: save(run) or run.stop_asked.set())
+        once.setattr("trainer.train.save", lambda run: save(run) or run.stop_asked.set())
         assert train(recipe_record(train={"micro_batch": 4}), tmp_path) == 0
     assert train(recipe_record(train={"micro_batch": planned}), tmp_path) == 0
     assert [event["micro_batch"] for event in events(tmp_path, "start")] == [4, then]
@@ -138,7 +136,7 @@ def test_a_step_without_dropout_draws_no_random_number_that_could_matter(
 
 
 def test_the_scale_follows_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.scale.GROWTH_STEPS", 3)
+    monkeypatch.setattr("trainer.optim.GROWTH_STEPS", 3)
     ours, parameter = LossScale(True), torch.nn.Parameter(torch.zeros(1))
     theirs, optimizer = torch.amp.GradScaler("cpu", growth_interval=3), torch.optim.SGD([parameter], lr=1.0)
     for overflow in (True, False, False, True, False, False, False, False, False, False, True, True, False):
@@ -244,7 +242,7 @@ def test_fp16_that_overflows_at_any_scale_has_diverged(
 def spiking(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Multiply the loss of one step by five, and its gradient with it."""
     calls = 0
-    monkeypatch.setattr(spike, "WINDOW", 6)
+    monkeypatch.setattr(optim, "SPIKE_WINDOW", 6)
 
     def jump(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
         nonlocal calls
@@ -295,7 +293,7 @@ def test_a_run_that_stopped_at_a_spike_goes_on_once_it_is_told_to_skip_it(
 
 def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
     guard = SpikeGuard(7.0)
-    for step in range(spike.WINDOW):
+    for step in range(optim.SPIKE_WINDOW):
         assert guard.judge(1e9, 1e9) is None
         guard.remember(3.0 + 0.1 * (-1) ** step, 1.0)
     assert guard.judge(3.6, 1.0) is None  # six standard deviations
@@ -303,7 +301,7 @@ def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
     assert "the loss 3.9 is 9.0 standard deviations" in str(guard.judge(3.9, 1.0))
     assert "the gradient norm 2" in str(guard.judge(3.0, 2.0))
     assert guard.judge(3.0, 1.001) is None  # norms that never differed have no spread
-    for _ in range(spike.WINDOW // 2):
+    for _ in range(optim.SPIKE_WINDOW // 2):
         guard.remember(3.9, math.inf)
     assert guard.judge(3.9, 1.0) is None, "a level that lasts is no spike any more"
 
@@ -313,8 +311,8 @@ def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
 def test_a_resumed_run_judges_and_scales_as_the_one_that_was_not_stopped(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(spike, "WINDOW", 4)
-    monkeypatch.setattr("trainer.scale.GROWTH_STEPS", 4)
+    monkeypatch.setattr(optim, "SPIKE_WINDOW", 4)
+    monkeypatch.setattr("trainer.optim.GROWTH_STEPS", 4)
     recipe = recipe_record(train=keys)
     assert train(recipe, tmp_path / "straight") == 0
     report = Reporter.step
@@ -343,7 +341,7 @@ def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_the
     dropout = {"dropout": 0.1 if micro_batch == 2 else 0.0}  # its masks depend on the cut
     assert train(recipe_record(model=dropout), tmp_path / "straight") == 0
     kept: list[Run] = []
-    real, report = assemble.assemble, Reporter.step
+    report = Reporter.step
 
     def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:
         report(self, step, values)
@@ -352,7 +350,7 @@ def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_the
         assert step < 13 or stop == "signal"
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
+        once.setattr("trainer.train.Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
         once.setattr(Reporter, "step", stopping)
         assert train(recipe_record(model=dropout), tmp_path / "out") == (0 if stop == "signal" else 1)
     assert train(recipe_record(model=dropout, train={"micro_batch": micro_batch}), tmp_path / "out") == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.tensors import TensorFileError, read_tensors, write_tensors
+from trainer.checkpoint import TensorFileError, read_tensors, write_tensors
 
 TENSORS = {
     "wte.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

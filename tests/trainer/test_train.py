@@ -17,11 +17,9 @@ import pytest
 import torch
 from conftest import TEXT, Train, events, manifest, recipe_record, write_data
 
-from trainer import assemble as assemble_module
-from trainer import due
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
-from trainer.device import prepare_allocator
+from trainer.distributed import prepare_allocator
 from trainer.evaluate import Evaluation
 from trainer.events import Reporter
 from trainer.model import GPT
@@ -118,8 +116,7 @@ def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_pat
 
 def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Run] = []
-    real = assemble_module.assemble
-    monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
+    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
     calls, forward = 0, GPT.forward
 
     def diverging(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -150,7 +147,7 @@ def test_an_infinite_gradient_of_a_finite_loss_stops_too(
 def test_a_validation_loss_that_is_no_number_saves_nothing(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due, "validation", lambda *_, **__: Evaluation(math.nan, None))
+    monkeypatch.setattr(train_module, "validation", lambda *_, **__: Evaluation(math.nan, None))
     assert train(recipe_record(), tmp_path) == 3
     assert "after step 10 the validation loss is nan" in events(tmp_path)[-1]["message"]
     assert not (tmp_path / "MANIFEST.json").exists()
@@ -209,7 +206,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
 def test_a_bug_is_reported_before_the_process_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(due, "_report_step", lambda *_: 1 // 0)
+    monkeypatch.setattr(train_module, "tell", lambda *_: 1 // 0)
     assert train(recipe_record(), tmp_path) == 1
     assert events(tmp_path)[-1]["message"].startswith("ZeroDivisionError")
     assert "Traceback" in capsys.readouterr().err
@@ -236,8 +233,7 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Run] = []
-    real = assemble_module.assemble
-    monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[0])
+    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
     forward = GPT.forward
 
     def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -258,8 +254,8 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
 ) -> None:
     assert train(recipe_record(), tmp_path / "straight") == 0
     kept: list[Run] = []
-    real, forward = assemble_module.assemble, GPT.forward
-    monkeypatch.setattr(train_module, "assemble", lambda *a, **k: kept.append(real(*a, **k)) or kept[-1])
+    forward = GPT.forward
+    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[-1])
 
     def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not self.training and len(kept) == 1 and kept[0].progress.step == cut_at:
@@ -278,13 +274,11 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
 def test_a_stop_that_comes_before_the_first_step_waits_for_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = assemble_module.assemble
-
     def asked(*given: Any, **more: Any) -> Run:
         more["stop_asked"].set()
-        return real(*given, **more)
+        return Run(*given, **more)
 
-    monkeypatch.setattr(train_module, "assemble", asked)
+    monkeypatch.setattr(train_module, "Run", asked)
     assert train(recipe_record(), tmp_path) == 0
     assert [event["kind"] for event in events(tmp_path)] == ["start", "stop"]
     assert (events(tmp_path)[-1]["reason"], (tmp_path / "MANIFEST.json").exists()) == ("signal", False)

@@ -13,9 +13,8 @@ from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 
 from gpurun.core.errors import UsageError
 from gpurun.data.pairs.grammar import english_german
-from trainer.data import sample_starts
+from trainer.data import plan_batch, sample_starts
 from trainer.errors import Refused
-from trainer.optim import plan_batch
 from trainer.pair_tokenizer import PairTokenizer
 from trainer.shards import open_data
 from trainer.translation.pairs import PairRow, read_special_tokens

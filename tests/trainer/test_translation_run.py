@@ -10,9 +10,11 @@ import pytest
 from conftest import Train, events, run_command
 from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
-from trainer import generate, step
+from trainer import generate
+from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
 from trainer.recipe import parse_recipe
+from trainer.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -66,15 +68,15 @@ def test_a_run_that_ended_goes_on_bit_for_bit(
 ) -> None:
     recipe = small(dropout=0.1)
     assert train(recipe, tmp_path / "straight", copies) == 0
-    take = step.Stepper.take
+    take = train_module.take_step
 
-    def fail_at_5(self: step.Stepper) -> step.StepResult:
-        if self._run.progress.step == 4:
+    def fail_at_5(run: Run) -> tuple[dict[str, float], bool]:
+        if run.progress.step == 4:
             raise RuntimeError("the machine is gone")
-        return take(self)
+        return take(run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(step.Stepper, "take", fail_at_5)
+        patched.setattr(train_module, "take_step", fail_at_5)
         assert train(recipe, tmp_path / "ended", copies) == 1
     assert train(recipe, tmp_path / "ended", copies) == 0
     assert events(tmp_path / "ended", "start")[-1]["resumed_from"] == 3

@@ -56,7 +56,7 @@ def test_the_loss_of_a_step_is_that_of_its_batch_in_one_piece(copies: Path) -> N
 
 def test_the_validation_loss_counts_every_label_once_though_the_last_portion_is_smaller(copies: Path) -> None:
     task, model = lab(copies).task, lab(copies).model.eval()
-    pairs, total = task.eval_pairs, 0.0
+    pairs, total = task.eval_windows, 0.0
     with torch.no_grad():
         for first in range(0, pairs, 48):
             count = min(48, pairs - first)

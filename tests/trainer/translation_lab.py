@@ -14,9 +14,9 @@ from conftest import recipe_record
 
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.run_shards import write_prompts
-from trainer.data import position_seed, sample_starts
+from trainer.data import BatchPlan, plan_batch, position_seed, sample_starts
 from trainer.distributed import Processes
-from trainer.optim import BatchPlan, learning_rate, make_optimizer, plan_batch, set_learning_rate
+from trainer.optim import learning_rate, make_optimizer, set_learning_rate
 from trainer.recipe import Recipe, parse_recipe
 from trainer.shards import open_data
 from trainer.translation.model import Translator

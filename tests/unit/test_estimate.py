@@ -18,6 +18,7 @@ from gpurun.planning.estimate import LAUNCH_S, PCIE_SCALING, START_S, estimate
 from gpurun.planning.memory import (
     CONTEXT_BYTES,
     GIB,
+    MUON_STACK,
     REPLICA_BYTES,
     REPLICA_SHARE,
     Way,
@@ -230,17 +231,18 @@ def test_cards_without_bf16_compute_in_fp16_at_their_own_peak() -> None:
 
 
 def test_what_is_too_large_for_every_card_fits_where_the_trainer_shards_it() -> None:
-    from trainer.parallel import REPLICA_BYTES as SWITCH_BYTES
-    from trainer.parallel import USABLE_SHARE as SWITCH_SHARE
+    from trainer.distributed import REPLICA_BYTES as SWITCH_BYTES
+    from trainer.distributed import USABLE_SHARE as SWITCH_SHARE
+    from trainer.optim import STACK_WEIGHTS
 
-    assert (REPLICA_BYTES, REPLICA_SHARE) == (SWITCH_BYTES, SWITCH_SHARE)
+    assert (REPLICA_BYTES, REPLICA_SHARE, MUON_STACK) == (SWITCH_BYTES, SWITCH_SHARE, STACK_WEIGHTS)
     large = ["layers=48", "width=1600", "heads=25", "train.batch_tokens=8192", "train.compile=false"]
     v100 = next(o for o in offers_for(parse_gpu("8xV100")) if o.gpu_count == 8)
     sharded = estimate(resolve(load_recipe("gpt2-124m"), "full", large), v100)
     assert (sharded.fits, "sharded (FSDP)" in sharded.basis) == (True, True)
     replicas = estimate(resolve(load_recipe("gpt2-124m"), "full", [*large, "parallel=ddp"]), v100)
     assert not replicas.fits
-    # In portions each process keeps the whole gradient until the last of them (trainer/parallel.py).
+    # In portions each process keeps the whole gradient until the last of them (trainer/distributed.py).
     portions = estimate(resolve(load_recipe("gpt2-124m"), "full", [*large, "train.batch_tokens=524288"]), v100)
     assert not portions.fits
     small = estimate(GPT2, v100)

@@ -27,11 +27,11 @@ from gpurun.planning.upload_list import sources_of
 from gpurun.remote.archive import survey
 from tests.unit.report_samples import plan_of
 from trainer import pretrained
+from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.pretrained import find_weights, load_weights
 from trainer.recipe import ModelConfig
-from trainer.tensors import write_tensors
 
 SHAPE = {"layers": 2, "heads": 2, "width": 64, "context": 64}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 
 from trainer.errors import Refused
-from trainer.run import Run
+from trainer.run import After, Run
 
 __all__ = ["loop"]
 
@@ -13,8 +13,11 @@ LEAST_TRANSFORMERS = (5, 6)
 """Up to 5.5.0 the gradient of a step in portions is divided twice by their number; before 5.2 settings are missing."""
 
 
-def loop(run: Run) -> str:
-    """Take all steps; return why it ended: "done" or "signal". Refused where this loop cannot do what is asked."""
+def loop(run: Run, after: After) -> str:
+    """Take all steps, doing `after` after each; return why it ended: "done" or "signal".
+
+    Refused where this loop cannot do what is asked.
+    """
     _check(run)
     try:
         import accelerate  # noqa: F401  their Trainer asks for it late, in a sentence of its own
@@ -28,7 +31,7 @@ def loop(run: Run) -> str:
     if run.progress.step == run.recipe.train.steps:
         return "done"
     with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
-        return train(run, folder)
+        return train(run, folder, after)
 
 
 def _check_version(version: str) -> None:

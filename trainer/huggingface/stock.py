@@ -11,22 +11,20 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from trainer.data import position_seed
-from trainer.due import Due
+from trainer.data import BatchPlan, position_seed, smaller
 from trainer.errors import NonFinite
 from trainer.huggingface.twin import Twin
-from trainer.optim import BatchPlan, learning_rate
-from trainer.run import Run
-from trainer.step import StepResult, cut_smaller, smaller
+from trainer.optim import learning_rate
+from trainer.run import After, Run
 
 __all__ = ["train"]
 
 
-def train(run: Run, folder: str) -> str:
+def train(run: Run, folder: str, after: After) -> str:
     """Take the steps that are left; return why they ended: "done" or "signal". What their Trainer writes is scratch."""
     transformers.utils.logging.set_verbosity_error()
     run.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
-    trainer = _Trainer(run, folder)
+    trainer = _Trainer(run, folder, after)
     trainer.train()
     return trainer.after.reason
 
@@ -58,7 +56,7 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The samples that are left, in the order in which the other loop takes them."""
 
     def __init__(self, run: Run) -> None:
-        self._samples, each = run.train_samples, run.plan.sequences
+        self._samples, each = run.task.train_samples, run.plan.sequences
         self._first, self._count = run.progress.step * each, (run.recipe.train.steps - run.progress.step) * each
 
     def __len__(self) -> int:
@@ -75,12 +73,12 @@ class _Trainer(transformers.Trainer):
 
     optimizer: torch.optim.Optimizer  # There before it is asked for, whatever their type says.
 
-    def __init__(self, run: Run, folder: str) -> None:
+    def __init__(self, run: Run, folder: str, after: After) -> None:
         self._run, self._twin = run, Twin(run.gpt)
         self._first = run.progress.step
         self._inputs: list[Any] = []
         self._portion = 0
-        self.after = _After(self, run)
+        self.after = _After(self, run, after)
         super().__init__(self._twin.model, _arguments(run, folder), train_dataset=_Rows(run), callbacks=[self.after])
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
 
@@ -110,7 +108,7 @@ class _Trainer(transformers.Trainer):
                 continue
             model.zero_grad()
             waiting, self._portion = list(self._inputs), 0
-            cut_smaller(self._run, _dividing(self._run.plan))
+            self._run.cut_smaller(_dividing(self._run.plan))
         if len(self._inputs) == self.args.gradient_accumulation_steps:
             self._inputs, self._portion = [], 0
         assert loss is not None
@@ -142,8 +140,8 @@ class _Trainer(transformers.Trainer):
 class _After(transformers.TrainerCallback):
     """Judges a step before the weights move, and does what is due once it has been taken."""
 
-    def __init__(self, trainer: _Trainer, run: Run) -> None:
-        self._trainer, self._run, self._due = trainer, run, Due(run)
+    def __init__(self, trainer: _Trainer, run: Run, after: After) -> None:
+        self._trainer, self._run, self._after = trainer, run, after
         self._began_s = time.perf_counter()
         self.reason = "done"
 
@@ -160,8 +158,8 @@ class _After(transformers.TrainerCallback):
             return  # the summary at the end
         run, loss, norm = self._run, float(logs["loss"]), float(logs["grad_norm"])
         self._trainer.show_state()
-        result = StepResult(loss, norm, learning_rate(run.recipe, run.progress.step), run.stop_asked.is_set())
-        reason = self._due.after(result, time.perf_counter() - self._began_s)
+        figures = {"loss": loss, "lr": learning_rate(run.recipe, run.progress.step), "grad_norm": norm}
+        reason = self._after(run, figures, run.stop_asked.is_set(), time.perf_counter() - self._began_s)
         self._began_s = time.perf_counter()
         if reason is not None:
             self.reason, control.should_training_stop = reason, True

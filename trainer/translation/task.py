@@ -6,18 +6,23 @@ what `model` takes. All of it is a function of the recipe, the data folder and t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from trainer.data import VALIDATION_SEED
 from trainer.distributed import Processes
 from trainer.errors import Refused
-from trainer.recipe import Recipe
-from trainer.shards import TokenData
+from trainer.items import Item
+from trainer.recipe import Recipe, SampleConfig
+from trainer.shards import Prompt, TokenData
+from trainer.translation.decode import beam_search
 from trainer.translation.interpret import Interpreter
-from trainer.translation.model import Translator
+from trainer.translation.model import Attention, Translator
 from trainer.translation.pairs import PairRow, PairSamples, read_special_tokens
 
 __all__ = ["TranslationTask"]
@@ -27,12 +32,14 @@ __all__ = ["TranslationTask"]
 class TranslationTask(Interpreter):
     """A parallel text that has been opened and checked for a recipe."""
 
+    items: ClassVar[tuple[Item, ...]] = ()
+    """A translator answers none of HellaSwag's."""
     data: TokenData
     train: PairRow
     val: PairRow
     train_samples: PairSamples
     val_samples: PairSamples
-    eval_pairs: int
+    eval_windows: int
     """How many held-out pairs an evaluation looks at: `val_samples` has them all in its step 0."""
 
     @classmethod
@@ -43,14 +50,14 @@ class TranslationTask(Interpreter):
         special, context = read_special_tokens(folder, data.tokenizer.vocab_size), recipe.model.context
         train = PairRow(data.train, special, context, "train", processes.local_count)
         val = PairRow(data.val, special, context, "val", processes.local_count)
-        eval_pairs = min(len(val), max(1, recipe.eval.tokens // context))
+        eval_windows = min(len(val), max(1, recipe.eval.tokens // context))
         for prompt in data.prompts:
             if len(prompt.ids) + 2 > context:
                 raise Refused(f'the prompt "{prompt.text[:40]}" takes more than model.context {context} positions')
         return cls(
-            data=data, tokenizer=data.tokenizer, special=special, train=train, val=val, eval_pairs=eval_pairs,
+            data=data, tokenizer=data.tokenizer, special=special, train=train, val=val, eval_windows=eval_windows,
             train_samples=PairSamples(train, sequences, recipe.train.seed),
-            val_samples=PairSamples(val, eval_pairs, VALIDATION_SEED),
+            val_samples=PairSamples(val, eval_windows, VALIDATION_SEED),
         )  # fmt: skip
 
     @property
@@ -63,6 +70,24 @@ class TranslationTask(Interpreter):
         torch.manual_seed(recipe.train.seed)
         vocab_size, smoothing = self.data.tokenizer.vocab_size, recipe.train.label_smoothing
         return Translator(recipe.model, vocab_size, pad_id=self.special.pad_id, label_smoothing=smoothing)
+
+    def bytes_of_ids(self) -> None:
+        """Return None: bits a byte are of a text, and here are two."""
+
+    def answers(
+        self, model: nn.Module, prompts: Sequence[Prompt], sample: SampleConfig, seeds: Sequence[int],
+        stopping: Callable[[], bool],
+    ) -> list[str]:  # fmt: skip
+        """Return each prompt's translation: a search, which draws nothing."""
+        assert isinstance(model, Translator)
+        ids, settings = [prompt.ids for prompt in prompts], {"beams": sample.beams, "most": sample.tokens}
+        found = self.translate(model, ids, alpha=sample.length_penalty, stopping=stopping, **settings)
+        return [self.text(one.ids) for one in found]
+
+    @staticmethod
+    def ideas(model: nn.Module) -> dict[str, Callable[..., Any]]:
+        """Return the code in which ideas of this kind of model stand."""
+        return {"embedding": Translator._embed, "attention": Attention.forward, "generation": beam_search}
 
     def translate_held_out(
         self, model: Translator, pairs: int, *, beams: int, alpha: float, at_once: int = 64

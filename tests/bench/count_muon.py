@@ -1,0 +1,66 @@
+"""How many kernels a step of Muon launches on a card: `python tests/bench/count_muon.py`, for a Markdown table.
+
+Counted from the operations on tensors that hold nothing: each that is no view is a launch, and one on a list of tensors
+is as many as torch cuts it into (at most 320 blocks of 65,536 elements, and 48 tensors, at once).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.distributed import Processes
+from trainer.model import GPT
+from trainer.optim import Muon, block_matrices
+from trainer.recipe import ModelConfig, OptimConfig
+
+MODERN: Mapping[str, Any] = {"preset": "modern", "bias": False, "tied": False, "context": 1024, "vocab_size": 50304}
+SHAPES = {"124M": (12, 12, 768), "355M": (24, 16, 1024)}
+
+
+class _Launches(TorchDispatchMode):
+    """Counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if "_foreach_" in str(func):
+            tensors: list[Tensor] = args[0]
+            blocks = sum(-(-tensor.numel() // 65_536) for tensor in tensors)
+            self.count += max(-(-blocks // 320), -(-len(tensors) // 48))
+        elif not func.is_view and "empty" not in str(func):
+            self.count += 1
+        return made
+
+
+def launches(shape: str, whose: str) -> int:
+    """Return the launches of a step of `ours` or `torch`'s Muon on the matrices of a `modern` model."""
+    layers, heads, width = SHAPES[shape]
+    with torch.device("meta"):
+        matrices = block_matrices(GPT(ModelConfig(layers=layers, heads=heads, width=width, **MODERN)))
+    optimizer: torch.optim.Optimizer = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
+    if whose == "ours":
+        optimizer = Muon(matrices, OptimConfig(kind="muon", lr=1e-3), Processes())
+    for matrix in matrices:
+        matrix.grad = torch.empty_like(matrix)
+    optimizer.step()  # The first one makes the moments.
+    with _Launches() as seen:
+        optimizer.step()
+    return seen.count
+
+
+if __name__ == "__main__":
+    print("| Muon, launches a step | torch's | ours |\n| --- | --- | --- |")
+    for name in SHAPES:
+        print(f"| {name} | {launches(name, 'torch'):,} | {launches(name, 'ours'):,} |")
