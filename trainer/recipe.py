@@ -358,11 +358,11 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys in which two recipe records would train differently.
 
     How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
-    so may what follows at a spike, or a run that stopped at one would stop there whenever it goes on.
+    so may what follows at a spike, or a run that stopped at one would stop there again. Steps may become more.
     """
     tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
     every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]
-    return [key for key, was, now in every if was != now and key not in _MAY_CHANGE]
+    return [k for k, was, now in every if was != now and k not in _MAY_CHANGE and (k != "train.steps" or now < was)]
 
 
 ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}  # Of a layer, or of one on either side.

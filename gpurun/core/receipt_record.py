@@ -39,6 +39,7 @@ class Continues(TypedDict):
 
     run: str
     step: int
+    steps: NotRequired[int]
 
 
 class Asked(TypedDict):

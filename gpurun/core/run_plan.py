@@ -182,7 +182,8 @@ class Reach(Frozen):
 class Earlier(Frozen):
     """The checkpoint of an earlier run that a run goes on from, and what that run cost at most, where that is known.
 
-    `bytes` are those of its three files; `receipt_sha256` is the receipt that names them.
+    `bytes` are those of its three files; `receipt_sha256` is the receipt that names them. `steps` are those that it was
+    planned for; this run may take more.
     """
 
     run: str
@@ -190,6 +191,7 @@ class Earlier(Frozen):
     bytes: int
     receipt_sha256: str
     spent_micros: Micros | None = None
+    steps: int = 0
 
 
 class Candidate(Frozen):

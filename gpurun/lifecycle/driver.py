@@ -334,7 +334,9 @@ class Driver:
             "cap_micros": plan.cap_micros,
             "worst_micros": plan.most_micros,
             "stage": plan.choices.stage,
-            "continues": plan.continues.model_dump(include={"run", "step", "receipt_sha256"})
+            "continues": plan.continues.model_dump(
+                include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
+            )
             if plan.continues
             else None,
         }

@@ -99,9 +99,10 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
         raise UsageError(
             "continue.finished",
             f"{name} has taken all its {step:,} steps.",
-            hint=f"To train on from its weights is a run of its own: train.init_from, see {page('FORMATS.md')}",
+            hint=f"Take more: gpurun train --from {name} --set train.steps={2 * step}. A new run from its weights: "
+            f"train.init_from, see {page('FORMATS.md')}",
         )
-    return replace(resolved, earlier=_earlier(run, step, files))
+    return replace(resolved, earlier=_earlier(run, plan, step, files))
 
 
 def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path) -> DataSummary:
@@ -137,6 +138,15 @@ def bucket_of(earlier: Earlier, home: Home) -> Iterator[str]:
     """What a plan without a bucket says where the run that it goes on from had one: the shards may still be there."""
     if url := read_plan(home.run(earlier.run)).choices.stage:
         yield f"{earlier.run} went by {url}: with --stage {shlex.quote(url)} what is still there is not sent again."
+
+
+def longer_than(earlier: Earlier, steps: int) -> Iterator[str]:
+    """What the plan says of more steps than were planned at first: the learning rate follows the longer schedule."""
+    if steps > earlier.steps > 0:
+        yield (
+            f"{earlier.run} was planned for {earlier.steps:,} steps, this run is for {steps:,}: from step "
+            f"{earlier.step:,} on the learning rate is that of the longer run."
+        )
 
 
 def others_from(earlier: Earlier, home: Home) -> Iterator[str]:
@@ -207,16 +217,17 @@ def newest_whole(files: Iterable[Mapping[str, Any]]) -> int | None:
     return max((step for step, count in steps.items() if count == len(_KINDS)), default=None)
 
 
-def _earlier(run: VerifiedRun, step: int, files: list[dict[str, Any]]) -> Earlier:
+def _earlier(run: VerifiedRun, plan: Plan, step: int, files: list[dict[str, Any]]) -> Earlier:
     """What the plan says of the checkpoint; the cost is that of the whole chain of runs that led to it."""
-    spent, plan = run.told["cost"]["upper_bound_micros"], run.plan()
-    before = plan.continues.spent_micros if plan and plan.continues else Micros(0)
+    spent = run.told["cost"]["upper_bound_micros"]
+    before = plan.continues.spent_micros if plan.continues else Micros(0)
     return Earlier(
         run=run.folder.name,
         step=step,
         bytes=sum(int(one["bytes"]) for one in files),
         receipt_sha256=run.receipt_sha256,
         spent_micros=None if spent is None or before is None else Micros(spent + before),
+        steps=int(plan.resolved["train"]["steps"]),
     )
 
 

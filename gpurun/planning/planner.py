@@ -66,9 +66,10 @@ def make_plan(
     if plan.data.passed_over:
         warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
-        from gpurun.planning.continue_from import bucket_of, others_from
+        from gpurun.planning.continue_from import bucket_of, longer_than, others_from
 
         notes += [] if plan.choices.stage else bucket_of(plan.continues, home)
+        notes += longer_than(plan.continues, plan.resolved["train"]["steps"])
         warnings += others_from(plan.continues, home)
     if request.quoted is not None:
         from gpurun.planning.plan_file import since_quoted

@@ -75,7 +75,8 @@ def _earlier(earlier: Earlier) -> list[Cell]:
     """The checkpoint that it goes on from, and what has been paid for it."""
     spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
     proof = Span(f"receipt {short_hash(earlier.receipt_sha256)}", "dim")
-    step = f"after step {earlier.step:,}".replace(",", " ")
+    of = f" of {earlier.steps:,}" if earlier.steps else ""
+    step = f"after step {earlier.step:,}{of}".replace(",", " ")
     return [Span(earlier.run, "title"), step, format_bytes(earlier.bytes), *spent, proof]
 
 

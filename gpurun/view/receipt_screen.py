@@ -153,7 +153,8 @@ def _recipe(told: Predicate) -> str:
     """What was trained, in which form, and what it went on from."""
     asked = told["asked"]
     before = asked.get("continues")
-    since = f", from {before['run']} after step {before['step']}" if before else ""
+    of = f" of {before['steps']}" if before and "steps" in before else ""
+    since = f", from {before['run']} after step {before['step']}{of}" if before else ""
     return f"{asked['recipe']} ({asked['form']}{since})"
 
 

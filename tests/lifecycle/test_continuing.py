@@ -29,6 +29,7 @@ from gpurun.planning.continue_from import (
     bucket_of,
     carried,
     going_on,
+    longer_than,
     others_from,
 )
 from gpurun.planning.recipe import ResolvedRecipe, differing_keys, load_recipe, resolve
@@ -217,6 +218,20 @@ def test_other_values_and_other_shards_than_before_are_refused_before_anything_i
     assert refusal(home, data=shards(sha256="1" * 64)) == "continue.other_data"
 
 
+def test_a_run_may_go_further_than_it_was_planned_to_and_never_less_far(home: Home) -> None:
+    planned = RECIPE.tables.train.steps
+    stopped_run(home, steps=(planned,))
+    longer = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001", f"train.steps={planned + 500}"), 1)
+    shorter = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001", f"train.steps={planned - 500}"), 1)
+    earlier = going_on(longer, FROM, home).earlier
+    assert earlier is not None
+    assert (earlier.step, earlier.steps) == (planned, planned)
+    (note,) = longer_than(earlier, planned + 500)
+    assert "planned for 18,865 steps, this run is for 19,365" in note
+    assert list(longer_than(earlier, planned)) == []
+    assert refusal(home, recipe=shorter) == "continue.changed"
+
+
 def test_what_was_changed_is_told_with_the_flags_that_change_it_back(home: Home) -> None:
     """A rehearsal's form differs from the full one in what nobody typed, and so does a recipe that was edited since."""
     stopped_run(home)
@@ -296,7 +311,7 @@ class Going(StoppedRun):
     claims: Earlier
 
     def plan(self) -> dict[str, Any]:
-        told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "receipt_sha256"})
+        told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "steps", "receipt_sha256"})
         return {**super().plan(), "continues": told}
 
     def trainer_files(self) -> None:
@@ -314,10 +329,10 @@ def went_on(home: Home, name: str, before: Earlier, claims: Earlier | None = Non
 def test_the_receipt_names_the_checkpoint_and_the_audit_holds_it_against_the_plan(home: Home) -> None:
     stopped_run(home)
     receipt = hashlib.sha256(home.run("fox-41").receipt.read_bytes()).hexdigest()
-    before = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256=receipt)
+    before = Earlier(run="fox-41", step=120, steps=500, bytes=1, receipt_sha256=receipt)
     assert went_on(home, "owl-07", before) == []
     told = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
-    assert told == {"run": "fox-41", "step": 120, "receipt_sha256": receipt}
+    assert told == {"run": "fox-41", "step": 120, "steps": 500, "receipt_sha256": receipt}
     found = went_on(home, "bee-10", before, before.model_copy(update={"step": 60}))
     assert found == ["the run was not opened with the checkpoint that its plan goes on from"]
 

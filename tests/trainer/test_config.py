@@ -93,3 +93,5 @@ def test_only_what_changes_the_training_tells_two_recipes_apart() -> None:
     other = recipe_record(optim={"lr": 2e-2}, model={"layers": 3})
     assert differing_keys(old, same) == []
     assert differing_keys(old, other) == ["model.layers", "optim.lr"]
+    longer = recipe_record(train={"steps": old["train"]["steps"] + 1})
+    assert (differing_keys(old, longer), differing_keys(longer, old)) == ([], ["train.steps"])

@@ -26,7 +26,7 @@ from gpurun.ledger.statement import build_statement
 
 _MALFORMED = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 _AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
-_EARLIER = {"run", "step", "receipt_sha256"}
+_EARLIER = {"run", "step", "steps", "receipt_sha256"}
 _MOST_NAMED = 8
 
 
