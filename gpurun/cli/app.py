@@ -42,7 +42,7 @@ VERBS = {
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
     ),
     "sample": "Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's.",
-    "export": "Write a run's checkpoint for other tools, with a model card that has the receipt's figures.",
+    "export": "Write a run's checkpoint or curves for other tools, a model with a card of its receipt.",
     "confirm-shutdown": "Check that your own box answers no more after a run, and sign it beside the receipt.",
     "pack": "Show what would be uploaded, or write it to a file.",
     "doctor": "Check this machine and its keys; with --online ask the clouds about both, and what was left.",

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import gpurun
+from gpurun.cli.app import build_app
 from gpurun.cli.notebook import COLUMNS
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
@@ -45,6 +47,20 @@ def test_a_runs_figures_are_rows_by_step_with_what_was_spent_by_then(home: Home)
     assert run.receipt is not None
     assert run.receipt["run"] == name
     assert list(run.metrics["step"]) == [10, 20]
+
+
+def test_the_same_columns_are_scalars_for_tensorboard(home: Home, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    words = ["export", "--to", "tensorboard", str(tmp_path / "curves"), "--home", str(home.root), "--json"]
+    written, again = (CliRunner().invoke(build_app(), words) for _ in range(2))
+    told = json.loads(written.stdout.splitlines()[-1])["data"]
+    read = EventAccumulator(told["folder"]).Reload()
+    assert read.SummaryMetadata("val_loss").plugin_data.plugin_name == "scalars"
+    assert [(one.step, make_ndarray(one.tensor_proto)) for one in read.Tensors("val_loss")] == [(10, 2.75)]
+    assert [one.step for one in read.Tensors("cost_usd")] == [10, 20]
+    assert json.loads(again.stdout.splitlines()[-1])["errors"][0]["code"] == "export.not_empty"
 
 
 def test_what_is_no_run_is_refused_and_a_module_has_no_other_names(home: Home) -> None:

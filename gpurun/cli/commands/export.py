@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +13,19 @@ from gpurun.cli.options import Checkpoint, RunArgument
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import SetupError, UsageError
 
 if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
     from gpurun.view.report.series import Mark
 
-FORMS = ("hf",)
+FORMS = ("hf", "tensorboard")
 LIMIT_S = 3_600
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "export", examples=["gpurun export fox-41 ./fox-hf", "gpurun export @last --to hf ./model"])
+@verb(app, "export", examples=["gpurun export fox-41 ./fox-hf", "gpurun export @last --to tensorboard ./curves"])
 def export(
     session: Session,
     run: RunArgument,
@@ -32,13 +33,14 @@ def export(
         str | None, typer.Argument(metavar="DIR", help="The folder to make; alone, of the usual run.")
     ] = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORM", help="hf: as Hugging Face's transformers reads it.")
+        str, typer.Option("--to", metavar="FORM", help="hf: transformers' form of a model; tensorboard: the curves.")
     ] = "hf",
     checkpoint: Checkpoint = "best",
 ) -> Result:
-    """Write a run's checkpoint for other tools, with a model card that has the receipt's figures.
+    """Write a run's checkpoint or curves for other tools, a model with a card of its receipt.
 
-    The folder is new or empty, and is written whole or not at all. With one argument it is the folder.
+    The folder is new or empty, and is written whole or not at all. With one argument it is the folder. Curves go into
+    a folder of the run's name in it.
     """
     from gpurun.cli.run_control import find
     from gpurun.cli.weights import ask_trainer, find_checkpoint
@@ -50,12 +52,38 @@ def export(
         raise UsageError("export.no_folder", what, hint=f"Name one: gpurun export {run} ./model")
     sight = find(session, None if folder is None and run.strip() else run)
     place = Path(folder or run).expanduser().absolute()
+    if to == "tensorboard":
+        return _curves(session, sight, place / sight.folder.name)
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     figures = figures_of(session, sight, found.step)
     written = ask_trainer("trainer.export", found, str(place), limit_s=LIMIT_S, figures=figures).splitlines()
     data = {"run": sight.folder.name, "step": found.step, "folder": str(place), "files": written, "figures": figures}
     return Result(data=data, text="\n".join(written))
+
+
+def _curves(session: Session, sight: Sight, place: Path) -> Result:
+    """Write what was measured as TensorBoard reads it, each column of `load_run(...).metrics` a scalar."""
+    from gpurun.cli.notebook import COLUMNS, load_run
+    from gpurun.core.journal_records import Event
+
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        hint = "From the clone: pip install '.[tensorboard]'"
+        raise SetupError("export.no_tensorboard", "Curves for TensorBoard need its package.", hint=hint) from None
+    if place.exists():
+        raise UsageError("export.not_empty", f"{place} is there already.", hint="Name another folder, or remove it.")
+    began = next((record.wall for record in sight.records if record.event is Event.TRAIN_STARTED), 0.0)
+    rows = load_run(sight.folder.name, session.home.root).rows
+    writer = Writer(str(place))
+    for row in rows:
+        for name in COLUMNS[1:]:
+            if (value := row[name]) is not None:
+                writer.add_scalar(name, value, int(row["step"] or 0), wall_time=began + (row["seconds"] or 0.0))
+    writer.close()
+    data = {"run": sight.folder.name, "folder": str(place), "rows": len(rows)}
+    return Result(data=data, text=f"Wrote {place}. See it: tensorboard --logdir {shlex.quote(str(place.parent))}")
 
 
 def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
