@@ -88,7 +88,7 @@ def private_key(path: Path) -> tuple[str, str]:
     except TypeError:
         why, hint = "has a passphrase", f"Give it to your SSH agent and name that: ssh-add {path}; --identity agent"
     except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
-        why = f"is not a private key that can be used: {error_words(error)}"
+        why = "is not a private key that can be used: " + error_words(error).partition(". ")[0]
     raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
 
 
