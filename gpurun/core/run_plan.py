@@ -310,8 +310,6 @@ class Plan(Frozen):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     choices: Choices = Choices()
-    images: dict[str, str] | None = None
-    """By provider, where the recipe needs another image than its usual one and the user named none."""
     stage: StagePlan | None = None
     box: Box | None = None
     uplink: Uplink = Uplink()
@@ -388,11 +386,8 @@ class Plan(Frozen):
         """The same plan on another of its approved offers."""
         if candidate.lease is None or candidate.worst_micros is None:
             raise ValueError(f"{candidate.offer.label} was not approved")
-        choices = self.choices
-        if self.images is not None:
-            choices = choices.model_copy(update={"image": self.images.get(candidate.offer.provider, "")})
         processes = candidate.offer.gpu_count or self.processes
-        return self.model_copy(update={"choices": choices, "chosen": candidate, "processes": processes})
+        return self.model_copy(update={"chosen": candidate, "processes": processes})
 
 
 _CHOSEN = ("offer", "estimate", "lease", "expected_micros", "worst_micros")

@@ -16,7 +16,7 @@ from gpurun.planning.catalog import catalogue_words, catalogued, counts_of, othe
 from gpurun.planning.estimate import NO_PRIORS
 from gpurun.planning.history import Priors, uplink_of
 from gpurun.planning.recipe import ResolvedRecipe, parameters_of
-from gpurun.planning.requirements import images_by_provider, outfitted, setup_limit_s
+from gpurun.planning.requirements import outfitted, setup_limit_s
 from gpurun.planning.transfer import Load, load_for, named_data, not_prepared, vocabulary_of
 
 if TYPE_CHECKING:
@@ -210,7 +210,6 @@ def build_plan(
         notes=(*notes, *said),
         warnings=warnings,
         choices=choices,
-        images=images_by_provider(resolved.tables, {one.offer.provider for one in offered}, request.choices),
         uplink=uplink,
         continues=resolved.earlier,
         quoted_wall=quoted_wall,

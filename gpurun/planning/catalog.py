@@ -60,8 +60,6 @@ class Terms:
     disk_per_gb_hour: Micros
     other_per_hour: Micros
     egress_per_gb: Micros
-    image_torch: str = ""
-    newer_image: str = ""
     with_guard: str = ""
     least_billed_s: int = 0
 
@@ -137,8 +135,6 @@ def terms_of(provider: str, region: str = "") -> Terms:
         disk_per_gb_hour=usd(facts["disk_usd_per_gb_hour"]),
         other_per_hour=usd(facts["other_usd_per_hour"]),
         egress_per_gb=usd(facts["egress_usd_per_gb"]),
-        image_torch=facts.get("image_torch", ""),
-        newer_image=facts.get("newer_image", ""),
         with_guard=facts.get("with_guard", ""),
         least_billed_s=facts.get("least_billed_s", 0),
     )

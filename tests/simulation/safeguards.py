@@ -74,7 +74,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("and not extras:", ":"),
         ("check_made(born, context.plan)", "pass"),
         ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
-        ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch)", "()"),
+        ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu)", "()"),
         (" and instance.token == token", ""),
         ("        if told.taken:\n", "        if True:\n"),
     ),

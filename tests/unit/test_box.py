@@ -11,7 +11,6 @@ from gpurun.core.money import usd
 from gpurun.core.records import Offer
 from gpurun.lifecycle.instance.verify_machine import check_box
 from gpurun.planning.catalog import all_offers
-from gpurun.planning.requirements import least_torch_of
 from gpurun.remote.messages import Card, Facts, Gpu, Torch
 
 A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30
@@ -87,14 +86,6 @@ def test_an_older_torch_is_refused_with_both_figures(version: str) -> None:
     assert version in error.what
     assert "2.8" in error.what
     assert "--image" in error.hint
-
-
-def test_a_recipe_that_needs_a_newer_torch_is_told_so_before_anything_is_sent() -> None:
-    assert least_torch_of({"optim": {"kind": "muon"}}) == "2.9"
-    with pytest.raises(SetupError, match=r"2\.8\.0; the trainer needs 2\.9") as error:
-        check_box(facts(version="2.8.0"), offer(), accept_cpu=False, least_torch="2.9")
-    assert "torch 2.9 or newer" in error.value.hint
-    assert check_box(facts(version="2.10.0"), offer(), accept_cpu=False, least_torch="2.9") == ()
 
 
 def test_a_torch_of_no_plain_version_is_warned_of() -> None:

@@ -9,53 +9,24 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.core.run_plan import Choices, Request
-from gpurun.planning.candidates import paid_plan, quote
-from gpurun.planning.catalog import parse_gpu, terms_of
+from gpurun.core.run_plan import Choices
 from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.planning.requirements import HUGGINGFACE_SETUP, images_by_provider, outfitted
+from gpurun.planning.requirements import HUGGINGFACE_SETUP, LEAST_TORCH, outfitted
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
 
-MUON, STOCK = load_recipe("modern-124m").tables, load_recipe("tiny-hf").tables
+STOCK = load_recipe("tiny-hf").tables
 OWN = Choices(image="mine:1", setup="pip install everything")
 
 
 def test_a_recipe_that_needs_nothing_more_leaves_the_choices_alone() -> None:
-    for name in ("mini-gpt", "gpt2-124m", "annotated-transformer"):
+    for name in ("mini-gpt", "gpt2-124m", "annotated-transformer", "modern-124m"):
         assert outfitted(load_recipe(name).tables, "runpod", OWN) == (OWN, ())
 
 
-def test_muon_boots_an_image_whose_torch_has_it_where_the_usual_one_has_not() -> None:
-    choices, (said,) = outfitted(MUON, "runpod", Choices(region="EU"))
-    assert choices == Choices(region="EU", image=terms_of("runpod").newer_image)
-    assert "needs torch 2.9 or newer, and runpod's usual image has 2.8" in said
-    for provider in ("aws", "lambda", "ssh"):
-        choices, (said,) = outfitted(MUON, provider, Choices())
-        assert choices == Choices()
-        assert "seen there" in said
-    choices, (said,) = outfitted(MUON, "runpod", Choices(image="mine:1"))
-    assert (choices.image, "the image mine:1 has is seen there" in said) == ("mine:1", True)
-
-
-def test_the_next_offer_of_another_cloud_gets_that_clouds_image() -> None:
-    images = images_by_provider(MUON, ("runpod", "aws"), Choices())
-    assert images == {"runpod": terms_of("runpod").newer_image}
-    assert images_by_provider(MUON, ("runpod", "aws"), OWN) is None
-    assert images_by_provider(STOCK, ("runpod", "aws"), Choices()) is None
-    full = resolve(load_recipe("modern-124m"), "full")
-    request = Request(recipe="modern-124m", gpu=parse_gpu("8xA100"), providers=("runpod", "aws"))
-    plan = paid_plan(request, "fox", full, quote(request, full))
-    tried = [plan.on(one) for one in plan.approved]
-    wanted = {(one.offer.provider, one.choices.image) for one in tried}
-    assert wanted == {("runpod", terms_of("runpod").newer_image), ("aws", "")}
-
-
-def test_the_catalogue_tells_of_runpods_images_what_their_tags_tell() -> None:
-    terms = terms_of("runpod")
-    for image, torch in ((IMAGE, terms.image_torch), (terms.newer_image, "2.9")):
-        found = re.search(r"-cu(\d+)\d-torch(\d)(\d)\d-", image)
-        assert found is not None
-        assert (f"{found[2]}.{found[3]}", found[1]) == (torch, IMAGE_CUDA.replace(".", "")), image
+def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
+    found = re.search(r"-cu(\d+)\d-torch(\d)(\d)\d-", IMAGE)
+    assert found is not None
+    assert (f"{found[2]}.{found[3]}", found[1]) == (LEAST_TORCH, IMAGE_CUDA.replace(".", ""))
 
 
 def test_the_hugging_face_libraries_are_installed_first_unless_the_user_brings_them() -> None:

@@ -118,18 +118,18 @@ def _card(gpu: str) -> str:
     return card_names().get(gpu, gpu)
 
 
-def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, least_torch: str = LEAST_TORCH) -> tuple[str, ...]:
+def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool) -> tuple[str, ...]:
     """Warnings about a machine that will do.
 
     Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
     With `accept_cpu` a machine without a CUDA device will do.
     """
-    better = f"Choose an image with torch {least_torch} or newer and numpy: --image."
+    better = f"Choose an image with torch {LEAST_TORCH} or newer and numpy: --image."
     if offer.provider == "ssh":
         better = (
-            f"Install torch {least_torch} or newer and numpy there, or name the Python that has them: --python PATH."
+            f"Install torch {LEAST_TORCH} or newer and numpy there, or name the Python that has them: --python PATH."
         )
-    warnings = _check_python(facts, least_torch, better)
+    warnings = _check_python(facts, better)
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
@@ -149,7 +149,7 @@ def _another(offer: Offer) -> str:
     return "Try again, or with another --region or --provider."
 
 
-def _check_python(facts: Facts, least_torch: str, hint: str) -> tuple[str, ...]:
+def _check_python(facts: Facts, hint: str) -> tuple[str, ...]:
     """Whether some Python there has a torch that is new enough, and numpy."""
     torch = facts.torch
     if not torch.found:
@@ -158,9 +158,9 @@ def _check_python(facts: Facts, least_torch: str, hint: str) -> tuple[str, ...]:
         raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=hint)
     version = re.match(r"(\d+)\.(\d+)", torch.version or "")
     if version is None:
-        return (f"torch there calls itself {torch.version!r}: whether that is {least_torch} or newer is unknown",)
-    if (int(version[1]), int(version[2])) < tuple(map(int, least_torch.split("."))):
-        what = f"The instance has torch {torch.version}; the trainer needs {least_torch} or newer for this recipe."
+        return (f"torch there calls itself {torch.version!r}: whether that is {LEAST_TORCH} or newer is unknown",)
+    if (int(version[1]), int(version[2])) < tuple(map(int, LEAST_TORCH.split("."))):
+        what = f"The instance has torch {torch.version}; the trainer needs {LEAST_TORCH} or newer."
         raise SetupError("box.old_torch", what, hint=hint)
     return ()
 

@@ -21,7 +21,6 @@ from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, insta
 from gpurun.lifecycle.instance.terminate import living
 from gpurun.lifecycle.instance.verify_machine import check_box, check_made, is_told_otherwise
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.requirements import least_torch_of
 from gpurun.planning.transfer import save_s
 from gpurun.providers.base import Rejected, Unknown, clock_warning
 from gpurun.remote.client import FarSide
@@ -144,8 +143,7 @@ def _judged(facts: Facts, context: Context) -> Iterator[Note]:
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
     plan = context.plan
-    least_torch = least_torch_of(plan.resolved)
-    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, least_torch=least_torch):
+    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 
 
