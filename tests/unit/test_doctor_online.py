@@ -99,6 +99,12 @@ def test_without_any_key_one_line_says_so_and_nothing_is_wrong_with_this_machine
     assert result.exit_code is ExitCode.DONE
 
 
+def test_it_says_what_uploads_are_planned_at_and_how_to_change_that(session: Session) -> None:
+    assert "planned at 20 Mbit/s, assumed → the first upload measures it" in told(doctor(session), "ok")
+    session.home.config.write_text("uplink = 48")
+    assert "planned at 48 Mbit/s, as configured" in told(doctor(Session(home=session.home, quiet=True)), "ok")
+
+
 def test_offline_it_names_the_keys_and_asks_nobody(session: Session, cloud: Cloud) -> None:
     cloud.fails["verify"] = failing(AssertionError("it was asked"))
     result = doctor(session)

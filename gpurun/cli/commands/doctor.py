@@ -41,7 +41,7 @@ def doctor(
     from gpurun.providers.registry import CLOUDS, require_known
 
     require_known(provider)
-    findings = [_python(), _torch(), _disk(session), _home(session), _bundle(), _ledger(session)]
+    findings = [_python(), _torch(), _disk(session), _uplink(session), _home(session), _bundle(), _ledger(session)]
     left, billing = _unfinished(session)
     findings += left
     keys = [*_keys(session, provider or CLOUDS)]
@@ -126,6 +126,17 @@ def _disk(session: Session) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{format_bytes(free)} free for runs"
     return Finding("ok", text) if free > _ENOUGH_BYTES else Finding("warn", text, "a checkpoint may not fit: make room")
+
+
+def _uplink(session: Session) -> Finding:
+    """How fast a plan takes this computer to send, and what that rests on: only an upload measures it."""
+    from gpurun.core.run_plan import Request
+    from gpurun.planning.history import load_priors, uplink_of
+
+    told = session.settings["uplink"].value
+    line = uplink_of(Request(recipe="", uplink_mbit=float(told) if told else None), load_priors(session.home)[0])
+    hint = "" if told else f"the first upload measures it; or write uplink = 48 (Mbit/s) into {session.home.config}"
+    return Finding("ok", f"uploads are planned at {line.words}", hint)
 
 
 def _home(session: Session) -> Finding:
