@@ -98,10 +98,17 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path, train: Train) -> None:
     )
 
 
+def test_a_run_that_took_all_its_steps_goes_on_where_its_recipe_has_more(tmp_path: Path, train: Train) -> None:
+    assert train(recipe_record(train={"steps": 2}), tmp_path) == 0
+    assert train(recipe_record(train={"steps": 4}), tmp_path) == 0
+    assert [event["resumed_from"] for event in events(tmp_path, "start")] == [None, 2]
+    assert manifest(tmp_path)["latest"] == 4
+
+
 def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
     train(recipe_record(train={"steps": 2}), tmp_path)
     assert train(recipe_record(train={"steps": 3}, optim={"lr": 1e-3}, model={"layers": 1}), tmp_path) == 2
-    assert "other values of model.layers, optim.lr, train.steps" in events(tmp_path)[-1]["message"]
+    assert "other values of model.layers, optim.lr" in events(tmp_path)[-1]["message"]
     state = tmp_path / "checkpoints" / "000002.state.json"
     record = json.loads(state.read_text())
     record["data"]["train"][0] = "0" * 64
