@@ -245,7 +245,7 @@ class Alone:
         """Say that a forward and its backward come next; `last` is the one after which the step's gradient is whole."""
 
     def finish(self) -> None:
-        """Return when the gradient of the step is whole; every process calls it once a step, whatever went wrong."""
+        """Return when the gradient of the step is whole; each process calls it once a step, also after an error."""
 
     def clear(self) -> None:
         """Drop the gradient."""

@@ -1,6 +1,7 @@
 """What one training process holds, put together from a recipe, a data folder and an out folder, and announced.
 
-Whatever does not fit is refused here. A micro-batch that turns out too large is replaced in `plan`.
+A recipe, data or checkpoint that does not fit is refused here. A micro-batch that turns out too large is replaced in
+`plan`.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Run:
         # What training calls, perhaps compiled; evaluation and sampling, whose shapes vary, call the plain model.
         self.forward: Callable[..., Tensor] = self.model
         self.compile_cache, is_loaded = None, None
-        if recipe.train.compile:  # Named for the micro-batch that is planned, whatever fitted.
+        if recipe.train.compile:  # Named for the planned micro-batch, also where a smaller one is run.
             name = cache_name(self.model.config, device, self.plan.micro_batch, self.parallel.kind, processes.count)
             self.compile_cache = CompileCache(name, processes)
             self.forward = torch.compile(self.model, dynamic=False)

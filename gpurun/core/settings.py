@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpurun.core.errors import SetupError, UsageError, did_you_mean
 from gpurun.core.installed_files import recipe_file
@@ -74,7 +75,7 @@ def _checked(key: str, value: str, source: str) -> Setting:
         what = f"{place} is {value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
         raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
                          "earlier uploads have shown.")  # fmt: skip
-    if key == "notify.url" and value and not value.startswith(("https://", "http://127.0.0.1:")):
+    if key == "notify.url" and value and not _is_for_notices(value):
         what = f"{place} is {value!r}: a notice goes to an address that begins with https://."
         raise UsageError("usage.notify", what, hint='Write for instance url = "https://ntfy.sh/my-runs".')
     choices = _CHOICES.get(key, ())
@@ -82,6 +83,18 @@ def _checked(key: str, value: str, source: str) -> Setting:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
         raise UsageError(f"usage.{key}", what, hint="Leave the flag out, or choose one of the three.")
     return Setting(value, source)
+
+
+def _is_for_notices(text: str) -> bool:
+    """Whether a notice may be sent to an address: encrypted, or to this machine."""
+    try:
+        parts = urlsplit(text)
+        return (parts.scheme == "https" and bool(parts.hostname)) or (parts.scheme, parts.hostname) == (
+            "http",
+            "127.0.0.1",
+        )
+    except ValueError:
+        return False
 
 
 def _is_line(text: str) -> bool:

@@ -54,6 +54,7 @@ class Notices:
         self._folder, self._clock = folder, clock
         self._url, self._program = settings["notify.url"].value, settings["notify.exec"].value
         self._sent: set[str] = set()
+        self._not_gone = ""
         self._seen = len(read_journal(folder.journal).records) if self.are_wanted else 0
 
     @property
@@ -77,8 +78,8 @@ class Notices:
             thread.join(2 * (SEND_S + PROGRAM_S))
 
     def may_be_billing(self, error: GpurunError) -> None:
-        """Say, once, that a machine is not proven gone."""
-        self._send("may be billing", f"{error.what} {error.hint}", 0)
+        """Have it said, once, that a machine is not proven gone; the next try to end it does not wait for that."""
+        self._not_gone = f"{error.what} {error.hint}"
 
     def look(self) -> None:
         """Send what is new in the journal, and that most of the cap is spent."""
@@ -97,10 +98,12 @@ class Notices:
         is_last = False
         while not is_last:
             is_last = over.wait(LOOK_S)
+            if self._not_gone:
+                self._send("may be billing", self._not_gone, None)
             with suppress(GpurunError, OSError):  # The journal is judged by who drives the run.
                 self.look()
 
-    def _send(self, notice: str, message: str, spent_micros: int) -> None:
+    def _send(self, notice: str, message: str, spent_micros: int | None) -> None:
         """Send one notice once, wherever it is wanted."""
         if notice in self._sent or not self.are_wanted:
             return

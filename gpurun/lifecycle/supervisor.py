@@ -180,8 +180,8 @@ def _notices(home: Home, run: str, clock: Clock) -> Notices:
     """The user's notices; none where the settings or the journal cannot be read: the run is driven all the same."""
     try:
         return Notices(home.run(run), clock, load_settings(home, project=home.root, environment=os.environ))
-    except GpurunError as error:
-        logging.warning("No notices are sent: %s", error.what)
+    except (GpurunError, OSError) as error:
+        logging.warning("No notices are sent: %s", error)
         return Notices(home.run(run), clock, dict.fromkeys(("notify.url", "notify.exec"), Setting("", "")))
 
 

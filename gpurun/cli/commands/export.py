@@ -39,8 +39,8 @@ def export(
 ) -> Result:
     """Write a run's checkpoint or curves for other tools, a model with a card of its receipt.
 
-    The folder is new or empty, and is written whole or not at all. With one argument it is the folder. Curves go into
-    a folder of the run's name in it.
+    A model's folder is new or empty, and is written whole or not at all. With one argument it is the folder. Curves go
+    into a folder of the run's name in it.
     """
     from gpurun.cli.run_control import find
     from gpurun.cli.weights import ask_trainer, find_checkpoint

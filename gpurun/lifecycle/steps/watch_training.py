@@ -41,7 +41,7 @@ LATE_SHARE = 0.1
 """Of the seconds since the last step: so late the trainer's end is seen at most, and no sooner comes the next look."""
 SILENCE_S = 60.0
 TELL_S = 120.0
-"""A machine that has not answered for so long is told of: a line that was cut is back sooner."""
+"""How long a machine is silent before an incident says so: a line that was cut is back sooner."""
 PAUSE_S = 30.0
 MARGIN = 1.05
 """A cap that is advised holds a little more than was measured."""
