@@ -42,6 +42,7 @@ _SEQUENCES = re.compile(
 )
 _INVISIBLE_LETTERS = frozenset("\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _MOST_MARKS = 2
+_TAG = re.compile(r"<[!/A-Za-z][^<>]{0,500}>")
 
 
 def plain_line(text: str, limit: int = LINE_CHARS) -> str:
@@ -59,6 +60,11 @@ def last_words(said: str | bytes, limit: int = 300) -> str:
     """The end of what was said, as a part of another sentence: on one line and without its full stop."""
     text = said[-4 * limit :].decode("utf-8", "replace") if isinstance(said, bytes) else said
     return " ".join(_CONTROLS.sub(" ", text[-limit:]).split()).rstrip(".")
+
+
+def answer_words(said: str) -> str:
+    """A server's words on one line, without the tags of a page that stands in for its answer."""
+    return " ".join(_TAG.sub(" ", said).split())
 
 
 def error_words(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.money import Micros, usd
+from gpurun.core.untrusted import answer_words
 from gpurun.providers._http import Answer
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.errors import RejectedFor, bad_key, no_quota, not_allowed, not_ready
@@ -56,7 +57,7 @@ def words_of(answer: Answer) -> str:
     """Code and message of an error on one line of moderate length; a key that it repeats is left out."""
     error = _error(answer)
     said = [str(part) for part in (error.get("code"), error.get("message")) if part]
-    told = _KEY_LIKE.sub("•••", " ".join(": ".join(said).split()))[:300]
+    told = _KEY_LIKE.sub("•••", answer_words(": ".join(said)))[:300]
     return f"HTTP {answer.status}: {told}" if told else f"HTTP {answer.status} without a reason"
 
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros, usd
+from gpurun.core.untrusted import answer_words
 from gpurun.providers._http import Answer
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.errors import RejectedFor, bad_key, no_funds, not_allowed, retired
@@ -44,7 +45,7 @@ def words_of(answer: Answer) -> str:
 
 def plain(said: str) -> str:
     """A server's words on one line of moderate length; a key that it repeats from the request is left out."""
-    return _KEY_LIKE.sub("•••", " ".join(said.split()))[:500]
+    return _KEY_LIKE.sub("•••", answer_words(said))[:500]
 
 
 def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:

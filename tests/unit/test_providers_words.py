@@ -1,0 +1,25 @@
+"""What a provider's error is quoted as: its words, and no page of the edge that stands before it."""
+
+from __future__ import annotations
+
+import json
+
+from gpurun.providers._http import Answer
+from gpurun.providers.lambdalabs import parse as lambdalabs
+from gpurun.providers.runpod import parse as runpod
+
+PAGE = "<!DOCTYPE html><html><head><title>502</title></head>\n<body class='x'><h1>Bad <b>Gateway</b></h1></body></html>"
+
+
+def test_a_page_in_an_error_is_told_in_its_words_alone() -> None:
+    ours = {"error": {"code": "global/x", "message": PAGE}}
+    assert lambdalabs.words_of(Answer(502, {}, json.dumps(ours))) == "HTTP 502: global/x: 502 Bad Gateway"
+    assert runpod.words_of(Answer(502, {}, json.dumps({"detail": PAGE}))) == "HTTP 502: 502 Bad Gateway"
+    for words_of in (lambdalabs.words_of, runpod.words_of):
+        assert words_of(Answer(502, {}, PAGE)) == "HTTP 502 without a reason"
+
+
+def test_what_only_looks_like_a_tag_stays() -> None:
+    assert runpod.words_of(Answer(400, {}, json.dumps({"detail": "needs 1 < 2 GPUs and > 0"}))).endswith(
+        "1 < 2 GPUs and > 0"
+    )
