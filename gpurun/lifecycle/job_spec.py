@@ -14,7 +14,7 @@ from gpurun.core.paths import write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
-from gpurun.planning.transfer import CHECKPOINT_BYTES, save_s
+from gpurun.planning.transfer import save_s
 from gpurun.providers.base import SpotNotice
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -52,7 +52,7 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         "hard_stop_s": hard_stop_s,
         "soft_stop_wall": there + soft_stop_s,
         "hard_stop_wall": there + hard_stop_s,
-        "save_s": save_s(plan.parameters),
+        "save_s": save_s(plan),
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }
@@ -82,7 +82,7 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
     """
     hours_s = context.plan.lease.hours_s
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
-    soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan.parameters))
+    soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan))
     return (soft_stop_s if hours_s is None else min(soft_stop_s, hours_s)), hard_stop_s
 
 
@@ -168,10 +168,10 @@ class Pushing:
             self.folder,
             run=plan.run,
             key=key,
-            slot_bytes=slot_bytes_for(CHECKPOINT_BYTES * plan.parameters),
+            slot_bytes=slot_bytes_for(plan.checkpoint_bytes),
             seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
             most_bytes=most_bytes,
-            steps=int(plan.resolved["train"]["steps"]),
+            steps=plan.steps,
         )
         self._far.let_push(order)
         self._next_mono = self._context.clock.monotonic() + (BRIEF_S if bucket.has_session else FRESH_S)

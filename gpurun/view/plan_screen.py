@@ -21,7 +21,8 @@ from gpurun.view.styled_text import Cell, Line, Span, hang, line, render
 from gpurun.view.table import fields
 
 if TYPE_CHECKING:
-    from gpurun.core.run_plan import Earlier, Plan, StagePlan
+    from gpurun.core.run_plan import Earlier, Plan
+    from gpurun.core.stage_plan import StagePlan
 
 
 def plan_text(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> str:

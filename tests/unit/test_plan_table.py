@@ -623,7 +623,7 @@ def test_the_limit_of_a_set_up_is_in_the_lease_and_the_worst_case_and_shown(tmp_
     )
     assert [one.lease.setup_s for one in (bare, usual, long)] == [0, 600, 1800]
     assert [one.lease.total_s - bare.lease.total_s for one in (usual, long)] == [600, 1800]
-    hourly = rental_cost(bare.offer, 3600, bare.parameters, 0) - rental_cost(bare.offer, 0, bare.parameters, 0)
+    hourly = rental_cost(bare.offer, 3600, 0, 0) - rental_cost(bare.offer, 0, 0, 0)
     assert long.worst_micros - bare.worst_micros >= hourly // 2
     for one in (*usual.candidates, *long.candidates):
         assert one.lease is None or one.lease.setup_s in (600, 1800)

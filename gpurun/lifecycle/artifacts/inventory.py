@@ -229,8 +229,8 @@ class EgressBudget:
     @classmethod
     def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
         """What a run's plan has paid for."""
-        limit_bytes = early_bytes(plan.offer.provider, plan.parameters)
-        return cls(folder, limit_bytes, int(plan.resolved["train"]["steps"]))
+        limit_bytes = early_bytes(plan)
+        return cls(folder, limit_bytes, plan.steps)
 
     def give_to_bucket(self) -> int | None:
         """What the machine may push where that is charged, too: all that is left of this, which is then spent.

@@ -104,8 +104,7 @@ def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     """The refusal of a price, with the worst case that it would mean."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
-    disk_gb = int(plan.resolved["hardware"]["disk_gb"])
-    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.parameters, disk_gb)
+    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.checkpoint_bytes, plan.disk_gb)
     return NoOffer(
         "price.rose",
         f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",

@@ -156,7 +156,7 @@ def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
     """How long from now a machine may take to answer, before it is set up for so long; zero or less is one look."""
     offer, lease = context.plan.offer, context.plan.lease
     longest_s = max(lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
-    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan.parameters) + lease.collect_s
+    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan) + lease.collect_s
     return min(longest_s, context.seconds_left(state) - to_set_up_s - least_s)
 
 

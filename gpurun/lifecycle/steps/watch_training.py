@@ -242,7 +242,7 @@ class Hearing:
         self._clock, self._beat = context.clock, 0.0
         self._asked_mono = self._beat_mono = self._clock.monotonic()
         self._refused_mono = self._refused_last_mono = float("-inf")
-        self._last_step = int(context.plan.resolved["train"]["steps"])
+        self._last_step = context.plan.steps
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
@@ -352,7 +352,7 @@ class Rating:
 def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:
     """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
     plan, lease = context.plan, context.plan.lease
-    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - save_s(plan.parameters))
+    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - save_s(plan))
     if lease.hours_s is not None:
         limit_s = min(limit_s, max(0.0, lease.hours_s - measured.elapsed_s))
     finishes = measured.left_s <= limit_s
@@ -382,4 +382,4 @@ def _cost(context: Context, seconds: float) -> Micros:
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    return rental_cost(offer, seconds, plan.parameters, int(plan.resolved["hardware"]["disk_gb"]))
+    return rental_cost(offer, seconds, plan.checkpoint_bytes, plan.disk_gb)
