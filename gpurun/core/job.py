@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import PurePosixPath
 
 from pydantic import Field
@@ -20,7 +21,8 @@ class Command(Frozen):
     first. `resume_arg` is added to the command when it goes on, `{}` standing for the checkpoint. Of `secrets` only the
     names are known here. `pip` are requirements that are installed first. `total_steps` is 0 where nobody has said it.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
-    weigh.
+    weigh. `executable` are the files that may be
+    started by themselves, `resumed` is the checkpoint below its folder that it goes on from.
     """
 
     argv: tuple[str, ...]
@@ -34,8 +36,24 @@ class Command(Frozen):
     total_steps: int = 0
     stop_signal: str = "TERM"
     grace_s: int = 60
+    executable: tuple[str, ...] = ()
+    resumed: str = ""
     output_bytes: int = 4_000_000_000
     disk_gb: int = 50
+
+    @property
+    def words(self) -> list[str]:
+        """What is started there, `{python}` standing for the Python with torch; it goes on from its checkpoint."""
+        first = self.argv[0]
+        start = ["{python}", first] if first.endswith(".py") else [first]
+        start = ["{python}"] if first in ("python", "python3") else start
+        more = [word.replace("{}", self.resumed) for word in shlex.split(self.resume_arg)] if self.resumed else []
+        return [*start, *self.argv[1:], *more]
+
+    @property
+    def told(self) -> dict[str, list[str]]:
+        """What journal and receipt have of it: the words, and the names of its variables without a value."""
+        return {"argv": list(self.argv), "env": sorted(self.env), "secrets": sorted(self.secrets)}
 
     @property
     def name(self) -> str:

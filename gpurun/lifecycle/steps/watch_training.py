@@ -24,7 +24,7 @@ from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
 from gpurun.lifecycle.connect import LONGEST_TRY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.terminate import once
-from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of
+from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter
 from gpurun.planning.transfer import save_s
@@ -74,6 +74,8 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: dict[str, object] = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
     yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
+    if secrets := secrets_of(context):
+        patience.until_done(lambda: far.hand_secrets(secrets))
     started = patience.until_done(lambda: far.start(job))
     told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
     yield Event.TRAIN_STARTED, {**told, **place}
@@ -149,7 +151,9 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             continue
         yield from rating.notes(state)
         if poll.status.state == "exited":
-            yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
+            tally = poll.status.gpu_tally
+            seen = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
+            yield Event.TRAIN_OBSERVED, {**_outcome(poll.status, context), **seen}
             return
         if hearing.is_silent():
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
@@ -242,7 +246,7 @@ class Hearing:
         self._clock, self._beat = context.clock, 0.0
         self._asked_mono = self._beat_mono = self._clock.monotonic()
         self._refused_mono = self._refused_last_mono = float("-inf")
-        self._last_step = context.plan.steps
+        self._last_step = context.plan.steps or -1  # Of a command nobody may know it.
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
