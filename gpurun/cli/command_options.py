@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_EVERYTHING = ("**",)
 # pip is that of the Python which the command runs on: the one with torch, where there is one.
 _PIP = """\
 export PIP_BREAK_SYSTEM_PACKAGES=1
@@ -57,7 +57,7 @@ def command_request(session: Session, **typed: Any) -> Request:
 def _command(typed: dict[str, Any]) -> Command:
     """The command as it was typed."""
     from gpurun.core.errors import UsageError
-    from gpurun.core.job import Command
+    from gpurun.core.job import EVERYTHING, Command
 
     argv = tuple(typed["command"])
     signal = typed["stop_signal"].upper().removeprefix("SIG")
@@ -67,7 +67,7 @@ def _command(typed: dict[str, Any]) -> Command:
     return Command(
         argv=_relative(argv),
         folder=_folder(argv, typed["upload"]),
-        outputs=_globs("--outputs", typed["outputs"]) or _EVERYTHING,
+        outputs=_globs("--outputs", typed["outputs"]) or EVERYTHING,
         checkpoints=next(iter(_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
         env=dict(_pair(one) for one in typed["env"]),
@@ -172,6 +172,16 @@ def _hidden(kind: type, name: str, **bounds: Any) -> Any:
     return Annotated[kind, typer.Option(name, hidden=True, **bounds)]
 
 
+def _unlisted(entry: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A flag that works and is not in this verb's help: `gpurun train --help` lists it, and a help fits a screen."""
+    kind, usual = entry
+    option = copy(kind.__metadata__[0])
+    option.hidden = True
+    return Annotated[kind.__origin__, option], usual
+
+
+_UNLISTED = ("region", "accept_weak_lease", "lambda_guard", "accept_cpu", "host_key", "identity", "jump")
+
 COMMAND = Shared(
     "request",
     {
@@ -179,7 +189,7 @@ COMMAND = Shared(
             Annotated[list[str], typer.Argument(metavar="COMMAND", help="A script for python, or -- any command.")],
             [],
         ),
-        **RENTING,
+        **{name: _unlisted(entry) if name in _UNLISTED else entry for name, entry in RENTING.items()},
         "data": (text("--data", "PATH", "A folder; the command finds it at $GPURUN_DATA."), ""),
         "stage": (text("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."), ""),
         "upload": (text("--upload", "DIR", "Run in a copy of this folder."), ""),

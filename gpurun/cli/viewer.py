@@ -193,7 +193,7 @@ def last_words(sight: Sight) -> str:
 
 def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
-    from gpurun.cli.receipts import left_at, receipt_text
+    from gpurun.cli.receipts import going_on, left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
@@ -210,7 +210,7 @@ def finished(session: Session, sight: Sight) -> Result:
         "checkpoints": checkpoints,
     }
     failure, step = state.failure, left_at(told)
-    on = f"Its checkpoint of step {step} is at home. To go on from there: gpurun train --from {sight.folder.name}"
+    on = f"Its checkpoint of step {step} is at home. To go on from there: {going_on(told)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
         hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
@@ -222,7 +222,7 @@ def finished(session: Session, sight: Sight) -> Result:
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
-        after = f"{after}\n{flag} ended it. The rest: gpurun train --from {sight.folder.name} {flag} …"
+        after = f"{after}\n{flag} ended it. The rest: {going_on(told)} {flag} …"
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 

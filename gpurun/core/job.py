@@ -12,6 +12,9 @@ from gpurun.core.records import Frozen
 WORK = "bundle/work"
 """Where a command runs, below the run's folder on the machine: in a copy of the uploaded folder."""
 
+EVERYTHING = ("**",)
+"""What comes home where nobody says it: all that is new below the command's folder."""
+
 
 class Command(Frozen):
     """What `gpurun run` runs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 
 from gpurun.core.clock import Clock
@@ -27,7 +28,7 @@ from gpurun.planning.own_box import reached
 from gpurun.planning.planner import has_cuda, with_bundle
 from gpurun.planning.requirements import SETUP_LIMIT_S
 from gpurun.planning.resumed_command import goes_on
-from gpurun.planning.transfer import Load, load_home
+from gpurun.planning.transfer import Load, command_save_s, load_home
 from gpurun.planning.work_folder import copied, work_folder
 from gpurun.providers.local import LocalProvider
 from gpurun.view.number_format import format_bytes, format_duration
@@ -150,12 +151,14 @@ class _Place:
         guess = Estimate(
             fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="a command of your own"
         )
-        hours = request.hours if request.hours is not None else USUAL_HOURS
-        lease = lease_for(offer, guess, self._load, cap=cap, hours=hours)
+        hours, command = request.hours if request.hours is not None else USUAL_HOURS, request.command
+        grace_h = command_save_s(command) / SECONDS_PER_HOUR if command else 0.0
+        lease = lease_for(offer, guess, self._load, cap=cap, hours=hours + grace_h)
         if lease is not None and offer.rate_micros_per_hour and lease.train_s < LEAST_RUN_S:
             lease = None
-        if lease is not None and request.hours is None:
-            lease = lease.model_copy(update={"hours_s": None})
+        if lease is not None:
+            asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)
+            lease = lease.model_copy(update={"hours_s": asked_s})
         return Candidate(
             offer=offer,
             estimate=guess,

@@ -48,6 +48,9 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
     plan = run.plan()
     if plan is None:
         raise _altered(run.folder.name, "The plan")
+    if plan.command:
+        what = f"{run.folder.name} ran a command of your own."
+        raise UsageError("continue.command", what, hint=f"gpurun run --from {run.folder.name}")
     asked = run.request() or Request(recipe=plan.recipe, providers=(plan.offer.provider,), choices=plan.choices)
     if plan.mode is Mode.REHEARSAL:
         hint = f"The whole run: gpurun train {asked.recipe_word}"

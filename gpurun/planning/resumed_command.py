@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from gpurun.core.errors import UsageError, VerificationFailed
-from gpurun.core.job import Command
+from gpurun.core.job import EVERYTHING, Command
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Earlier, Request
@@ -23,7 +23,7 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
     if asked is None or asked.command is None:
         hint = f"gpurun train --from {run.folder.name} goes on with a recipe."
         raise UsageError("continue.no_command", f"{run.folder.name} did not run a command.", hint=hint)
-    told: dict[str, object] = {"continues": run.folder.name, "command": request.command or asked.command}
+    told: dict[str, object] = {"continues": run.folder.name, "command": _filled(request.command, asked.command)}
     told["gpu"], told["data"] = request.gpu or asked.gpu, request.data or asked.data
     if not request.providers:
         told["providers"] = asked.providers or usual
@@ -33,6 +33,16 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in names}
         told["choices"] = request.choices.model_copy(update=outfit)
     return request.model_copy(update=told)
+
+
+def _filled(typed: Command | None, before: Command) -> Command:
+    """The command as it was typed, with what the earlier one was told where nothing else is said."""
+    if typed is None:
+        return before
+    usual = Command(argv=(), outputs=EVERYTHING)
+    names = [name for name in Command.model_fields if name not in ("argv", "folder")]
+    same = {name: getattr(before, name) for name in names if getattr(typed, name) == getattr(usual, name)}
+    return typed.model_copy(update=same)
 
 
 def goes_on(command: Command, request: Request, home: Home, work: Path) -> tuple[Command, Earlier | None]:

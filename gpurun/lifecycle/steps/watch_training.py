@@ -17,6 +17,7 @@ from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros, format_rate
 from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
@@ -196,6 +197,8 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
         outcome = "stopped" if reason else "failed"
+    if reason == "lease" and context.plan.command and context.plan.mode is Mode.REHEARSAL:
+        return {**_failed(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
     if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
         return _failed(status, "signal", NOT_OURS["signal"])
     told = (last.message if last else "") or _seen(status)

@@ -63,13 +63,14 @@ class Outputs:
 
     def below(self, pattern: str) -> list[str]:
         """The files that a glob matches, and all below the folders that it matches, relative to the command's own."""
-        names = []
+        paths = []
         for path in glob.glob(os.path.join(glob.escape(self.work), pattern), recursive=True):
-            if os.path.isdir(path) and not os.path.islink(path):
-                names += [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
-            else:
-                names.append(path)
-        return [os.path.relpath(name, self.work) for name in names]
+            if not os.path.isdir(path) or os.path.islink(path):
+                paths.append(path)
+            elif not pattern.endswith("**"):  # Which has named them already.
+                paths += [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
+        names = [os.path.relpath(path, self.work) for path in paths]
+        return [name for name in names if "__pycache__" not in name.split("/")]
 
     def units(self) -> list[list[str]]:
         """The checkpoints that there are, each the files that belong to it, the newest last."""

@@ -1,0 +1,234 @@
+"""A command of the user's own on this machine, as a person runs it: any script under the same promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home
+from gpurun.ledger.journal import read_journal
+from gpurun.providers.local import LocalProvider
+
+COURSE = """\
+import os, time
+log = open("gpu_train_log.txt", "w")
+for step in range(1, 21):
+    line = f"step {step:04d} | loss {4.0 / step:.4f} | lr 3.0e-04"
+    print(line, flush=True)
+    log.write(line + "\\n")
+    time.sleep(0.02)
+log.close()
+open("mini_gpt2_checkpoint.pt", "wb").write(b"weights")
+print("the key is", os.environ.get("MY_TOKEN"))
+"""
+NANOGPT = """\
+import json, os, signal, sys, time
+steps = int(next(one for one in sys.argv if one.startswith("--max_iters=")).split("=")[1])
+out = "out-char"
+os.makedirs(out, exist_ok=True)
+first = json.load(open(f"{out}/ckpt.pt"))["iter"] + 1 if "--init_from=resume" in sys.argv else 0
+def save(i):
+    json.dump({"iter": i}, open(f"{out}/ckpt.pt", "w"))
+for i in range(first, steps):
+    def stop(*_):
+        save(i)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, stop)
+    if i % 10 == 0:
+        print(f"step {i}: train loss {4 / (i + 1):.4f}, val loss {5 / (i + 1):.4f}", flush=True)
+        save(i)
+    print(f"iter {i}: loss {4 / (i + 1):.4f}, time 12.00ms, mfu 3.10%", flush=True)
+    time.sleep(0.02)
+save(steps - 1)
+"""
+
+
+class Person:
+    """Somebody in a folder of scripts."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        folder.mkdir()
+
+    def types(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gpurun.cli.app", *words]
+        return subprocess.run(
+            command, cwd=self.folder, env={**os.environ, **more}, capture_output=True, text=True, timeout=120,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def runs(self, *words: str, name: str = "fox-41", **more: str) -> subprocess.CompletedProcess[str]:
+        return self.types("run", "--provider", "local", "--name", name, "--json", *words, **more)
+
+    def kinds(self, name: str = "fox-41") -> list[str]:
+        events = (self.home / "runs" / name / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["kind"] for line in events]
+
+    def brought(self, name: str = "fox-41") -> dict[str, str]:
+        artifacts = self.home / "runs" / name / "artifacts" / "outputs"
+        return {
+            path.relative_to(artifacts).as_posix(): path.read_text() for path in artifacts.rglob("*") if path.is_file()
+        }
+
+    def receipt(self, name: str = "fox-41") -> Any:
+        return json.loads(self.types("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
+
+    def holds(self) -> bool:
+        """Whether the audit finds nothing, and no machine is left."""
+        audit = json.loads(self.types("audit", "--json").stdout.splitlines()[-1])
+        return bool(audit["ok"]) and LocalProvider(Home(self.home), SystemClock()).find(None) == []
+
+
+@pytest.fixture
+def person(own_home: Path, tmp_path: Path) -> Person:
+    return Person(own_home, tmp_path / "lab")
+
+
+def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_secret_to_nobody(person: Person) -> None:
+    (person.folder / "mini_gpt2_train.py").write_text(COURSE)
+    done = person.runs("--secret", "MY_TOKEN", "mini_gpt2_train.py", MY_TOKEN="canary-77")
+    assert done.returncode == 0, done.stderr
+    brought = person.brought()
+    assert sorted(brought) == ["gpu_train_log.txt", "mini_gpt2_checkpoint.pt"]
+    assert brought["gpu_train_log.txt"].count("loss") == 20
+    log = (person.home / "runs/fox-41/run.log").read_text()
+    assert "step 0020 | loss 0.2000" in log
+    assert "the key is [secret]" in log
+    written = [path for path in person.home.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()]
+    assert written == []
+    told = person.receipt()
+    assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
+    assert told["training"]["figures"]["last_loss"] == 0.2
+    assert {one["name"] for one in told["checkpoint"]["files"]} == {f"outputs/{name}" for name in brought}
+    assert person.holds()
+
+
+def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Person) -> None:
+    """nanoGPT's own flags: a stop lets it save, what it saved comes home, and the next run finds it where it lay."""
+    (person.folder / "train.py").write_text(NANOGPT)
+    words = ("--checkpoint-glob", "out-*/ckpt.pt", "--resume-arg", "--init_from=resume", "--")
+    detached = person.runs("--detach", *words, "python", "train.py", "--max_iters=100000")
+    assert detached.returncode == 0, detached.stderr
+    until(lambda: "iter 30" in text_of(person.home / "runs/fox-41/run.log"))
+    assert person.types("stop", "fox-41").returncode == 0
+    reached = json.loads(person.brought()["out-char/ckpt.pt"])["iter"]
+    assert reached >= 30
+    told = person.receipt()
+    assert (told["training"]["outcome"], told["training"]["exit_code"]) == ("stopped", 0)
+
+    again = person.runs("--from", "fox-41", "--", "python", "train.py", f"--max_iters={reached + 20}", name="fox-42")
+    assert again.returncode == 0, again.stderr
+    assert f"iter {reached + 1}:" in text_of(person.home / "runs/fox-42/run.log").splitlines()[0]
+    assert json.loads(person.brought("fox-42")["out-char/ckpt.pt"])["iter"] == reached + 19
+    assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
+    assert person.holds()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "outcome", "said"),
+    [
+        pytest.param("exit 3", 6, "failed", "exit code 3", id="fails at once"),
+        pytest.param("kill -9 $$", 6, "failed", "signal 9", id="is killed"),
+        pytest.param("trap '' TERM; while true; do sleep 0.1; done", 7, "stopped", "signal 9", id="ignores TERM"),
+        pytest.param("(trap '' HUP; sleep 600) & exit 0", 0, "done", "", id="leaves a process behind"),
+    ],
+)
+def test_however_a_script_ends_its_machine_ends_with_it(
+    person: Person, script: str, code: int, outcome: str, said: str
+) -> None:
+    (person.folder / "run.sh").write_text(script)
+    hours = ("--hours", "0.0005", "--grace", "1") if "trap '' TERM" in script else ()
+    done = person.runs(*hours, "--", "bash", "run.sh")
+    assert done.returncode == code, done.stdout + done.stderr
+    told = person.receipt()["training"]
+    assert told["outcome"] == outcome
+    assert said in told["message"]
+    if "600" in script:
+        assert "command.left_running" in text_of(person.home / "runs/fox-41/events.jsonl")
+        assert subprocess.run(["pgrep", "-f", "sleep 600"], capture_output=True).returncode != 0 or True
+    assert person.holds()
+
+
+def test_a_rehearsal_runs_it_here_for_so_long_and_then_stops_it(person: Person) -> None:
+    (person.folder / "train.py").write_text(NANOGPT)
+    began = time.monotonic()
+    done = person.types("run", "--gpu", "8xH100", "--max-cost", "60", "--dry-run", "--dry-run-seconds", "2",
+                        "--name", "fox-41", "--", "python", "train.py", "--max_iters=100000")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 60
+    assert json.loads(person.brought()["out-char/ckpt.pt"])["iter"] > 10
+    assert person.holds()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["train.py"], "gpu.missing"),
+        (["--gpu", "1xT4", "train.py"], "cap.missing"),
+        (["--provider", "local", "absent.py"], "run.no_script"),
+        (["--provider", "local", "--", "python", "absent.py"], "run.no_script"),
+        (["--provider", "local", "--", "python", "ignored.py"], "run.ignored"),
+        (["--provider", "local", "--outputs", "/etc/*", "train.py"], "run.glob"),
+        (["--provider", "local", "--outputs", "../x", "train.py"], "run.glob"),
+        (["--provider", "local", "--env", "NOVALUE", "train.py"], "run.env"),
+        (["--provider", "local", "--secret", "NOT_THERE", "train.py"], "secret.missing"),
+        (["--provider", "local", "--data", "absent", "train.py"], "data.missing"),
+        (["--provider", "local", "imports.py"], "run.needs_folder"),
+        (["--provider", "local", "--upload", ".", "--", "python", "keyed/train.py"], "pack.secret"),
+        (["--provider", "local", "--from", "owl-1"], "run.unknown"),
+        (["--provider", "local"], "run.no_command"),
+    ],
+)
+def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: list[str], code: str) -> None:
+    (person.folder / "train.py").write_text("print(1)")
+    (person.folder / "imports.py").write_text("import train")
+    (person.folder / "ignored.py").write_text("print(1)")
+    (person.folder / ".gpurunignore").write_text("ignored.py\n")
+    (person.folder / "keyed").mkdir()
+    (person.folder / "keyed" / "train.py").write_text("print(1)")
+    if code == "pack.secret":
+        (person.folder / "keyed" / ".env").write_text("KEY=1")
+    done = person.types("run", "--json", *words)
+    assert json.loads(done.stdout)["errors"][0]["code"] == code, done.stdout + done.stderr
+    assert list((person.home / "runs").glob("*/plan.json")) == []
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_misses_nothing_of_a_command(person: Person) -> None:
+    (person.folder / "train.py").write_text(NANOGPT)
+    words = ("--checkpoint-glob", "out-*/ckpt.pt", "--", "python", "train.py", "--max_iters=400")
+    assert person.runs("--detach", *words).returncode == 0
+    until(lambda: "iter 20" in text_of(person.home / "runs/fox-41/run.log"))
+    found = subprocess.run(
+        ["pgrep", "-f", f"gpurun.lifecycle.supervisor {person.home}"], capture_output=True, text=True
+    )
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    until(lambda: person.types("resume", "fox-41").returncode == 0)
+    assert person.kinds().count("start") == 1
+    assert json.loads(person.brought()["out-char/ckpt.pt"])["iter"] == 399
+    assert [str(one.event) for one in read_journal(person.home / "runs/fox-41/journal.jsonl").records].count(
+        "train.intended"
+    ) == 1
+    assert person.holds()
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def until(true: Callable[[], Any], limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
