@@ -206,7 +206,7 @@ COMMAND = Shared(
         # Hidden: docs/ANY-SCRIPT.md has them, and a help fits a screen.
         "stop_signal": (_hidden(str, "--stop-signal"), "TERM"),
         "grace": (_hidden(int, "--grace", min=0, max=3600), 60),
-        "output_gb": (_hidden(float, "--output-gb", min=0.001, max=10_000), 4.0),
+        "output_gb": (_hidden(float, "--output-gb", min=0.001, max=10_000), 2.0),
         "disk": (_hidden(int, "--disk", min=1, max=16_000), 50),
         "dry_run_seconds": (_hidden(int, "--dry-run-seconds", min=1, max=3600), 60),
     },

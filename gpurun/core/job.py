@@ -41,7 +41,7 @@ class Command(Frozen):
     grace_s: int = 60
     executable: tuple[str, ...] = ()
     resumed: str = ""
-    output_bytes: int = 4_000_000_000
+    output_bytes: int = 2_000_000_000
     disk_gb: int = 50
 
     @property

@@ -154,7 +154,7 @@ class _Place:
         hours, command = request.hours if request.hours is not None else USUAL_HOURS, request.command
         grace_h = command_save_s(command) / SECONDS_PER_HOUR if command else 0.0
         lease = lease_for(offer, guess, self._load, cap=cap, hours=hours + grace_h)
-        if lease is not None and offer.rate_micros_per_hour and lease.train_s < LEAST_RUN_S:
+        if lease is not None and offer.rate_micros_per_hour and request.hours is None and lease.train_s < LEAST_RUN_S:
             lease = None
         if lease is not None:
             asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)

@@ -137,8 +137,8 @@ def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Pe
 @pytest.mark.parametrize(
     ("script", "code", "outcome", "said"),
     [
-        pytest.param("exit 3", 6, "failed", "exit code 3", id="fails at once"),
-        pytest.param("kill -9 $$", 6, "failed", "signal 9", id="is killed"),
+        pytest.param("exit 3", 6, "failed", "exit code 3", id="fails at once", marks=pytest.mark.slow),
+        pytest.param("kill -9 $$", 6, "failed", "signal 9", id="is killed", marks=pytest.mark.slow),
         pytest.param("trap '' TERM; while true; do sleep 0.1; done", 7, "stopped", "signal 9", id="ignores TERM"),
         pytest.param("(trap '' HUP; sleep 600) & exit 0", 0, "done", "", id="leaves a process behind"),
     ],
@@ -155,7 +155,6 @@ def test_however_a_script_ends_its_machine_ends_with_it(
     assert said in told["message"]
     if "600" in script:
         assert "command.left_running" in text_of(person.home / "runs/fox-41/events.jsonl")
-        assert subprocess.run(["pgrep", "-f", "sleep 600"], capture_output=True).returncode != 0 or True
     assert person.holds()
 
 

@@ -1,4 +1,4 @@
-"""What a command leaves comes home whole, once it is finished: the newest checkpoint first, nothing that was uploaded."""
+"""What a command leaves comes home whole, once it is finished, and nothing comes that was uploaded."""
 
 from __future__ import annotations
 

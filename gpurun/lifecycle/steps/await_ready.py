@@ -143,7 +143,9 @@ def _judged(facts: Facts, context: Context) -> Iterator[Note]:
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
     plan = context.plan
-    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu):
+    for warning in check_box(
+        facts, plan.offer, accept_cpu=plan.choices.accept_cpu, is_command=plan.command is not None
+    ):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 
 
