@@ -28,6 +28,7 @@ LOOK_S, TICK_S, IDLE_S, EVENT_S = 2.0, 0.1, 0.5, 0.5
 NOTHING_S = 300.0
 """How long a command may run before it is said that its globs match nothing."""
 MOST_HELD_BYTES = 64 << 10
+MOST_WORDS = 300
 
 
 class Events:
@@ -83,7 +84,7 @@ class Curve:
         if self.last[0] and step > self.last[0]:
             told["step_s"] = round((at - self.last[1]) / (step - self.last[0]), 6)
         self.last, self.told_s = (step, at), time.monotonic()
-        self.events.tell("step", **told)
+        self.events.tell("step", steps=self.progress.total or None, **told)
 
     def warn_lost(self, told: dict[str, Any]) -> None:
         """Say once that the loss is no number any more."""
@@ -98,6 +99,7 @@ class Log:
 
     def __init__(self, secrets: list[bytes], curve: Curve) -> None:
         self.secrets, self.curve, self.held = secrets, curve, b""
+        self.last = ""
 
     def take(self, piece: bytes) -> None:
         """Take in what was printed; half a line waits for its end, or until the command is idle."""
@@ -127,7 +129,8 @@ class Log:
             return
         for line in content.replace(b"\r", b"\n").split(b"\n"):
             if line.strip():
-                self.curve.take(line.decode("utf-8", "replace"))
+                self.last = line.decode("utf-8", "replace").strip()
+                self.curve.take(self.last)
 
 
 def begun(content: bytes, secret: bytes) -> int:
@@ -233,6 +236,8 @@ class Command:
         code = self.child.returncode
         reason = "signal" if self.asked_s else "failed" if code else "done"
         how = "the command ended " + ("by signal %d" % -code if code < 0 else "with exit code %d" % code)
+        if code and self.log.last:
+            how += "; its last words: " + self.log.last[:MOST_WORDS]
         self.events.tell("stop", reason=reason, message=how if code else "", step=self.curve.progress.step)
         return code if code >= 0 else 128 - code
 
