@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gpurun.cli.result import Result
@@ -22,6 +23,8 @@ def start_and_follow(
     detach: bool,
     name: str,
     on_interrupt: str,
+    notify: str,
+    program: str,
 ) -> Result:
     """Make the plan of a run of that name, ask, start its supervisor, and follow it."""
     from gpurun.cli.commands.plan import run_name
@@ -35,6 +38,7 @@ def start_and_follow(
     if on_interrupt not in ("ask", "detach", "stop"):
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
                          hint="Leave the flag out, or choose one of the three.")  # fmt: skip
+    _hand_to_supervisor({"notify.url": notify, "notify.exec": program})
     with run_name(session, name) as run:
         made = planned(run)
         _show_and_ask(session, made, yes=yes)
@@ -45,6 +49,15 @@ def start_and_follow(
             if detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+
+
+def _hand_to_supervisor(told: Mapping[str, str]) -> None:
+    """Set what --notify and --exec say for the supervisor, which has this environment; so no file of a run has it."""
+    from gpurun.core.settings import checked, variable_of
+
+    for key, value in told.items():
+        if value:
+            os.environ[variable_of(key)] = checked(key, value, "command line").value
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:

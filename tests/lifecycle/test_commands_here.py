@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +53,18 @@ for i in range(first, steps):
     print(f"iter {i}: loss {4 / (i + 1):.4f}, time 12.00ms, mfu 3.10%", flush=True)
     time.sleep(0.02)
 save(steps - 1)
+"""
+
+HUGGING_FACE = """\
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+torch.manual_seed(1)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
+rows = [{"input_ids": torch.arange(i, i + 16) % 64, "labels": torch.arange(i, i + 16) % 64} for i in range(64)]
+told = TrainingArguments(
+    "out", max_steps=int(sys.argv[1]), logging_steps=5, save_steps=10, save_total_limit=2, report_to=[], use_cpu=True,
+)
+Trainer(model, told, train_dataset=rows).train(resume_from_checkpoint=sys.argv[2] if sys.argv[2:] else None)
 """
 
 
@@ -169,6 +184,28 @@ def test_a_rehearsal_runs_it_here_for_so_long_and_then_stops_it(person: Person) 
     assert person.holds()
 
 
+def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None:
+    (person.folder / "train.py").write_text("print('step 1 | loss 2.0')")
+    (person.folder / "tell.sh").write_text(f"cat >> {person.folder}/told.jsonl; echo >> {person.folder}/told.jsonl")
+    command = [sys.executable, "-m", "gpurun.cli.app", "run", "--provider", "local", "--name", "fox-41",
+               "--exec", f"sh {person.folder}/tell.sh", "train.py"]  # fmt: skip
+    leader, follower = pty.openpty()
+    said = b""
+    with subprocess.Popen(command, cwd=person.folder, stdin=follower, stdout=follower, stderr=follower) as shell:
+        os.close(follower)
+        with contextlib.suppress(OSError):  # So a terminal ends.
+            while piece := os.read(leader, 1 << 16):
+                said += piece
+    os.close(leader)
+    assert shell.returncode == 0, said
+    rung = re.findall(rb"\a\x1b\]9;fox-41 ([a-z]+): [^\x1b]*\x1b\\", said)
+    assert rung == [b"started", b"trained", b"finished"]
+    told = [json.loads(line) for line in (person.folder / "told.jsonl").read_text().splitlines() if line]
+    assert [one["notice"] for one in told] == ["started", "trained", "finished"]
+    files = [path for path in (person.home / "runs/fox-41").rglob("*") if path.is_file()]
+    assert [path for path in files if b"tell.sh" in path.read_bytes() and "work" not in path.parts] == []
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -200,6 +237,39 @@ def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: l
     done = person.types("run", "--json", *words)
     assert json.loads(done.stdout)["errors"][0]["code"] == code, done.stdout + done.stderr
     assert list((person.home / "runs").glob("*/plan.json")) == []
+
+
+@pytest.mark.slow
+def test_a_script_of_the_hugging_face_trainer_goes_on_from_its_newest_folder(person: Person) -> None:
+    (person.folder / "hf.py").write_text(HUGGING_FACE)
+    words = ("--checkpoint-glob", "out/checkpoint-*", "--resume-arg", "{}")
+    done = person.runs(*words, "hf.py", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = [json.loads(line) for line in (person.home / "runs/fox-41/events.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events if event["kind"] == "step"]
+    assert 20 <= steps[-1] <= 30, "a bar is drawn ten times a second, and these steps take less"
+    files = person.receipt()["checkpoint"]["files"]
+    newest = {one["name"] for one in files if one["kind"] == "checkpoint"}
+    assert "outputs/out/checkpoint-30/model.safetensors" in newest
+    assert not any("checkpoint-10/" in one["name"] for one in files), "the Trainer removes it, and so does the list"
+
+    again = person.runs("--from", "fox-41", "hf.py", "40", name="fox-42")
+    assert again.returncode == 0, again.stdout + again.stderr
+    told = [json.loads(line) for line in (person.home / "runs/fox-42/events.jsonl").read_text().splitlines()]
+    assert max(event["step"] for event in told if event["kind"] == "step") > 30
+    assert person.holds()
+
+
+@pytest.mark.slow
+def test_a_script_that_prints_a_flood_and_writes_nothing_is_told_of_while_it_runs(person: Person) -> None:
+    (person.folder / "flood.sh").write_text(
+        "head -c 100000000 /dev/zero | tr '\\0' 'x' | fold -w 200; sleep 3; echo end"
+    )
+    done = person.runs("--outputs", "out/**", "--", "bash", "flood.sh")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (person.home / "runs/fox-41/run.log").read_bytes().endswith(b"end\n")
+    assert "outputs.none" in text_of(person.home / "runs/fox-41/events.jsonl")
+    assert person.holds()
 
 
 @pytest.mark.slow

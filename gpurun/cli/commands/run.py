@@ -34,6 +34,8 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Return once the machine is ready.")] = False,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
     on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
+    notify: Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)] = "",
+    program: Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)] = "",
 ) -> Result:
     """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
     from gpurun.cli.started_run import start_and_follow
@@ -42,4 +44,7 @@ def run(
     def planned(run: str) -> Plan:
         return make_command_plan(request, run=run, home=session.home, clock=session.clock)
 
-    return start_and_follow(session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt)
+    return start_and_follow(
+        session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
+        program=program,
+    )  # fmt: skip

@@ -30,6 +30,8 @@ def train(
     detach: Annotated[bool, typer.Option("--detach", help="Return once the machine is ready.")] = False,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
     on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
+    notify: Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)] = "",
+    program: Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)] = "",
 ) -> Result:
     """Rent a machine, train, download the checkpoints, prove the machine gone."""
     from gpurun.cli.commands.plan import plan_run
@@ -38,4 +40,7 @@ def train(
     def planned(run: str) -> Plan:
         return plan_run(session, request, run, need_data=True)
 
-    return start_and_follow(session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt)
+    return start_and_follow(
+        session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
+        program=program,
+    )  # fmt: skip
