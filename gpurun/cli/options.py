@@ -156,6 +156,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             setup=_script(typed["setup"]),
             setup_limit_s=_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
+            log_to=_trackers(typed["log_to"]),
             give_up_after_s=_seconds(typed["give_up_after"]),
         ),
     }
@@ -227,6 +228,15 @@ def _seconds(text: str) -> int:
     return seconds
 
 
+def _trackers(text: str) -> tuple[str, ...]:
+    """The trackers of --log-to, none where it was not typed."""
+    if not text:
+        return ()
+    from gpurun.cli.curve_log import checked_trackers
+
+    return checked_trackers(text)
+
+
 def _limit_s(minutes: float | None) -> int:
     """The seconds of --setup-limit, 0 where it was not typed."""
     from gpurun.core.errors import UsageError
@@ -272,6 +282,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
         Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", hidden=True)],
         None,
     ),
+    "log_to": (Annotated[str, typer.Option("--log-to", metavar="TRACKERS", hidden=True)], ""),
     "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
     "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),

@@ -46,6 +46,10 @@ def start_and_follow(
         with Interrupts() as heard:
             folder = open_run(session.home, request, made)
             start_supervisor(folder, session.home, session.clock)
+            if made.choices.log_to:
+                from gpurun.cli.curve_log import start_logging
+
+                session.say(start_logging(folder, session.home, made.choices.log_to))
             if detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow(session, folder, on_interrupt=on_interrupt, heard=heard)

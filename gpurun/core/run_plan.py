@@ -37,6 +37,7 @@ class Choices(Frozen):
     to the machine and the checkpoints come from it.
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
     than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
+    `log_to`: the trackers that get the run's figures while it trains.
     """
 
     region: str | None = None
@@ -51,6 +52,7 @@ class Choices(Frozen):
     warm: bool = False
     accept_skipped: bool = False
     give_up_after_s: int = 0
+    log_to: tuple[str, ...] = ()
 
 
 class Box(Frozen):

@@ -8,10 +8,11 @@ import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,41 @@ def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: l
 
 
 @pytest.mark.slow
+def test_trackers_get_the_figures_while_it_runs_and_read_them_back(person: Person) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+    from wandb.proto import wandb_internal_pb2
+
+    (person.folder / "train.py").write_text(NANOGPT)
+    done = person.runs(
+        "--log-to", "tensorboard,wandb", "--", "python", "train.py", "--max_iters=60", WANDB_MODE="offline"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = person.home / "runs/fox-41"
+    until(lambda: not subprocess.run(["pgrep", "-f", f"curve_log {person.home}"], capture_output=True).stdout)
+    assert text_of(folder / "curve_log.log") == ""
+    curves = EventAccumulator(str(folder / "tensorboard" / "fox-41")).Reload()
+    assert make_ndarray(curves.Tensors("val_loss")[0].tensor_proto) == 5.0
+    assert max(one.step for one in curves.Tensors("loss")) == 59
+    (written,) = folder.glob("wandb/offline-run-*/*.wandb")
+    told = dict[str, list[float]]()
+    for content in records_of(written.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content)
+        for item in record.history.item:
+            told.setdefault(item.key or item.nested_key[0], []).append(json.loads(item.value_json))
+    assert (told["val_loss"][0], max(told["step"])) == (5.0, 59)
+
+
+@pytest.mark.parametrize(("trackers", "code"), [("wandb", "log_to.no_login"), ("comet", "usage.log_to")])
+def test_a_tracker_that_would_not_take_it_is_told_before_anything_is_rented(
+    person: Person, trackers: str, code: str
+) -> None:
+    done = person.runs("--log-to", trackers, "--", "true", HOME=str(person.folder), WANDB_MODE="online")
+    assert json.loads(done.stdout)["errors"][0]["code"] == code
+
+
+@pytest.mark.slow
 def test_a_script_of_the_hugging_face_trainer_goes_on_from_its_newest_folder(person: Person) -> None:
     (person.folder / "hf.py").write_text(HUGGING_FACE)
     words = ("--checkpoint-glob", "out/checkpoint-*", "--resume-arg", "{}")
@@ -290,6 +326,16 @@ def test_a_supervisor_that_is_killed_misses_nothing_of_a_command(person: Person)
         "train.intended"
     ) == 1
     assert person.holds()
+
+
+def records_of(log: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log after its file's header: a small one is one block, and divides none of them."""
+    place = 7
+    while place + 7 <= len(log):
+        _, size, kind = struct.unpack_from("<IHB", log, place)
+        assert kind == 1
+        yield log[place + 7 : place + 7 + size]
+        place += 7 + size
 
 
 def text_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from gpurun.cli.options import Checkpoint, RunArgument
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
@@ -64,24 +64,17 @@ def export(
 
 def _curves(session: Session, sight: Sight, place: Path) -> Result:
     """Write what was measured as TensorBoard reads it, each column of `load_run(...).metrics` a scalar."""
-    from gpurun.cli.notebook import COLUMNS, load_run
+    from gpurun.cli.curve_log import TensorBoardLog, figures_in
+    from gpurun.cli.notebook import load_run
     from gpurun.core.journal_records import Event
 
-    try:
-        from tensorboard.summary import Writer
-    except ImportError:
-        hint = "From the clone: pip install '.[tensorboard]'"
-        raise SetupError("export.no_tensorboard", "Curves for TensorBoard need its package.", hint=hint) from None
     if place.exists():
         raise UsageError("export.not_empty", f"{place} is there already.", hint="Name another folder, or remove it.")
     began = next((record.wall for record in sight.records if record.event is Event.TRAIN_STARTED), 0.0)
-    rows = load_run(sight.folder.name, session.home.root).rows
-    writer = Writer(str(place))
-    for row in rows:
-        for name in COLUMNS[1:]:
-            if (value := row[name]) is not None:
-                writer.add_scalar(name, value, int(row["step"] or 0), wall_time=began + (row["seconds"] or 0.0))
-    writer.close()
+    rows, log = load_run(sight.folder.name, session.home.root).rows, TensorBoardLog(place, began)
+    for name, value, row in figures_in(rows):
+        log.add(name, value, row)
+    log.close()
     data = {"run": sight.folder.name, "folder": str(place), "rows": len(rows)}
     return Result(data=data, text=f"Wrote {place}. See it: tensorboard --logdir {shlex.quote(str(place.parent))}")
 
