@@ -240,7 +240,7 @@ def _notes(command: Command, left_out: str, request: Request, mode: Mode) -> Ite
 def _spot_warning(command: Command, request: Request) -> Iterator[str]:
     """What a spot machine that is taken away would cost."""
     if request.choices.spot and not command.checkpoints:
-        yield "A spot machine may be taken away at any moment, and without --checkpoint-glob nothing can go on from it."
+        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, the loss of all is accepted."
 
 
 def _earlier_runs(command: Command, home: Home) -> Iterator[str]:

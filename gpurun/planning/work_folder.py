@@ -21,7 +21,9 @@ IGNORE_FILES = (".gitignore", ".gpurunignore")
 MOST_BYTES = 4_000_000_000
 """More is no program: data has --data, which goes by a bucket and is not sent again."""
 MOST_LOOKED = 20_000
-_NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints"})
+_NOBODYS = frozenset({".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache"})
+"""What nobody misses, and is not named."""
+_NEVER = frozenset({".venv", "venv", "node_modules"})
 _SCRIPTS = (".py", ".sh")
 
 
@@ -81,7 +83,7 @@ def _walk(root: Path, folder: Path, specs: tuple[tuple[Path, GitIgnoreSpec], ...
         if (folder / name).is_file():
             lines = read_regular(folder / name).decode("utf-8", "replace").splitlines()
             specs = (*specs, (folder, GitIgnoreSpec.from_lines(lines)))
-    for path in sorted(folder.iterdir()):
+    for path in sorted(one for one in folder.iterdir() if one.name not in _NOBODYS):
         is_folder = path.is_dir() and not path.is_symlink()
         if path.name in _NEVER or _is_ignored(path, is_folder, specs):
             yield path.relative_to(root).as_posix(), path, True

@@ -52,7 +52,8 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=plan.cap_micros, every=every)
+        cap, lasts = plan.cap_micros, plan.command is not None
+        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=cap, every=every, lasts=lasts)
         lines += [line(), *offers]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
     if plan.mode.value == "paid":
