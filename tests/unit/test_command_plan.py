@@ -107,9 +107,9 @@ def test_pip_installs_for_the_python_that_has_torch_after_the_users_own_script(t
     python.chmod(0o755)
     environment = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(["sh", "-e", "-c", choices.setup], cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "told").read_text().splitlines() == [
-        "first", "-m pip install -q --no-input -r requirements.gpurun.txt", "torchtune==0.6", "# why", "einops", "rich>=13",
-    ]  # fmt: skip
+    installed = "-m pip install -q --no-input -r requirements.gpurun.txt"
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told == ["first", installed, "torchtune==0.6", "# why", "einops", "rich>=13"]
 
 
 def test_a_script_alone_needs_nothing_beside_it(tmp_path: Path, lab: Path) -> None:

@@ -75,7 +75,9 @@ class Handler(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as hub:
         threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        origin = f"http://127.0.0.1:{hub.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", origin)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", origin)  # Which another test may have had read.
         monkeypatch.setenv("HF_TOKEN", "hf_mine")
         yield hub
         hub.shutdown()
