@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer, digest_of
 from gpurun.core.run_plan import Box, Candidate, DataSummary, Estimate, Mode, Plan, Request
+from gpurun.data.public_shards import files_of_the_hub
+from gpurun.data.source_names import HUB
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.planning.budget import lease_for, worst_case
@@ -39,7 +42,7 @@ LEAST_RUN_S = 300
 _MOST_EARLIER, _MOST_LOOKED = 3, 200
 
 
-def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock) -> Plan:
+def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, say: Callable[[str], None]) -> Plan:
     """Plan a command that is to be started; its folder is copied, so that what was planned is what is uploaded.
 
     UsageError, NoOffer or SetupError where it cannot be; nothing is left behind.
@@ -53,13 +56,13 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock) -
     staged = home.staged_data(run)
     command = copied(command, found, staged / "work")
     command, earlier = goes_on(command, request, home, staged / "work")
-    data = _data(request, staged)
+    data = _data(request, staged, say)
     sent_bytes = sum(path.stat().st_size for path in (staged / "work").rglob("*") if path.is_file()) + data.bytes
     priors, damage = load_priors(home)
     uplink = uplink_of(request, priors)
     setup_s = (request.choices.setup_limit_s or SETUP_LIMIT_S) if request.choices.setup else 0
     load = load_home(command.output_bytes // 2, command.disk_gb, sent_bytes)
-    load = Load(load.ship_bytes, load.collect_bytes, load.disk_gb, uplink_bits_per_s=uplink.bits_per_s, setup_s=setup_s)
+    load = replace(load, uplink_bits_per_s=uplink.bits_per_s, setup_s=setup_s, public_bytes=data.public_bytes)
     place = _Place(request, home, clock, load)
     chosen, candidates = place.chosen()
     made = Plan(
@@ -191,13 +194,17 @@ class _Place:
         return worst_case(offer, lease, self._load)
 
 
-def _data(request: Request, staged: Path) -> DataSummary:
+def _data(request: Request, staged: Path, say: Callable[[str], None]) -> DataSummary:
     """What --data names, as it is; the command finds it where GPURUN_DATA says."""
     named, size = request.data, 0
     if named is not None:
-        if "://" in named or named.startswith("hf:"):
-            what = f"--data {named}: a command's data is a file or a folder here."
-            raise UsageError("run.data", what, hint="Download it in the command itself, or name a local path.")
+        if named.startswith(HUB):
+            found = files_of_the_hub(named, staged / "data", say)
+            return found.model_copy(update={"folder": "", "beside": str(staged)})
+        if "://" in named:
+            what = f"--data {named}: a command's data is a folder here, or hf:OWNER/NAME."
+            hint = "What is in a bucket: have the command download it, with --secret for its key."
+            raise UsageError("run.data", what, hint=hint)
         place = Path(named).expanduser().absolute()
         if not place.is_dir():
             raise UsageError("data.missing", f"There is no folder {place}.", hint="Name a folder: --data PATH")

@@ -52,12 +52,14 @@ def work_digest(plan: Plan) -> str:
 def _with_command(plan: Plan, command: Command) -> dict[str, Path | bytes]:
     """What a command needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
     order = command.model_dump(mode="json", include=set(_ORDER)) | {"argv": command.words}
-    data: dict[str, Path | bytes] = {"data": Path(plan.data.folder)} if plan.data.folder else {}
+    own = Path(plan.data.beside)
+    place = Path(plan.data.folder) if plan.data.folder else own / "data"
+    data: dict[str, Path | bytes] = {"data": place} if place.is_dir() else {}
     return {
         **{f"{_PACKAGE}/runner/{path.name}": path for path in (AGENT / "runner").glob("*.py")},
         **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
         "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
-        WORK: Path(plan.data.beside) / "work",
+        WORK: own / "work",
         **data,
     }
 

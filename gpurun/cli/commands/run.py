@@ -42,7 +42,7 @@ def run(
     from gpurun.planning.command_plan import make_command_plan
 
     def planned(run: str) -> Plan:
-        return make_command_plan(request, run=run, home=session.home, clock=session.clock)
+        return make_command_plan(request, run=run, home=session.home, clock=session.clock, say=session.talk_when_slow())
 
     return start_and_follow(
         session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
