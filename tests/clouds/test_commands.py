@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from gpurun.core.money import usd
-from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody
+from gpurun.remote.key_pairs import make_keys
+from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
 from tests.emulators import guests
+from tests.emulators.guests import Guest, Meter
 
 pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 
@@ -114,3 +117,24 @@ def test_its_supervisor_may_be_killed_while_it_runs(user: User) -> None:
     assert json.loads((brought(user, "hen-1") / "ckpt.json").read_text()) == {"step": 399}
     assert user.cloud.alive() == []
     assert user.tells("audit")[1]["ok"] is True
+
+
+@pytest.mark.slow
+def test_on_a_box_of_ones_own_nothing_of_it_is_left(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "identity")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "run.sh").write_text("echo step 1 '|' loss 2.5; mkdir out; echo $MY_TOKEN | wc -c > out/count")
+    with Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box:
+        box.wait_ready()
+        place = f"{box.user}@{box.host}:{box.port}"
+        asks = ("--host", place, "--identity", str(tmp_path / "identity" / "client"), "--gpu", "cpu")
+        with somebody(Cloud("ssh", {}, Meter(time.time), list, asks), tmp_path / "home") as user:
+            done = user.types(
+                "run", "--provider", "ssh", *asks, "--yes", "--json", "--name", "fox-41", "--secret", "MY_TOKEN",
+                "--upload", str(tmp_path / "lab"), "--", "bash", "run.sh", MY_TOKEN="canary-77",
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr + user.said()
+            assert (brought(user, "fox-41") / "count").read_text().strip() == "10"
+            assert receipt(user, "fox-41")["teardown"]["is"] == "user_operated"
+        assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
+    assert not list(Path("/dev/shm").glob("gpurun-*"))
