@@ -53,10 +53,13 @@ class GpuUse:
         if not self.seen:
             return
         holders = {figure(row[0]) for row in query("compute-apps", ["pid"], TALK_S) or []}
-        self.tally["looks"] += 1
-        self.tally["busy"] += any(card["use_percent"] for card in self.seen)
-        self.tally["own"] += bool(holders & trainers(self.root))
-        self.tally["most_mib"] = max(self.tally["most_mib"], *(card["memory_mib"] or 0 for card in self.seen))
+        before, cards = self.tally, self.seen
+        self.tally = {  # Replaced whole, as another thread reads it.
+            "looks": before["looks"] + 1,
+            "busy": before["busy"] + any(card["use_percent"] for card in cards),
+            "own": before["own"] + bool(holders & trainers(self.root)),
+            "most_mib": max(before["most_mib"], *(card["memory_mib"] or 0 for card in cards)),
+        }
 
 
 def ask_once() -> List[Json]:

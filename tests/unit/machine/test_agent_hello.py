@@ -150,6 +150,19 @@ def test_the_heartbeat_tells_what_the_cards_do_and_nothing_where_nobody_knows(bo
     assert box.until_exited().gpus == ()
 
 
+@pytest.mark.parametrize(("holders", "is_own"), [("ps -e -o pid=", True), ("echo 1", False), ("exit 1", False)])
+def test_that_the_job_was_at_work_on_a_card_is_counted_whether_anybody_looks_or_not(
+    box: Box, pretend: Pretend, holders: str, is_own: bool
+) -> None:
+    figures = 'echo "94, 62464, 81920, 71, 607.53"'
+    pretend("nvidia-smi", f'case "$1" in *compute-apps*) {holders};; *) {figures};; esac')
+    box.far.start(box.job("time.sleep(60)"))
+    told = box.until(lambda: (tally := box.status().gpu_tally) and tally.most_mib and tally)
+    assert (told.looks, told.busy, told.own) == (1, 1, int(is_own))
+    box.far.stop(now=True, reason="user")
+    assert box.until_exited().gpu_tally.looks >= told.looks
+
+
 @pytest.mark.parametrize("script", ["exit 6", "echo nonsense", "sleep 60"])
 def test_a_tool_that_fails_or_hangs_says_nothing_and_holds_nothing_up(box: Box, pretend: Pretend, script: str) -> None:
     pretend("nvidia-smi", script)
