@@ -142,6 +142,7 @@ def request_from(session: Session, **typed: Any) -> Request:
             warm=typed["warm"],
             accept_skipped=typed["accept_skipped"],
             give_up_after_s=_seconds(typed["give_up_after"]),
+            trainer=str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else "",
         ),
     )
     if continues is None:
@@ -257,7 +258,9 @@ REQUEST = Shared(
         "spot": (_flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
-        "lambda_guard": (_flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
+        "trainer": (_text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
+        # Hidden: what is refused for want of it names it, and a help fits a screen.
+        "lambda_guard": (Annotated[bool, typer.Option("--lambda-guard", hidden=True)], False),
         "accept_cpu": (_flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
         "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
         "setup": (_text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
@@ -271,7 +274,6 @@ REQUEST = Shared(
         "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
         "identity": (_text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
         "jump": (_text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
-        # Hidden: what is refused for want of it names it, and a help fits a screen.
         "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
         "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
     },

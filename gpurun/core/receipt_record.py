@@ -43,13 +43,23 @@ class Continues(TypedDict):
 
 
 class Asked(TypedDict):
-    """What was to be done."""
+    """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer"."""
 
     mode: str
     recipe: str
     form: str
     provider: str
     continues: NotRequired[Continues]
+    trainer: NotRequired[str]
+
+
+def trainer_told(told: Any) -> str:
+    """`official trainer 0.1.0`, or `changed trainer, sha256 …` whole; "" where a receipt is too old to say.
+
+    `told` is a receipt's predicate, which the audit reads before it is known to be one.
+    """
+    words = str(told["asked"].get("trainer", ""))
+    return f"{words}, sha256 {told['digests']['trainer']}" if words.startswith("changed") else words
 
 
 class Digested(TypedDict):

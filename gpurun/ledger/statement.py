@@ -112,6 +112,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
     asked: Asked = {"mode": mode, "recipe": recipe, "form": form, "provider": provider}
     if opened.get("continues"):
         asked["continues"] = opened["continues"]
+    if opened.get("trainer"):
+        asked["trainer"] = opened["trainer"]
     return asked
 
 

@@ -6,9 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun import __version__
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Plan
 from gpurun.planning.initial_weights import weights_of
 from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
+
+CHANGED = "changed trainer"
 
 
 def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
@@ -28,6 +33,17 @@ def surveyed(plan: Plan, trainer: Path) -> Survey:
 def modules_of(trainer: Path) -> dict[str, Path]:
     """The trainer's modules, which go to the machine, by name."""
     return {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
+
+
+def digest_of_trainer(trainer: Path) -> str:
+    """One digest over the names and the text of all modules."""
+    return digest_of({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
+
+
+def words_of_trainer(digest: str) -> str:
+    """What plan, journal and receipt call the trainer of this digest; an unchanged copy is the official one."""
+    official = digest == digest_of_trainer(bundle_root() / "trainer")
+    return f"official trainer {__version__}" if official else CHANGED
 
 
 def _data(plan: Plan) -> dict[str, Path | bytes]:

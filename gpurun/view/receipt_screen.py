@@ -98,7 +98,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
     proofs = told["teardown"]["evidence"]
     evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
     chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
-    trained = [_hashed("trainer", digests["trainer"]), _hashed("data", digests["data"])]
+    trained = [_hashed(told["asked"].get("trainer", "trainer"), digests["trainer"]), _hashed("data", digests["data"])]
     files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in _checkpoints(told)]
     incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
     return [
@@ -326,6 +326,7 @@ def _markdown_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
     proofs = told["teardown"]["evidence"]
     digests = (
         ("Recipe sha256", told["digests"]["recipe"]),
+        ("Trainer", told["asked"].get("trainer", "")),
         ("Trainer sha256", told["digests"]["trainer"]),
         ("Data sha256", told["digests"]["data"]),
         ("Evidence sha256", proofs[-1]["evidence_sha256"] if proofs else ""),

@@ -47,6 +47,7 @@ def train(
     with run_name(session, name) as run:
         made = plan_run(session, request, run, need_data=True)
         _show_and_ask(session, made, yes=yes)
+        _rehearse_changed(session, request, made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
         with Interrupts() as heard:
             folder = open_run(session.home, request, made)
@@ -54,6 +55,20 @@ def train(
             if detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+
+
+def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
+    """Rehearse the copy of a changed trainer here before it trains on paid time; TrainingFailed where it does not."""
+    from gpurun.core.run_plan import Mode
+    from gpurun.planning.upload_list import CHANGED
+
+    if plan.mode is not Mode.PAID or plan.trainer != CHANGED:
+        return
+    from gpurun.cli.recipe_checks import own_home, rehearsed
+
+    session.say("The changed trainer is rehearsed on this machine first.")
+    with own_home(session.home) as home:
+        rehearsed(session, request, home, str(session.home.staged_trainer(plan.run)))
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
