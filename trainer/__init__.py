@@ -16,7 +16,7 @@ recipe_file.py  its file, with what `--rehearse` and `--set` lay over it
 shards.py       reads, checks and writes the token files
                 a small GPT run enters the files above, and no other
 launch.py       several processes on one machine: the command `python -m trainer.launch`
-room.py         how processes that share a model begin again with a smaller micro-batch
+room.py         how several processes begin again with a smaller micro-batch
 compile_cache.py  carries what torch.compile made from one rental to the next
 pretrained.py   weights to start from
 run_checkpoint.py  a checkpoint that nobody trusts, opened to be used

@@ -209,13 +209,16 @@ class StartTold(Is):
 
 
 class LogTold(Is):
-    """The lines of the trainer's log that a receipt quotes."""
+    """The lines of the trainer that a receipt quotes."""
 
     lines: list[str]
 
 
 class Training(TypedDict):
-    """What became of the training. `figures` are losses, steps and speed as the trainer reported them."""
+    """What became of the training. `figures` are losses, steps and speed as the trainer reported them.
+
+    `warnings` are its first eight: what memory that ran out has lost, what jumped, what is not as the recipe hoped.
+    """
 
     outcome: str
     reason: str
@@ -227,6 +230,7 @@ class Training(TypedDict):
     start: StartTold
     figures: dict[str, Any]
     log: LogTold
+    warnings: NotRequired[LogTold]
 
 
 class FileAtHome(TypedDict):

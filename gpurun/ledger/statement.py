@@ -300,7 +300,7 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
-    return {
+    told: Training = {
         "outcome": seen.data["outcome"] if seen else "none",
         "reason": plain_line(str(seen.data["reason"])) if seen else "",
         "message": plain_line(str(seen.data["message"])) if seen else "",
@@ -312,6 +312,9 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
         "log": {"is": FROM_INSTANCE, "lines": evidence.lines},
     }
+    if evidence.warnings and "trainer" in records[0].data:  # The receipts of an older gpurun do not have them.
+        told["warnings"] = {"is": FROM_INSTANCE, "lines": evidence.warnings}
+    return told
 
 
 def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> CheckpointTold:

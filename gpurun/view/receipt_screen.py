@@ -116,6 +116,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
         ("Checkpoints", files),
         ("Not home", [Span(str(one), "bad") for one in told["checkpoint"].get("missing") or ()]),
         (name, [Span(said, look), _proof(told), evidence, closed]),
+        ("Warnings", [Span(one, "warn") for one in told["training"].get("warnings", {"lines": []})["lines"]]),
         ("Incidents", [Span(incident, "warn") for incident in incidents]),
         ("Chain", [chain]),
         ("Next", [Span(then, "accent")] if then else []),
