@@ -25,7 +25,8 @@ from trainer.distributed import Alone, Processes
 from trainer.errors import Refused
 from trainer.events import Reporter
 from trainer.optim import load_optimizer_tensors
-from trainer.recipe import Recipe, differing_keys
+from trainer.recipe import Recipe
+from trainer.recipe_file import differing_keys
 from trainer.shards import TokenData
 
 __all__ = ["CheckpointWriter", "Restored", "Snapshot", "latest_step", "restore_model", "restore_optimizer"]
