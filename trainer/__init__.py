@@ -12,11 +12,11 @@ saving.py       the thread that writes them while training goes on; and how a ru
 distributed.py  the device, and one process or several: each has all of the model (DDP), or a share (FSDP2)
 events.py       what is reported: events.jsonl for programs, lines for people
 recipe.py       the recipe: every key with its bounds, what keys may not be together, its counts; gpurun reads it too
-recipe_file.py  its file, with what `--rehearse` and `--set` lay over it
+recipe_file.py  its file, with what `--rehearse` and `--set` lay over it, held against a checkpoint's recipe
 shards.py       reads, checks and writes the token files
                 a small GPT run enters the files above, and no other
 launch.py       several processes on one machine: the command `python -m trainer.launch`
-room.py         how processes that share a model begin again with a smaller micro-batch
+room.py         how several processes begin again with a smaller micro-batch
 compile_cache.py  carries what torch.compile made from one rental to the next
 pretrained.py   weights to start from
 run_checkpoint.py  a checkpoint that nobody trusts, opened to be used

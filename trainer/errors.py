@@ -5,7 +5,7 @@ TrainerError        1  "error"          the trainer could not go on
 ├── NonFinite       3  "nonfinite"      the loss or the gradient is NaN or infinite
 ├── OutOfMemory     4  "out_of_memory"  not even the smallest micro-batch fits on the card
 ├── Spiked          5  "spike"          loss or gradient jumped, and the recipe stops then; what was before is saved
-├── BeginAnew       6  (no end)         memory ran out in a model in parts; trainer/launch.py starts its processes again
+├── BeginAnew       6  (no end)         memory ran out in one of several; trainer/launch.py starts them all again
 └── SaveFailed      1  "error"          a checkpoint could not be written; those before it are intact
 """
 

@@ -175,7 +175,7 @@ def _rows(items: Sequence[Item], context: int) -> tuple[Tensor, Tensor]:
 def _mean_losses(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss (rows) of each row's targets; only the rows asked for go through the head."""
     asked = targets != -100
-    logits = F.linear(model.hidden(ids)[asked], model.head_weight)[:, : model.vocab_size].float()
+    logits = model.logits(model.hidden(ids)[asked])
     losses = torch.zeros_like(targets, dtype=torch.float32)
     losses[asked] = F.cross_entropy(logits, targets[asked], reduction="none")
     return losses.sum(dim=1) / asked.sum(dim=1)

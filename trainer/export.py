@@ -26,7 +26,8 @@ from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY
-from trainer.recipe import ModelConfig, completed, read_table
+from trainer.recipe import ModelConfig, read_table
+from trainer.recipe_file import completed
 from trainer.run_checkpoint import open_run_checkpoint
 from trainer.tokenizer import (
     GPT2_EOT,

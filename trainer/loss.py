@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["chunked_cross_entropy"]
+__all__ = ["capped", "chunked_cross_entropy"]
 
 CHUNK_BYTES = 256 * 1024 * 1024
 """The fp32 logits of one chunk: large enough that adding up the weight's gradient costs little beside the products."""
@@ -23,14 +23,20 @@ FP16_CHUNK_TOKENS = 8192
 
 @dataclass(frozen=True)
 class _Settings:
-    """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing, and
-    how many of the weight's rows are tokens."""
+    """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing, how
+    many of the weight's rows are tokens, and beyond what no logit is."""
 
     ignored: int
     chunk: int
     dtype: torch.dtype
     smoothing: float
     vocab_size: int
+    softcap: float
+
+
+def capped(logits: Tensor, softcap: float) -> Tensor:
+    """Return logits within ±`softcap`, by tanh (Gemma Team 2024, arXiv:2408.00118); as they are where that is 0."""
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
 def _chunk_tokens(vocab_size: int, dtype: torch.dtype) -> int:
@@ -72,7 +78,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             part, part_targets, part_keep = hidden[rows].to(dtype), safe[rows], keep[rows]
-            logits = (part @ head.t()).float()
+            logits, slope = capped((part @ head.t()).float(), settings.softcap), None
+            if settings.softcap:  # What a product's move moves its capped logit by.
+                slope = 1.0 - (logits / settings.softcap).square_()
             nll, sums = _nll(logits, part_targets, part_keep, settings)
             loss += nll
             # The gradient of the mean: (softmax - smoothed one_hot) / count, built in the logits' own memory.
@@ -81,10 +89,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if smoothing:
                 logits[:, : settings.vocab_size] -= share * (smoothing / settings.vocab_size)
             logits.scatter_add_(1, part_targets.unsqueeze(1), -share * (1.0 - smoothing))
-            grad = logits.to(dtype)
+            grad = (logits if slope is None else logits.mul_(slope)).to(dtype)
             grad_hidden[rows] = grad @ head
             grad_weight += grad.t() @ part
-            del logits, grad  # or they would be there beside the next chunk's
+            del logits, slope, grad  # or they would be there beside the next chunk's
         if whole:
             grad_hidden, grad_weight = grad_hidden.div_(count), grad_weight.div_(count)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
@@ -104,7 +112,7 @@ def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Sett
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, hidden.shape[0], settings.chunk):
         rows = slice(start, start + settings.chunk)
-        logits = (hidden[rows].to(settings.dtype) @ head.t()).float()
+        logits = capped((hidden[rows].to(settings.dtype) @ head.t()).float(), settings.softcap)
         loss += _nll(logits, safe[rows], keep[rows], settings)[0]
         del logits
     return loss / keep.sum()
@@ -120,6 +128,7 @@ def chunked_cross_entropy(
     vocab_size: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    softcap: float = 0.0,
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return the mean of cross_entropy(hidden @ weight.T, targets) over targets that are not `ignore_index`, in fp32.
@@ -127,13 +136,15 @@ def chunked_cross_entropy(
     hidden (n, width), weight (rows, width), targets (n) int64. The first `vocab_size` rows are tokens (all, if None);
     the rest is padding, which has no probability and no gradient. Matrix products run in autocast's dtype where it is
     on. `label_smoothing` e aims at 1 - e for the target and e / vocab_size more for every token, the target too
-    (Szegedy et al. 2015, section 7). NaN where no target is left, as torch's own. May be differentiated once.
+    (Szegedy et al. 2015, section 7). A `softcap` bounds the logits. NaN where no target is left, as torch's own. May be
+    differentiated once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = weight.shape[0]
-    chunk = chunk_tokens or _chunk_tokens(rows, dtype)
-    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows)
+    # A cap needs its slope beside the logits, and twice that for a moment: fewer tokens take the same memory.
+    chunk = chunk_tokens or _chunk_tokens(4 * rows if softcap else rows, dtype)
+    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
         return compute(hidden, weight, targets, settings)

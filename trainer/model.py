@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.errors import Refused
-from trainer.loss import chunked_cross_entropy
+from trainer.loss import capped, chunked_cross_entropy
 from trainer.modern import ModernBlock, RMSNorm, initialise_modern, rms_norm, rotation
 from trainer.recipe import ModelConfig, flops_per_token, padded_vocab
 
@@ -127,7 +127,7 @@ class GPT(nn.Module):
         turned: tuple[Tensor, ...] = ()
         if self.wpe is None:  # modern: no learned positions, every block turns its queries and keys
             x = rms_norm(self.wte(ids))
-            turned = rotation(time, self.config.width // self.config.heads, ids.device)
+            turned = rotation(time, self.config.width // self.config.heads, ids.device, self.config.rotary)
         else:
             x = self.wte(ids) + self.wpe(torch.arange(time, device=ids.device))
         x = self.drop(x)
@@ -138,12 +138,18 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
         hidden = self.hidden(ids).flatten(0, 1)
-        return chunked_cross_entropy(hidden, self.head_weight, targets.flatten(), vocab_size=self.vocab_size)
+        return chunked_cross_entropy(
+            hidden, self.head_weight, targets.flatten(), vocab_size=self.vocab_size, softcap=self.config.softcap
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (n, vocab_size), fp32, of what the head reads (n, width)."""
+        return capped(F.linear(hidden, self.head_weight)[:, : self.vocab_size].float(), self.config.softcap)
 
     def next_token_logits(self, ids: Tensor, last: Tensor) -> Tensor:
         """Return the logits (batch, vocab_size) after position `last` (batch,) of each row of ids (batch, time)."""
         rows = torch.arange(len(ids), device=ids.device)
-        return F.linear(self.hidden(ids)[rows, last], self.head_weight)[:, : self.vocab_size].float()
+        return self.logits(self.hidden(ids)[rows, last])
 
     def flops_per_token(self) -> int:
         """Return forward and backward flops a token."""

@@ -33,9 +33,14 @@ class RMSNorm(nn.Module):
         return rms_norm(x)
 
 
-def rotation(time: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines (time, channels / 2), fp32, by which `channels` of a head turn at each position."""
-    frequencies = ROTARY_BASE ** -(torch.arange(0, channels, 2, device=device, dtype=torch.float32) / channels)
+def rotation(time: int, channels: int, device: torch.device, share: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines (time, channels / 2), fp32, by which `channels` of a head turn at each position.
+
+    Of less than all a `share` turns; the others say what they say wherever they stand.
+    """
+    turned = max(2, 2 * round(share * channels / 2))
+    frequencies = ROTARY_BASE ** -(torch.arange(0, turned, 2, device=device, dtype=torch.float32) / turned)
+    frequencies = F.pad(frequencies, (0, (channels - turned) // 2))
     angles = torch.arange(time, device=device, dtype=torch.float32)[:, None] * frequencies
     return angles.cos(), angles.sin()
 

@@ -54,6 +54,7 @@ HeldOut = Annotated[float, Must(lambda x: 0 < x < 1, "above 0 and below 1")]
 Share = Annotated[float, Must(lambda x: 0 <= x <= 1, "at least 0 and at most 1")]
 Positive = Annotated[float, Must(lambda x: x > 0, "above 0")]
 NotNegative = Annotated[float, Must(lambda x: x >= 0, "at least 0")]
+Turned = Annotated[float, Must(lambda x: 0 < x <= 1, "above 0 and at most 1")]
 Text = Annotated[str, Must(len, "the name of a text")]
 InsideData = Annotated[str, Must(_INSIDE.fullmatch, "a name inside the data folder")]
 Overlay = Mapping[str, Any]
@@ -72,6 +73,8 @@ class ModelConfig:
     dropout: Part = 0.0
     bias: bool = True
     tied: bool = True  # The output head is the token embedding.
+    softcap: NotNegative = 0.0  # No logit is beyond it, by tanh; 0: off.
+    rotary: Turned = 1.0  # The share of a head's channels that its position turns.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +95,15 @@ class OptimConfig:
     kind: Literal["adamw", "muon"] = "adamw"
     lr: Positive  # AdamW's peak, and Muon's where `muon_lr` is 0: its updates are scaled to the size of AdamW's.
     muon_lr: NotNegative = 0.0
+    embed_lr: NotNegative = 0.0  # The peak of the token embedding; 0: `lr`.
+    head_lr: NotNegative = 0.0  # That of an output head of its own; 0: `lr`.
     beta1: Part = 0.9
     beta2: Part = 0.95
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
+    muon_weight_decay: NotNegative = 0.0  # Muon's own; 0: `weight_decay`.
+    cautious: bool = False  # Muon's matrices decay only where the step takes them towards zero, too.
+    orthogonal: Literal["newton-schulz", "polar-express"] = "newton-schulz"  # How Muon makes its steps orthogonal.
     grad_clip: NotNegative = 1.0  # The gradient's largest norm; 0: off.
 
 
@@ -282,14 +290,21 @@ def _shown(value: Any) -> str:
 
 
 _GPT, _MODERN, _NMT, _HF = ("faithful", "modern"), ("modern",), ("encoder-decoder",), ("huggingface",)
+_OLD, _SCHULZ = ("faithful", "encoder-decoder"), "newton-schulz"
 _PRESET, _NO_PAIRS, _FLAT = "model.preset", ("char", "gpt2", "bpe"), ("cosine", "constant", "noam")
-_ONLY: tuple[tuple[str, tuple[str, ...], str, tuple[Any, ...], str], ...] = (
+_ONLY: tuple[tuple[str, tuple[Any, ...], str, tuple[Any, ...], str], ...] = (
     (_PRESET, _NMT, "model.tied", (True,), "the preset {} has no head of its own; set it to true"),
     (_PRESET, _MODERN, "model.bias", (False,), "the preset {} has no biases; set it to false"),
     (_PRESET, _MODERN, "model.tied", (False,), "the preset {} has a head of its own; set it to false"),
     ("data.tokenizer", ("char", "gpt2", *_PAIRS), "data.vocab_size", (0,),
      'data.tokenizer is {}; only "bpe" trains a vocabulary of that size'),
-    ("optim.kind", ("adamw",), "optim.muon_lr", (0,), 'optim.kind is {}; only "muon" has one'),
+    *(("optim.kind", ("adamw",), f"optim.{key}", (usual,), 'optim.kind is {}; only "muon" has one')
+      for key, usual in (("muon_lr", 0), ("muon_weight_decay", 0), ("cautious", False), ("orthogonal", _SCHULZ))),
+    ("model.tied", (True,), "optim.head_lr", (0,), "model.tied is {}: the head has the embedding's rate, embed_lr"),
+    (_PRESET, _OLD, "model.softcap", (0,), 'model.preset is {}; only "modern" has one'),
+    (_PRESET, _OLD, "model.rotary", (1,), 'model.preset is {}; only "modern" turns by position'),
+    (_PRESET, _NMT, "optim.embed_lr", (0,), "the preset {} has one rate for all weights"),
+    ("train.loop", _HF, "optim.embed_lr", (0,), "train.loop {} has one rate for all weights"),
     ("schedule.kind", _FLAT, "schedule.cooldown_fraction", (0,), 'schedule.kind is {}; only "trapezoid" has one'),
     ("schedule.kind", ("noam", "constant"), "schedule.min_lr", (0,), "schedule.kind {} has no lowest rate"),
     (_PRESET, _NMT, "data.tokenizer", _PAIRS, 'the preset {} reads sentence pairs: "char-pairs" or "word-pairs"'),
@@ -339,30 +354,6 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
     if prompts * checkpoints > MOST_SAMPLES:
         many = f"{prompts} sample.prompts at each of {checkpoints} checkpoints make {prompts * checkpoints} samples"
         yield f"{many}; at most {MOST_SAMPLES} come home"
-
-
-def completed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's recipe with the keys that have come since: their defaults are what was trained before."""
-    defaults = {name: {key.name: key.default for key in fields(kind)} for name, kind in TABLES.items()}
-    given = {name: {k: v for k, v in table.items() if v is not MISSING} for name, table in defaults.items()}
-    return {**record, **{name: {**table, **record.get(name, {})} for name, table in given.items()}}
-
-
-_MAY_CHANGE = {
-    *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
-    *("train.spike", "train.spike_z", "eval.every", "eval.hellaswag_items"),
-}
-
-
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys in which two recipe records would train differently.
-
-    How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
-    so may what follows at a spike, or a run that stopped at one would stop there again. Steps may become more.
-    """
-    tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
-    every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]
-    return [k for k, was, now in every if was != now and k not in _MAY_CHANGE and (k != "train.steps" or now < was)]
 
 
 ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}  # Of a layer, or of one on either side.

@@ -1,7 +1,8 @@
 """A recipe's file, read for training: recipe.toml with its defaults, or recipe.json, which has every key.
 
 Over it go its `[rehearsal]`, where one is asked for, and then every `--set`. gpurun lays them over by the same
-functions. It needs the standard library alone, and Python 3.11 for TOML only.
+functions. What a checkpoint says of its recipe is held against it. It needs the standard library alone, and Python 3.11
+for TOML only.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.errors import Refused
 from trainer.recipe import REHEARSED, TABLES, Recipe, RecipeError, parse_recipe, unknown_key
 
-__all__ = ["Override", "add_recipe_words", "as_planned", "laid_over", "parse_override", "parse_toml", "read_recipe"]
+__all__ = [
+    "Override",
+    "add_recipe_words",
+    "as_planned",
+    "completed",
+    "differing_keys",
+    "laid_over",
+    "parse_override",
+    "parse_toml",
+    "read_recipe",
+]
 
 Override = tuple[tuple[str, ...], Any]
 """The path of a key, (table, key) or ("rehearsal", …), and its value."""
@@ -134,3 +145,27 @@ def _path_of(name: str) -> tuple[str, ...]:
     if alike:
         raise RecipeError("ambiguous", f"--set {name} could mean {' or '.join(map('.'.join, alike))}")
     raise unknown_key(name, (*paths, *(key for _, key in plain)))
+
+
+def completed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's recipe with the keys that have come since: their defaults are what was trained before."""
+    defaults = {name: {key.name: key.default for key in fields(kind)} for name, kind in TABLES.items()}
+    given = {name: {k: v for k, v in table.items() if v is not MISSING} for name, table in defaults.items()}
+    return {**record, **{name: {**table, **record.get(name, {})} for name, table in given.items()}}
+
+
+_MAY_CHANGE = {
+    *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
+    *("train.spike", "train.spike_z", "eval.every", "eval.hellaswag_items"),
+}
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys in which two recipe records would train differently.
+
+    How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
+    so may what follows at a spike, or a run that stopped at one would stop there again. Steps may become more.
+    """
+    tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
+    every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]
+    return [k for k, was, now in every if was != now and k not in _MAY_CHANGE and (k != "train.steps" or now < was)]

@@ -1,24 +1,30 @@
 """Which micro-batch fits on a card: every checkpoint carries it, and until the next one is made a note does.
 
-The note is for processes that share a model. Each of their forwards is a collective: one whose memory ran out cannot
-take its step again while the others wait elsewhere. It leaves `out/room.json` and ends, the others lose it and end too,
-and trainer/launch.py begins again. Where nobody would, as under plain torchrun, the run ends.
+The note is for several processes. One whose memory ran out where no step can be taken again (in a model in parts, the
+optimiser, an evaluation) leaves `out/room.json` and ends; the others, which may wait for it on their cards, see that
+and end too, and trainer/launch.py begins again. Where nobody would, as under plain torchrun, the run ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.data import BatchPlan, smaller
-from trainer.distributed import BEGINNING
+from trainer.distributed import BEGINNING, leave
 from trainer.errors import BeginAnew, OutOfMemory, TrainerError
 
-__all__ = ["begins_anew", "read_room", "without_room"]
+__all__ = ["begins_anew", "end_with_the_others", "read_room", "without_room"]
 
+LOOK_S = 0.5
+"""How often a process looks for a note of another."""
+LEAVE_S, MOST_WRITING_S = 4.0, 25.0
+"""How long after the note it goes on at most, and for a checkpoint that it writes: torchrun kills it after 30 s."""
 _NOTE = "room.json"
 _KEYS = {"planned": int, "fits": int, "step": int, "message": str, "beginning": str}
 
@@ -39,6 +45,25 @@ def begins_anew(out: Path) -> bool:
     return beginning is not None and read_room(out).get("beginning") == beginning
 
 
+def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
+    """Have this process end soon after a note of this beginning, wherever it is then; a save under way is waited for.
+
+    What waits for the others on a card hears no signal: torchrun would kill it after half a minute, which is paid for.
+    """
+
+    def watch() -> None:
+        while not begins_anew(out):
+            time.sleep(LOOK_S)
+        seen_s = time.monotonic()
+        time.sleep(LEAVE_S)
+        while is_writing() and time.monotonic() < seen_s + MOST_WRITING_S:
+            time.sleep(LOOK_S)
+        leave(BeginAnew.exit_code)
+
+    if BEGINNING in os.environ:
+        threading.Thread(target=watch, name="room", daemon=True).start()
+
+
 def without_room(
     out: Path,
     plan: BatchPlan,
@@ -46,18 +71,18 @@ def without_room(
     context: int,
     step: int,
     asked: Mapping[str, Any],
-    is_collective: bool,
+    is_several: bool,
     is_stopping: bool,
 ) -> TrainerError:
     """Return how this process ends, whose memory ran out where it cannot go on: BeginAnew once the note says how.
 
-    `asked` is which card was to take which micro-batch; a forward that `is_collective` needs all processes.
+    `asked` is which card was to take which micro-batch; `is_several`, that other processes wait for this one.
     """
     full = OutOfMemory(
         f"micro_batch {plan.micro_batch} of context {context} does not fit into the card's memory; "
-        "halve train.micro_batch"
+        f"halve it: --set train.micro_batch={max(1, plan.micro_batch // 2)}"
     )
-    if BEGINNING not in os.environ or not is_collective:
+    if BEGINNING not in os.environ or not is_several:
         return full
     if begins_anew(out):  # Asked first: torchrun has told this process to stop since, as one that failed is gone.
         return BeginAnew("memory ran out in another process too")

@@ -28,14 +28,14 @@ from trainer.checkpoint import CheckpointStore
 from trainer.compile_cache import CompileCache, cache_name
 from trainer.data import BatchPlan, plan_batch, smaller
 from trainer.distributed import Device, Processes, shared
-from trainer.errors import OutOfMemory
+from trainer.errors import OutOfMemory, TrainerError
 from trainer.evaluate import Task, TextTask
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.loss import chunked_cross_entropy
 from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard, decayed, make_optimizer
 from trainer.recipe import Recipe, parameters_of
-from trainer.room import read_room
+from trainer.room import end_with_the_others, read_room, without_room
 from trainer.saving import restore_model, restore_optimizer
 from trainer.shards import open_data
 
@@ -82,7 +82,7 @@ class Run:
         """Check everything, build the model, go on from a checkpoint if (data, out) has one, and report the start."""
         self.recipe, self.processes, self.device = recipe, processes, device
         self.reporter, self.stop_asked, self.progress = reporter, stop_asked, progress
-        self.plan = plan_batch(recipe, processes.count)
+        self.out, self.plan = folders[1], plan_batch(recipe, processes.count)
         # Which card is to take which micro-batch by the recipe, before memory has run out.
         self.asked = {"card": device.cuda_name, "planned": self.plan.micro_batch}
         self.scale, self.spikes = LossScale(device.precision == "fp16"), SpikeGuard(recipe.train.spike_z)
@@ -122,6 +122,7 @@ class Run:
             self.saved_step = self.progress.step
         if processes.several:
             self.cut_as_before(processes.from_first(lambda: read_room(folders[1])))
+            end_with_the_others(self.out, lambda: self.writer is not None and self.writer.is_writing)
         self.announce(folders[1], is_loaded)
 
     @property
@@ -228,6 +229,13 @@ class Run:
         message = f"memory ran out in step {step + 1}: micro_batch {old.micro_batch} became {plan.micro_batch}"
         message += f", in {plan.accumulation} portions; the step is taken again with the same tokens"
         self.reporter.warning(step, "memory.micro_batch", message)
+
+    def without_room(self) -> TrainerError:
+        """Return how this process ends, whose memory ran out in no step that could be taken again."""
+        return without_room(
+            self.out, self.plan, context=self.recipe.model.context, step=self.progress.step, asked=self.asked,
+            is_several=self.processes.several, is_stopping=self.stop_asked.is_set(),
+        )  # fmt: skip
 
     @property
     def checkpoint_is_due(self) -> bool:

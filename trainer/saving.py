@@ -25,10 +25,11 @@ from trainer.distributed import Alone, Processes
 from trainer.errors import Refused
 from trainer.events import Reporter
 from trainer.optim import load_optimizer_tensors
-from trainer.recipe import Recipe, differing_keys
+from trainer.recipe import Recipe
+from trainer.recipe_file import differing_keys
 from trainer.shards import TokenData
 
-__all__ = ["CheckpointWriter", "Restored", "Snapshot", "restore_model", "restore_optimizer"]
+__all__ = ["CheckpointWriter", "Restored", "Snapshot", "latest_step", "restore_model", "restore_optimizer"]
 
 NamedBytes = tuple[str, bytes]
 """A file: its name below `out/`, its content."""
@@ -82,6 +83,11 @@ class CheckpointWriter:
         self._waited_s += time.perf_counter() - began
         self.check()
         return self._store
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
         """Raise what went wrong in the thread, once."""
@@ -185,7 +191,7 @@ def _earlier_step(data: Path) -> int | None:
     return step
 
 
-def _latest(out: Path) -> int:
+def latest_step(out: Path) -> int:
     """Return the step of the latest checkpoint that a manifest names; 0 where there is none to go on from."""
     try:
         return int(json.loads((out / "MANIFEST.json").read_text(encoding="utf-8"))["latest"] or 0)
@@ -203,7 +209,7 @@ def restore_model(
     data_folder, out = folders
     found: list[Checkpoint] = []
     writers: list[CheckpointWriter] = []
-    latest = processes.to_first(_latest(out))
+    latest = processes.to_first(latest_step(out))
 
     def choose() -> tuple[list[int], dict[str, Any] | None, dict[str, tuple[torch.dtype, torch.Size]]]:
         farthest = max(range(processes.count), key=latest.__getitem__)

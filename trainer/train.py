@@ -41,7 +41,7 @@ from trainer.evaluate import accuracy, validation
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.optim import learning_rate, optimizer_tensors, set_learning_rate
 from trainer.recipe_file import add_recipe_words, as_planned, read_recipe
-from trainer.room import begins_anew, without_room
+from trainer.room import begins_anew
 from trainer.run import Progress, Run, asked_to_stop
 from trainer.saving import Snapshot
 
@@ -72,6 +72,12 @@ def train(run: Run) -> str:
         save(run)
         run.finish_saving()
         raise
+    except torch.OutOfMemoryError as error:
+        # Said before the last checkpoint is waited for: other processes wait for this one meanwhile.
+        full = run.without_room()
+        with contextlib.suppress(Exception):
+            run.finish_saving()
+        raise full from error
     except BaseException:
         # A checkpoint that is being written gets to the disk; why the loop ended is more than why that failed.
         with contextlib.suppress(Exception):
@@ -347,12 +353,6 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
         )  # fmt: skip
         try:
             reason = train(run)
-        except torch.OutOfMemoryError as error:
-            # Not in a step that could be taken again: the optimiser's, an evaluation's or a sharded model's memory.
-            raise without_room(
-                arguments.out, run.plan, context=recipe.model.context, step=progress.step, asked=run.asked,
-                is_collective=run.parallel.is_collective, is_stopping=stop_asked.is_set(),
-            ) from error  # fmt: skip
         except (NonFinite, Spiked):
             # All processes come here, the first once it has saved: torchrun kills it 30 s after any other has left.
             processes.agree(lambda: None)

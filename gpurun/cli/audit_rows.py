@@ -80,6 +80,7 @@ def audit_data(report: ledger.AuditReport, bills: Mapping[str, Bill]) -> dict[st
             "may_be_billing": row.may_be_billing,
             "problems": list(row.problems),
             "warnings": list(row.warnings),
+            "trainer": row.trainer,
         }
         for row in report.rows
     ]

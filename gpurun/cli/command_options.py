@@ -180,7 +180,7 @@ def _unlisted(entry: tuple[Any, Any]) -> tuple[Any, Any]:
     return Annotated[kind.__origin__, option], usual
 
 
-_UNLISTED = ("region", "accept_weak_lease", "lambda_guard", "accept_cpu", "host_key", "identity", "jump")
+_UNLISTED = ("region", "accept_weak_lease", "accept_cpu", "host_key", "identity", "jump")
 
 COMMAND = Shared(
     "request",

@@ -107,7 +107,8 @@ def request_from(session: Session, **typed: Any) -> Request:
         return _planned(session, **typed)
     settings, continues = session.settings, typed["continues"]
     renting = renting_from(session, **typed)
-    own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"]}
+    trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
+    own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer}
     choices = renting["choices"].model_copy(update=own)
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
@@ -274,7 +275,8 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "dry_run": (flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
     "spot": (flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
     "accept_weak_lease": (flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
-    "lambda_guard": (flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
+    # Hidden: what is refused for want of it names it, and a help fits a screen.
+    "lambda_guard": (Annotated[bool, typer.Option("--lambda-guard", hidden=True)], False),
     "accept_cpu": (flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
     "image": (text("--image", "IMAGE", "Another image than the provider's own."), ""),
     "setup": (text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
@@ -288,7 +290,6 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
-    # Hidden: what is refused for want of it names it, and a help fits a screen.
     "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
@@ -303,6 +304,7 @@ REQUEST = Shared(
         "overrides": (Set, []),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
+        "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
     },
     request_from,
 )

@@ -1,4 +1,4 @@
-"""The check of one recipe: it is planned at the catalogue's prices, then rehearsed here, end to end.
+"""The check of a recipe or of a changed trainer: it is rehearsed here, end to end, before anything is rented.
 
 The rehearsal is the ordinary one of `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It happens in
 a home of its own, so that the user's runs and receipts stay what they are; only the cache of tokenised text is shared.
@@ -20,7 +20,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, TrainingFailed
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder, make_private
-from gpurun.core.run_plan import Plan, Request
+from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.runs import Sight, look, open_run
@@ -52,22 +52,34 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
     """Plan and rehearse one recipe; a GpurunError where either is impossible or the rehearsal fails."""
     recipe, clock = load_recipe(name), session.clock
     began = clock.monotonic()
-    request = Request(recipe=name, dry_run=True)
-    plan = make_plan(request, run=_RUN, home=home, clock=clock, say=session.talk_when_slow(), need_data=True)
-    row = _planned(recipe.name, plan)
-    folder = open_run(home, request, plan)
-    sight = _rehearse(home, folder, clock)
-    if sight.state.outcome != "done":
-        raise TrainingFailed("recipes.rehearsal_failed", f"The rehearsal of {name} {_why(sight)}", hint=_again(name))
+    plan, folder = rehearsed(session, Request(recipe=name), home, "")
     told = read_receipt(home, folder).predicate
     figures = told["training"]["figures"]
     return replace(
-        row,
+        _planned(recipe.name, plan),
         rehearsal_s=round(clock.monotonic() - began, 3),
         first_loss=figures["first_loss"],
         last_loss=figures["last_loss"],
         verdict=told["verdict"]["says"],
     )
+
+
+def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> tuple[Plan, RunFolder]:
+    """Rehearse a request from its beginning, in a home that is its own; TrainingFailed where it does not end well.
+
+    What concerns only the renting is left out. `trainer` is the folder of a changed trainer, or "".
+    """
+    asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": Choices(trainer=trainer)})
+    again = f"Look at it closely: gpurun train {request.recipe_word} --dry-run"
+    again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
+    say = session.talk_when_slow()
+    plan = make_plan(asked, run=_RUN, home=home, clock=session.clock, say=say, need_data=True)
+    folder = open_run(home, asked, plan)
+    sight = _rehearse(home, folder, session.clock)
+    if sight.state.outcome != "done":
+        what = f"The rehearsal of {request.recipe} {_why(sight)}"
+        raise TrainingFailed("recipes.rehearsal_failed", what, hint=f"{again}, then gpurun logs @last.")
+    return plan, folder
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:

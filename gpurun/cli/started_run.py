@@ -25,8 +25,9 @@ def start_and_follow(
     on_interrupt: str,
     notify: str,
     program: str,
+    before: Callable[[Plan], None] = lambda _: None,
 ) -> Result:
-    """Make the plan of a run of that name, ask, start its supervisor, and follow it."""
+    """Make the plan of a run of that name, ask, do what comes `before`, start its supervisor, and follow it."""
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.interrupts import Interrupts
     from gpurun.cli.viewer import follow
@@ -42,6 +43,7 @@ def start_and_follow(
     with run_name(session, name) as run:
         made = planned(run)
         _show_and_ask(session, made, yes=yes)
+        before(made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
         with Interrupts() as heard:
             folder = open_run(session.home, request, made)

@@ -106,6 +106,11 @@ class RunFolder:
         """Shards that were prepared for this run alone."""
         return self.path / "data"
 
+    @property
+    def trainer(self) -> Path:
+        """The user's own trainer, as it was when the run was planned."""
+        return self.path / "trainer"
+
     def now_at(self, told: str) -> str:
         """Where shards lie that a plan has at `told`: those of a run move with its home, which may have been moved."""
         old = Path(told)
@@ -186,6 +191,10 @@ class Home:
         Until then the name is nobody's: another command may be planning a run of the same one.
         """
         return self.staged / f"{run}.{os.getpid()}"
+
+    def staged_trainer(self, run: str) -> Path:
+        """The same for the user's own trainer."""
+        return self.staged / f"{run}.trainer.{os.getpid()}"
 
     @property
     def uploads(self) -> Path:

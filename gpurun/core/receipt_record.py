@@ -51,7 +51,7 @@ class CommandTold(TypedDict):
 
 
 class Asked(TypedDict):
-    """What was to be done."""
+    """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer"."""
 
     mode: str
     recipe: str
@@ -59,6 +59,16 @@ class Asked(TypedDict):
     provider: str
     continues: NotRequired[Continues]
     command: NotRequired[CommandTold]
+    trainer: NotRequired[str]
+
+
+def trainer_told(told: Any) -> str:
+    """`official trainer 0.1.0`, or `changed trainer, sha256 …` whole; "" where a receipt is too old to say.
+
+    `told` is a receipt's predicate, which the audit reads before it is known to be one.
+    """
+    words = str(told["asked"].get("trainer", ""))
+    return f"{words}, sha256 {told['digests']['trainer']}" if words.startswith("changed") else words
 
 
 class Digested(TypedDict):
@@ -208,7 +218,7 @@ class StartTold(Is):
 
 
 class LogTold(Is):
-    """The lines of the trainer's log that a receipt quotes."""
+    """The lines of the trainer that a receipt quotes."""
 
     lines: list[str]
 
@@ -226,7 +236,10 @@ class GpuUse(Is):
 
 
 class Training(TypedDict):
-    """What became of the training. `figures` are losses, steps and speed as the trainer reported them."""
+    """What became of the training. `figures` are losses, steps and speed as the trainer reported them.
+
+    `warnings` are its first eight: what memory that ran out has lost, what jumped, what is not as the recipe hoped.
+    """
 
     outcome: str
     reason: str
@@ -239,6 +252,7 @@ class Training(TypedDict):
     figures: dict[str, Any]
     log: LogTold
     gpu_use: NotRequired[GpuUse]
+    warnings: NotRequired[LogTold]
 
 
 class FileAtHome(TypedDict):

@@ -38,6 +38,7 @@ class Choices(Frozen):
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
     than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
     `log_to`: the trackers that get the run's figures while it trains.
+    `trainer`: the folder of a trainer to ship in place of gpurun's own.
     """
 
     region: str | None = None
@@ -53,6 +54,7 @@ class Choices(Frozen):
     accept_skipped: bool = False
     give_up_after_s: int = 0
     log_to: tuple[str, ...] = ()
+    trainer: str = ""
 
 
 class Box(Frozen):
@@ -285,6 +287,8 @@ class Plan(Frozen):
     candidates: tuple[Candidate, ...]
     data: DataSummary
     bundle_sha256: str
+    trainer: str = ""
+    """Whose the trainer of that digest is: "official trainer 0.1.0" or "changed trainer"; an old plan does not say."""
     ship_files: int
     ship_bytes: int
     notes: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Data sets of the Hugging Face hub, by their Parquet or JSON Lines files, downloaded once into the hub's own cache.
 
-`OWNER/NAME`, with `/FOLDER` for some of its files and `@REVISION` for another than the newest. huggingface_hub resumes
-a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data sets that need it.
+`OWNER/NAME`, with `/FOLDER` or a pattern (`/shard_00*`) for some of its files and `@REVISION` for another than the
+newest. huggingface_hub resumes a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data sets
+that need it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def files_of(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
     if not owner or not dataset:
         raise _no_name(name)
     root = _download(_huggingface_hub(), f"{owner}/{dataset}", folder.rstrip("/"), revision or None, say)
-    paths = sorted(path for path in (root / folder).rglob("*") if path.name.endswith(_SUFFIXES))
+    # A download of another part of the same set may lie beside it in the cache.
+    found = root.glob(folder) if _is_pattern(folder) else (root / folder).rglob("*")
+    paths = sorted(path for path in found if path.name.endswith(_SUFFIXES))
     if not paths:
         raise UsageError(
             "data.empty",
@@ -39,10 +42,15 @@ def files_of(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
     return root, [path.relative_to(root).as_posix() for path in paths]
 
 
+def _is_pattern(folder: str) -> bool:
+    return any(sign in folder for sign in "*?[")
+
+
 def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:
     """The folder of the data set in the hub's cache: as the hub has it, or as it was downloaded before."""
     patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
     patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
+    patterns = [folder] if _is_pattern(folder) else patterns
     wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
     say(f"asking the hub for {dataset}")
     # The last are httpx's own, whatever its name is in this version: a line that breaks is one of them.

@@ -16,7 +16,9 @@ BUILT_IN = (STDLIB, *BUILT_IN_PAIRS)
 """Sources that need no --data: text and parallel texts that are found or made here."""
 ON_THE_HUB = {
     "fineweb-edu-10b": "hf:HuggingFaceFW/fineweb-edu/sample/10BT",
+    "fineweb-10b": "hf:HuggingFaceFW/fineweb/sample/10BT",
     "fineweb-100b": "hf:HuggingFaceFW/fineweb/sample/100BT",
+    "climbmix-12b": "hf:karpathy/climbmix-400b-shuffle/shard_00[01]*",
 }
 """Where the texts of the bundled recipes are to be had."""
 PUBLIC_SHARDS = {

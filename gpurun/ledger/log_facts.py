@@ -15,7 +15,7 @@ from typing import Any
 
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.receipt_record import UNKNOWN, Digested, SampleTold
-from gpurun.core.trainer_events import Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
+from gpurun.core.trainer_events import Alert, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, plain_text
 from gpurun.ledger.paid_phases import TrainingSplit
 
@@ -24,6 +24,7 @@ _CODE = re.compile(r"code: embedding trainer/\S+ \| .+")
 _SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,]+"), _CODE)
 _STEP = re.compile(r"step \d+ \| loss \S+ \|.*")
 _CHECKPOINT = re.compile(r"checkpoint: \S+")
+_MOST_WARNINGS = 8
 _START_KEYS = (
     "device",
     "cuda_name",
@@ -49,6 +50,7 @@ class Evidence:
     figures: dict[str, Any]
     sample: SampleTold | None
     split: TrainingSplit
+    warnings: list[str]
 
 
 @dataclass
@@ -64,6 +66,7 @@ class _Told:
     sample: Sample | None = None
     stop: Stop | None = None
     split: TrainingSplit = field(default_factory=TrainingSplit)
+    warnings: list[str] = field(default_factory=list)
 
 
 def read_evidence(folder: RunFolder) -> Evidence:
@@ -79,6 +82,7 @@ def read_evidence(folder: RunFolder) -> Evidence:
         figures=_figures(told),
         sample=_sample(told.sample),
         split=told.split,
+        warnings=told.warnings,
     )
 
 
@@ -127,6 +131,8 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
                 told.best_val_loss = min(losses, default=None)
             case Sample():
                 told.sample = event
+            case Alert() if len(told.warnings) < _MOST_WARNINGS:
+                told.warnings.append(f"step {event.step}: {plain_line(event.message)}")
             case Stop():
                 told.stop = event
     return told

@@ -184,6 +184,8 @@ def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
         staged.rename(folder.data)
         key = "beside" if plan.data.beside else "folder"
         plan = plan.model_copy(update={"data": plan.data.model_copy(update={key: str(folder.data)})})
+    if home.staged_trainer(plan.run).is_dir():
+        home.staged_trainer(plan.run).rename(folder.trainer)
     write_atomic(folder.request, request.to_json().encode())
     # The plan comes last: a folder without one never became a run, and nothing was asked for.
     write_atomic(folder.plan, plan.to_json().encode())

@@ -115,6 +115,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
         asked["continues"] = opened["continues"]
     if opened.get("command"):
         asked["command"] = plain_data(opened["command"])
+    if opened.get("trainer"):
+        asked["trainer"] = opened["trainer"]
     return asked
 
 
@@ -301,7 +303,7 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
-    training: Training = {
+    told: Training = {
         "outcome": seen.data["outcome"] if seen else "none",
         "reason": plain_line(str(seen.data["reason"])) if seen else "",
         "message": plain_line(str(seen.data["message"])) if seen else "",
@@ -313,10 +315,12 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
         "log": {"is": FROM_INSTANCE, "lines": evidence.lines},
     }
+    if evidence.warnings and "trainer" in records[0].data:  # The receipts of an older gpurun do not have them.
+        told["warnings"] = {"is": FROM_INSTANCE, "lines": evidence.warnings}
     if seen and "gpu_tally" in seen.data:
         looks, busy, own, most_mib = (plain_data(seen.data["gpu_tally"].get(key)) for key in _TALLY)
-        training["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
-    return training
+        told["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
+    return told
 
 
 def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> CheckpointTold:

@@ -328,6 +328,7 @@ class Driver:
             "plan_sha256": hashlib.sha256(folder.plan.read_bytes()).hexdigest(),
             "data_sha256": plan.data.sha256,
             "bundle_sha256": plan.bundle_sha256,
+            "trainer": plan.trainer,
             "gpurun_version": __version__,
             "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
             "provider": plan.offer.provider,

@@ -112,7 +112,7 @@ def _seen(
         # The one of now: the key of an offer that was passed over may be gone.
         provider=opened(plan.approved[place_of(state, plan)].offer.provider),
         reach=reach or way,
-        trainer=trainer or bundle_root() / "trainer",
+        trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
         open=opened,
         brings_early=reach is None,
         budget=MonthBudget(home, clock) if plan.worst_micros else None,

@@ -91,7 +91,7 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
         quoted_wall=place.quoted_wall,
         command=command,
     )
-    made = with_bundle(made, clock)
+    made = with_bundle(made, home, clock)
     return warned(made, place.names, ()) if place.names else made
 
 

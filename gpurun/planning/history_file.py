@@ -20,6 +20,7 @@ from gpurun.planning.history import MOST_LOSSES, Prior, Priors, load_priors, mac
 from gpurun.planning.memory import GIB
 from gpurun.planning.recipe import flops_per_token, read_model
 from gpurun.planning.throughput import Meter, Seen
+from gpurun.planning.upload_list import CHANGED
 from gpurun.providers.registry import CLOUDS
 
 __all__ = ["add_prior"]
@@ -48,8 +49,11 @@ def _as_lines(priors: Priors) -> bytes:
 
 
 def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
-    """What the run has shown; None where its journal does not say that it trained, or too little of it."""
-    if state.outcome not in ("done", "stopped"):
+    """What the run has shown; None where its journal does not say that it trained, or too little of it.
+
+    A trainer that was changed shows nothing of what gpurun's own would take.
+    """
+    if state.outcome not in ("done", "stopped") or plan.trainer == CHANGED:
         return None
     start: Start | None = None
     meter = Meter(plan.resolved)

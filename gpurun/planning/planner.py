@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home
-from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
 from gpurun.core.secrets import child_environment
 from gpurun.ledger.chain import has_receipt
@@ -60,17 +60,24 @@ def make_plan(
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
     recipe = load_recipe(request.recipe)
-    plan = _planned(request, recipe, run, home, clock, say, need_data)
     notes: list[str] = []
+    if own_trainer := request.choices.trainer:
+        from gpurun.planning.changed_trainer import notes_of, take_trainer
+
+        take_trainer(Path(own_trainer), home.staged_trainer(run))
+    plan = _planned(request, recipe, run, home, clock, say, need_data)
+    notes += notes_of(plan, home.staged_trainer(run)) if own_trainer else ()
     warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:
         warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.continues:
+        from gpurun.planning.changed_trainer import other_than_before
         from gpurun.planning.continue_from import bucket_of, longer_than, others_from
 
         notes += [] if plan.choices.stage else bucket_of(plan.continues, home)
         notes += longer_than(plan.continues, plan.resolved["train"]["steps"])
         warnings += others_from(plan.continues, home)
+        warnings += other_than_before(plan, home) if plan.trainer else ()
     if request.quoted is not None:
         from gpurun.planning.plan_file import since_quoted
 
@@ -109,9 +116,9 @@ def _planned(
         if request.providers == ("ssh",):
             from gpurun.planning.local_plan import box_plan
 
-            return with_bundle(box_plan(request, run, full, home, clock, say), clock)
+            return with_bundle(box_plan(request, run, full, home, clock, say), home, clock)
         if need_data:
-            return with_bundle(rented_plan(request, run, full, home, clock, say), clock)
+            return with_bundle(rented_plan(request, run, full, home, clock, say), home, clock)
         made = shown_plan(request, run, full, home, clock, say)
         if request.choices.stage:
             from gpurun.planning.staging import with_stage
@@ -131,7 +138,7 @@ def _planned(
     plan = local_plan(request, run, mode, here, home, clock, say)
     if (small := small_memory(plan, here)) and not has_cuda():
         raise small
-    return with_bundle(plan.model_copy(update={"candidates": offered}).told(*notes), clock)
+    return with_bundle(plan.model_copy(update={"candidates": offered}).told(*notes), home, clock)
 
 
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
@@ -235,17 +242,17 @@ def _need_software(here: ResolvedRecipe) -> None:
         raise SetupError("huggingface.missing", what, hint="From the clone: pip install '.[hf]'")
 
 
-def with_bundle(plan: Plan, clock: Clock) -> Plan:
+def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
     from gpurun.planning.compile_cache import warm_notes
     from gpurun.planning.staging import with_stage
-    from gpurun.planning.upload_list import modules_of, surveyed, work_digest
+    from gpurun.planning.upload_list import digest_of_trainer, surveyed, words_of_trainer, work_digest
 
-    trainer = bundle_root() / "trainer"
+    trainer = home.staged_trainer(plan.run) if plan.choices.trainer else bundle_root() / "trainer"
     seen = surveyed(plan, trainer)
     seen.demand_clean()
-    modules = {name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()}
-    bundle = work_digest(plan) if plan.command else digest_of(modules)
-    update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": bundle}
+    digest = work_digest(plan) if plan.command else digest_of_trainer(trainer)
+    update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest}
+    update["trainer"] = "" if plan.command else words_of_trainer(digest)
     update["notes"] = (*plan.notes, *warm_notes(plan, seen.files))
     return with_stage(plan.model_copy(update=update), seen, clock)

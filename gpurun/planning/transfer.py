@@ -133,7 +133,9 @@ BYTES_PER_TOKEN = 2
 VOCABULARIES = {"gpt2": 50257, "bpe": 8192, "char": 128, "char-pairs": 128, "word-pairs": 32_000}
 DEFAULT_TEXT_MB = 32
 SOURCE_TOKENS = {
+    "climbmix-12b": 12_200_000_000,
     "corpus-12gb": 3_000_000_000,
+    "fineweb-10b": 10_300_000_000,
     "fineweb-100b": 100_000_000_000,
     "fineweb-edu-10b": 10_000_000_000,
     "openwebtext": 9_040_000_000,

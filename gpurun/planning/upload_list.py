@@ -7,6 +7,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun import __version__
+from gpurun.core.installed_files import bundle_root
 from gpurun.core.job import WORK, Command
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Plan
@@ -17,6 +19,8 @@ from gpurun.remote.client import AGENT
 _PACKAGE = "bundle/gpurun/remote/agent"
 _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable")
 """What of a command its runner reads on the machine; values of secrets are nowhere in it."""
+
+CHANGED = "changed trainer"
 
 
 def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
@@ -62,6 +66,17 @@ def _with_command(plan: Plan, command: Command) -> dict[str, Path | bytes]:
         WORK: own / "work",
         **data,
     }
+
+
+def digest_of_trainer(trainer: Path) -> str:
+    """One digest over the names and the text of all modules."""
+    return digest_of({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
+
+
+def words_of_trainer(digest: str) -> str:
+    """What plan, journal and receipt call the trainer of this digest; an unchanged copy is the official one."""
+    official = digest == digest_of_trainer(bundle_root() / "trainer")
+    return f"official trainer {__version__}" if official else CHANGED
 
 
 def _data(plan: Plan) -> dict[str, Path | bytes]:

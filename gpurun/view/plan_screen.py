@@ -126,7 +126,7 @@ def _ship(plan: Plan) -> list[Cell]:
         f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}",
         *_sending(plan),
         f"data {short_hash(data.sha256)}",
-        f"trainer {short_hash(plan.bundle_sha256)}",
+        f"{plan.trainer or 'trainer'} {short_hash(plan.bundle_sha256)}",
     ]
 
 

@@ -100,7 +100,8 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
     evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
     chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
     is_command = "command" in told["asked"]
-    trained = [_hashed("folder" if is_command else "trainer", digests["trainer"]), _hashed("data", digests["data"])]
+    whose = "folder" if is_command else told["asked"].get("trainer", "trainer")
+    trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
     files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in _checkpoints(told)]
     incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
     return [
@@ -119,6 +120,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
         ("Checkpoints", files),
         ("Not home", [Span(str(one), "bad") for one in told["checkpoint"].get("missing") or ()]),
         (name, [Span(said, look), _proof(told), evidence, closed]),
+        ("Warnings", [Span(one, "warn") for one in told["training"].get("warnings", {"lines": []})["lines"]]),
         ("Incidents", [Span(incident, "warn") for incident in incidents]),
         ("Chain", [chain]),
         ("Next", [Span(then, "accent")] if then else []),
@@ -342,6 +344,7 @@ def _markdown_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
     proofs = told["teardown"]["evidence"]
     digests = (
         ("Recipe sha256", told["digests"]["recipe"]),
+        ("Trainer", told["asked"].get("trainer", "")),
         ("Folder sha256" if "command" in told["asked"] else "Trainer sha256", told["digests"]["trainer"]),
         ("Data sha256", told["digests"]["data"]),
         ("Evidence sha256", proofs[-1]["evidence_sha256"] if proofs else ""),

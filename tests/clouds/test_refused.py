@@ -6,6 +6,7 @@ Real commands; no machine ever boots here.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.errors import ExitCode
+from gpurun.core.installed_files import bundle_root
 from tests.clouds.rented import Cloud, somebody
 from tests.emulators.aws import AwsEmulator
 from tests.emulators.lambda_cloud import KEY, LambdaEmulator
@@ -140,3 +143,17 @@ def test_what_a_cloud_refuses_is_told_with_what_to_do_and_nothing_is_billed(name
             assert cloud.alive() == []
             assert cloud.meter.total_micros() == 0
             assert user.tells("ps")[0] == 0
+
+
+def test_a_changed_trainer_that_fails_its_rehearsal_here_rents_nothing(tmp_path: Path) -> None:
+    mine = shutil.copytree(bundle_root() / "trainer", tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
+    with (mine / "loss.py").open("a") as module:
+        module.write('\nraise RuntimeError("not on paid time")\n')
+    with _runpod() as cloud, somebody(cloud, tmp_path / "home") as user:
+        done = user.trains("--trainer", str(mine))
+        (error,) = json.loads(done.stdout.splitlines()[-1])["errors"]
+        assert (done.returncode, error["code"]) == (ExitCode.TRAINING_FAILED, "recipes.rehearsal_failed"), done.stderr
+        assert f"--dry-run --trainer {mine}" in error["hint"]
+        assert cloud.meter.total_micros() == 0
+        assert not cloud.emulator.world.pods, "nothing was ever asked for"
+        assert not (tmp_path / "home" / "runs" / "fox-41").exists()

@@ -31,12 +31,13 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
         "about": "a test",
         "model": {
             "preset": "faithful", "layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 0,
-            "dropout": 0.1, "bias": True, "tied": True,
+            "dropout": 0.1, "bias": True, "tied": True, "softcap": 0.0, "rotary": 1.0,
         },
         "data": {"source": "stdlib", "tokenizer": "char", "vocab_size": 0, "val_fraction": 0.1, "limit_mb": 0},
         "optim": {
-            "kind": "adamw", "lr": 1e-2, "muon_lr": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-            "weight_decay": 0.1, "grad_clip": 1.0,
+            "kind": "adamw", "lr": 1e-2, "muon_lr": 0.0, "embed_lr": 0.0, "head_lr": 0.0, "beta1": 0.9, "beta2": 0.95,
+            "eps": 1e-8, "weight_decay": 0.1, "muon_weight_decay": 0.0, "cautious": False,
+            "orthogonal": "newton-schulz", "grad_clip": 1.0,
         },
         "schedule": {"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3, "cooldown_fraction": 0.0},
         "train": {

@@ -12,8 +12,8 @@ import pytest
 from conftest import recipe_record
 
 from trainer.errors import Refused
-from trainer.recipe import TABLES, RecipeError, RehearsalConfig, differing_keys, parse_recipe
-from trainer.recipe_file import read_recipe
+from trainer.recipe import TABLES, RecipeError, RehearsalConfig, parse_recipe
+from trainer.recipe_file import differing_keys, read_recipe
 
 
 def test_a_recipe_comes_back_as_it_was_written() -> None:

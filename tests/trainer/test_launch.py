@@ -51,6 +51,31 @@ GPT.forward = full
 train.leave(train.main())
 """
 
+# Memory runs out in the eighth forward of one process, and what the other does then is interrupted by nothing: it waits
+# for a card. Each leaves the time at which it ends.
+STUCK = """
+import os, sys, time, torch
+from pathlib import Path
+from trainer import room, train
+from trainer.model import GPT
+folder, rank = Path(sys.argv[sys.argv.index("--out") + 1]).parent, os.environ["RANK"]
+forward, calls = GPT.forward, 0
+def full(self, ids, targets):
+    global calls
+    calls += self.training
+    if calls == 8 and len(ids) > 2:
+        if rank == "0":
+            time.sleep(60)
+        (folder / "full").write_text(str(time.time()))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return forward(self, ids, targets)
+def left(code):
+    (folder / f"left-{rank}").write_text(str(time.time())) if code == 6 else None
+    os._exit(code)
+GPT.forward, room.leave = full, left
+left(train.main())
+"""
+
 # The loss of step 6 is not a number.
 NOT_A_NUMBER = """
 from trainer import train
@@ -102,24 +127,44 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("where", "step", "resumed"),
-    [(f"{IN_ONE} and calls >= 8", 7, 5), ("not self.training", 5, None)],
-    ids=["a step of one", "an evaluation of both"],
+    ("parallel", "where", "step", "resumed"),
+    [
+        ("fsdp", f"{IN_ONE} and calls >= 8", 7, 5),
+        ("fsdp", "not self.training", 5, None),
+        ("ddp", 'not self.training and calls > 6 and os.environ["RANK"] == "1"', 10, 5),
+    ],
+    ids=["a step of one", "an evaluation of both", "an evaluation of one replica"],
 )
-def test_memory_that_runs_out_in_a_model_in_parts_costs_no_step_and_no_token(
-    tmp_path: Path, data: Path, straight: Path, where: str, step: int, resumed: int | None
+def test_memory_that_runs_out_in_several_processes_costs_no_token(
+    tmp_path: Path, data: Path, straight: Path, parallel: str, where: str, step: int, resumed: int | None
 ) -> None:
     """In one process alone, after a checkpoint; and in both at once in an evaluation, before there is any."""
     out = tmp_path / "out"
-    done = run(launched(full(where, 2), in_parts(), data, out))
+    done = run(launched(full(where, 2), in_parts(parallel=parallel), data, out))
     assert done.returncode == 0, done.stderr
     assert told(out, "warning", "code", "step") == [("memory.micro_batch", step)]
     message = events(out, "warning")[0]["message"]
     assert f"memory ran out after step {step}: micro_batch 4 became 2, in 2 portions" in message
-    assert told(out, "start", "parallel", "micro_batch", "resumed_from") == [("fsdp", 4, None), ("fsdp", 2, resumed)]
+    assert message.endswith(f"; {step - (resumed or 0)} steps were lost")
+    started = told(out, "start", "parallel", "micro_batch", "resumed_from")
+    assert started == [(parallel, 4, None), (parallel, 2, resumed)]
     assert told(out, "stop", "reason") == [("done",)]
     assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
     assert read_checkpoint(out, 20).state["room"] == {"card": None, "planned": 4, "fits": 2}
+
+
+@pytest.mark.slow
+def test_who_ran_out_of_memory_ends_within_5_s_and_who_waits_for_it_within_15(
+    tmp_path: Path, data: Path, straight: Path
+) -> None:
+    """A process that waits for another's part on its card hears no signal, and is paid for."""
+    out = tmp_path / "out"
+    done = run(launched(STUCK, in_parts(), data, out))
+    assert done.returncode == 0, done.stderr
+    full, alone, other = (float((tmp_path / name).read_text()) for name in ("full", "left-1", "left-0"))
+    assert alone - full < 5
+    assert other - full < 15
+    assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -189,9 +234,16 @@ def test_processes_that_were_begun_anew_are_still_the_launchers_own_and_save_at_
     assert (stop["reason"], manifest(out)["latest"]) == ("signal", stop["step"])
 
 
-@pytest.mark.parametrize(("beginning", "begun"), [("this one", 2), ("an earlier one", 1)])
-def test_it_begins_anew_only_for_a_note_that_says_less_than_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str, begun: int
+@pytest.mark.parametrize(
+    ("beginning", "fitting", "begun", "end"),
+    [
+        ("this one", [8, 8], 2, "memory ran out again with the smaller micro-batch"),
+        ("an earlier one", [8], 1, "memory ran out again with the smaller micro-batch"),
+        ("this one", [8, 4, 2], 3, "memory ran out 3 times; go on with less: --set train.micro_batch=2"),
+    ],
+)
+def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str, fitting: list[int], begun: int, end: str
 ) -> None:
     monkeypatch.setenv(BEGINNING, "whatever was there")
     calls = []
@@ -199,7 +251,7 @@ def test_it_begins_anew_only_for_a_note_that_says_less_than_the_one_before(
     def full(*given: Any) -> int:
         calls.append(given)
         assert len(calls) <= begun
-        note = {"planned": 4, "fits": 2, "step": 7, "message": "it ran out"}
+        note = {"planned": 16, "fits": fitting[len(calls) - 1], "step": 7, "message": "it ran out"}
         note["beginning"] = os.environ[BEGINNING] if beginning == "this one" else beginning
         (tmp_path / "room.json").write_text(json.dumps(note))
         return BeginAnew.exit_code
@@ -211,8 +263,8 @@ def test_it_begins_anew_only_for_a_note_that_says_less_than_the_one_before(
     assert calls == [(2, argv[1:])] * begun
     if begun > 1:
         assert patience_s(tmp_path) == UNKNOWN_S, "to import torch and read the shards may take longer than any step"
-    assert told(tmp_path, "stop", "reason", "step") == [("out_of_memory", 7)]
-    assert told(tmp_path, "warning", "message") == [("it ran out",)] * (begun - 1)
+    assert told(tmp_path, "stop", "reason", "step", "message") == [("out_of_memory", 7, end)]
+    assert told(tmp_path, "warning", "message") == [("it ran out; 7 steps were lost",)] * (begun - 1)
     passed_s = time.monotonic() - began_s
     assert all(event["elapsed_s"] <= passed_s + 0.001 for event in events(tmp_path)), "not since this was imported"
 
@@ -227,7 +279,7 @@ def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
     def ending(is_stopping: bool) -> type[TrainerError]:
         plan = BatchPlan(8, 4, 1)
         return type(
-            without_room(tmp_path, plan, context=16, step=3, asked=asked, is_collective=True, is_stopping=is_stopping)
+            without_room(tmp_path, plan, context=16, step=3, asked=asked, is_several=True, is_stopping=is_stopping)
         )
 
     assert ending(is_stopping=True) is OutOfMemory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,12 +27,15 @@ def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(3.0 * loss, inputs)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 0.5])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("chunk", [1, 16, 50, 64])
-def test_fp32_equals_torch(chunk: int, smoothing: float) -> None:
+def test_fp32_equals_torch(chunk: int, smoothing: float, softcap: float) -> None:
     hidden, weight, targets = tensors()
-    wanted = F.cross_entropy(hidden @ weight.t(), targets, label_smoothing=smoothing)
-    how = {"label_smoothing": smoothing, "chunk_tokens": chunk}
+    logits = hidden @ weight.t()
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    wanted = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    how: dict[str, Any] = {"label_smoothing": smoothing, "chunk_tokens": chunk, "softcap": softcap}
     found = chunked_cross_entropy(hidden, weight, targets, **how)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(gradients(found, hidden, weight), gradients(wanted, hidden, weight))

@@ -58,6 +58,29 @@ def test_a_rotation_turns_pairs_by_the_papers_angles() -> None:
             assert sines[position, pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
 
 
+def test_of_a_share_of_the_channels_the_others_say_the_same_wherever_they_stand() -> None:
+    """Half of 8 channels: two pairs turn, as those of a head of four, and two stand still."""
+    cosines, sines = rotation(5, 8, torch.device("cpu"), 0.5)
+    whole, sines_of_whole = rotation(5, 4, torch.device("cpu"))
+    assert torch.equal(cosines[:, :2], whole)
+    assert torch.equal(sines[:, :2], sines_of_whole)
+    assert torch.equal(cosines[:, 2:], torch.ones(5, 2))
+    assert torch.equal(sines[:, 2:], torch.zeros(5, 2))
+
+
+def test_no_logit_is_beyond_the_cap_in_training_in_evaluation_and_in_what_is_drawn() -> None:
+    model, ids = modern(softcap=0.5), torch.randint(128, (2, 9))
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    plain = F.linear(model.hidden(inputs), model.head_weight)
+    wanted = 0.5 * torch.tanh(plain / 0.5)
+    assert plain.abs().max() > 1.0, "the cap has something to do"
+    torch.testing.assert_close(model(inputs, targets), F.cross_entropy(wanted.flatten(0, 1), targets.flatten()))
+    with torch.no_grad():
+        torch.testing.assert_close(model(inputs, targets), F.cross_entropy(wanted.flatten(0, 1), targets.flatten()))
+    last = torch.tensor([7, 3])
+    torch.testing.assert_close(model.next_token_logits(inputs, last), wanted[[0, 1], last])
+
+
 def test_the_mlp_is_relu_squared() -> None:
     mlp, x = modern().h[0].mlp, torch.randn(2, 3, 32)
     wanted = (x @ mlp.c_fc.weight.t()).clamp(min=0) ** 2 @ mlp.c_proj.weight.t()

@@ -18,12 +18,14 @@ from trainer.distributed import Processes
 from trainer.errors import Refused
 from trainer.model import GPT
 from trainer.optim import (
+    POLYNOMIALS,
     Muon,
     block_matrices,
     learning_rate,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
+    orthogonalised,
     set_learning_rate,
 )
 from trainer.recipe import OptimConfig, parse_recipe
@@ -126,6 +128,47 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest(preset: str)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
     set_learning_rate(optimizer, 0.001)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.004, 0.001, 0.001])
+
+
+def test_embedding_and_head_have_rates_of_their_own_and_muon_a_decay() -> None:
+    rates = {"kind": "muon", "lr": 0.01, "embed_lr": 0.05, "head_lr": 0.002, "muon_weight_decay": 0.3}
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, **PRESETS["modern"]}, optim=rates))
+    model = GPT(recipe.model)
+    optimizer = make_optimizer(model, recipe.optim)
+    set_learning_rate(optimizer, 0.001)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {
+        names[p]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]
+    }
+    assert found.pop("wte.weight") == pytest.approx((0.005, 0.1))
+    assert found.pop("lm_head.weight") == pytest.approx((0.0002, 0.1))
+    assert set(found.values()) == {(0.001, 0.3)}
+
+
+def test_cautious_decay_shrinks_only_what_the_step_shrinks() -> None:
+    torch.manual_seed(0)
+    start, gradient = torch.randn(32, 64), torch.randn(32, 64)
+    moved = {}
+    for cautious, decay in ((False, 0.0), (False, 0.5), (True, 0.5)):
+        layer = torch.nn.Linear(64, 32, bias=False)
+        layer.weight.data.copy_(start)
+        layer.weight.grad = gradient.clone()
+        config = OptimConfig(kind="muon", lr=0.1, weight_decay=decay, cautious=cautious)
+        make_optimizer(layer, config).step()
+        moved[cautious, decay] = layer.weight.detach()
+    is_shrunk = (moved[False, 0.0] - start) * start < 0
+    assert 0.4 < is_shrunk.float().mean() < 0.6
+    torch.testing.assert_close(moved[True, 0.5], torch.where(is_shrunk, moved[False, 0.5], moved[False, 0.0]))
+
+
+@pytest.mark.parametrize(("name", "within"), [("newton-schulz", 0.5), ("polar-express", 0.15)])
+def test_five_iterations_bring_singular_values_of_a_thousandth_near_one(name: str, within: float) -> None:
+    torch.manual_seed(0)
+    left, right = torch.linalg.qr(torch.randn(64, 64))[0], torch.linalg.qr(torch.randn(64, 64))[0]
+    values = torch.logspace(0, -2, 64)
+    made = orthogonalised(((left * values) @ right.t()).bfloat16()[None], POLYNOMIALS[name])[0].float()
+    found = (left.t() @ made @ right).diagonal()
+    assert (found - 1).abs().max() < within
 
 
 def test_muon_moves_a_matrix_equally_in_all_directions_and_as_far_as_adamw_would() -> None:

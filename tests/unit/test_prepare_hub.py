@@ -68,6 +68,25 @@ def test_what_was_not_is_refused_with_what_to_do(cache: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_a_pattern_names_some_files_of_a_set_that_has_no_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def snapshot_download(dataset: str, **wanted: Any) -> Any:
+        calls.append({"dataset": dataset, **wanted})
+        return [] if wanted.get("dry_run") else str(tmp_path)
+
+    for name in ("shard_000.parquet", "shard_014.parquet", "shard_020.parquet", "README.md"):
+        (tmp_path / name).touch()
+    constants = SimpleNamespace(HF_HUB_CACHE=str(tmp_path))
+    fake = SimpleNamespace(snapshot_download=snapshot_download, errors=huggingface_hub.errors, constants=constants)
+    monkeypatch.setattr(hub, "_huggingface_hub", lambda: fake)
+    found = hub.files_of("me/corpus/shard_0[01]*", lambda _: None)
+    assert found == (tmp_path, ["shard_000.parquet", "shard_014.parquet"])
+    assert [call["allow_patterns"] for call in calls] == [["shard_0[01]*"]] * 2
+
+
 @pytest.mark.parametrize("name", ["me", "me/", "/corpus", "", "me/my corpus", "me/corpus!", "-me/corpus"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="does not name a data set"):

@@ -137,6 +137,27 @@ def test_it_quotes_what_the_log_says_of_the_machine_the_code_and_the_losses(home
     assert quoted[3].startswith("code: embedding trainer/model.py:")
 
 
+def test_what_memory_that_ran_out_has_lost_stands_in_it_but_not_in_one_that_an_older_gpurun_wrote(home: Home) -> None:
+    class Warned(CloudRun):
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            lost = "memory ran out after step 70: micro_batch 64 became 32\u001b[31m; 10 steps were lost"
+            event = {"kind": "warning", "step": 70, "code": "memory.micro_batch", "message": lost}
+            with self.folder.events.open("a") as events:
+                events.write(f"{json.dumps(event)}\n" * 20)
+
+    class Newer(Warned):
+        def plan(self) -> dict[str, Any]:
+            return {**super().plan(), "trainer": "official trainer 0.1.0"}
+
+    quoted = predicate(Newer(home).until_gone())["training"]["warnings"]["lines"]
+    assert len(quoted) == 8
+    assert quoted[0].startswith("step 70: memory ran out after step 70")
+    assert quoted[0].endswith("10 steps were lost")
+    assert "\x1b" not in quoted[0]
+    assert "warnings" not in predicate(Warned(home, "owl-1").until_gone())["training"]
+
+
 def test_a_cpu_run_is_a_smoke_test_whatever_its_sample_says(home: Home) -> None:
     run = CloudRun(home, device="cpu").until_gone()
     assert "device: cuda" in run.folder.log.read_text()

@@ -98,8 +98,11 @@ REPRODUCED = {
     "batch_tokens=491520 micro_batch=12 warmup_steps=2000 min_lr=6e-5 steps=600000",
     "gpt2-124m-epochs": f"{GPT2} source=corpus-12gb batch_tokens=524288 steps=62920 checkpoint_every=1430",
     "gpt2-355m": f"{LLM_C} layers=24 heads=16 width=1024 lr=3e-4 steps=60000",
-    "modern-124m": "preset=modern layers=12 heads=12 width=768 context=1024 source=fineweb-edu-10b optim.kind=muon "
-    "schedule.kind=trapezoid batch_tokens=524288 steps=11320",
+    "gpt2-124m-climbmix": f"{LLM_C} layers=12 heads=12 width=768 source=climbmix-12b lr=6e-4 steps=18865",
+    "modern-124m": "preset=modern layers=12 heads=6 width=768 context=1024 source=fineweb-10b eval.tokens=10485760 "
+    "softcap=15 rotary=0.5 optim.kind=muon muon_lr=4.5e-3 embed_lr=1.4e-2 lr=4e-3 muon_weight_decay=0.28 beta1=0.8 "
+    "cautious=true orthogonal=polar-express schedule.kind=trapezoid cooldown_fraction=0.7 batch_tokens=524288 "
+    "steps=3300",
 }
 
 

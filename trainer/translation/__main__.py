@@ -14,7 +14,8 @@ from typing import Any
 
 from trainer.distributed import Processes
 from trainer.errors import Refused
-from trainer.recipe import completed, parse_recipe
+from trainer.recipe import parse_recipe
+from trainer.recipe_file import completed
 from trainer.run_checkpoint import open_run_checkpoint
 from trainer.shards import open_data
 from trainer.translation.bleu import corpus_bleu

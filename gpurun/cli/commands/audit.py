@@ -68,6 +68,7 @@ def audit(
     rows = [audit_row(row, lost, bills.get(row.run)) for row in report.rows]
     lines = audit_screen(rows, audit_summary(report), session.style, exit_code=int(code))
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
+    said += [f"  {row.run}: {row.trainer}" for row in report.rows if row.trainer.startswith("changed")]
     said += [f"  {run}: {text}" for run, bill in bills.items() for text in bill_notes(bill)]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
     return Result(data=audit_data(report, bills), text=text, errors=_errors(session, lost, failed), exit_code=code)

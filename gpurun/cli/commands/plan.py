@@ -53,7 +53,7 @@ def plan(
 
 @contextmanager
 def run_name(session: Session, wanted: str) -> Iterator[str]:
-    """The name of a run to come; shards that were prepared for it and did not become its own are gone afterwards.
+    """The name of a run to come; what was prepared for it and did not become its own is gone afterwards.
 
     So are those of commands that were killed.
     """
@@ -69,7 +69,8 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
     try:
         yield run
     finally:
-        shutil.rmtree(home.staged_data(run), ignore_errors=True)
+        for staged in (home.staged_data(run), home.staged_trainer(run)):
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -> Plan:

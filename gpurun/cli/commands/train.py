@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,5 +43,19 @@ def train(
 
     return start_and_follow(
         session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
-        program=program,
+        program=program, before=partial(_rehearse_changed, session, request),
     )  # fmt: skip
+
+
+def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
+    """Rehearse the copy of a changed trainer here before it trains on paid time; TrainingFailed where it does not."""
+    from gpurun.core.run_plan import Mode
+    from gpurun.planning.upload_list import CHANGED
+
+    if plan.mode is not Mode.PAID or plan.trainer != CHANGED:
+        return
+    from gpurun.cli.recipe_checks import own_home, rehearsed
+
+    session.say("The changed trainer is rehearsed on this machine first.")
+    with own_home(session.home) as home:
+        rehearsed(session, request, home, str(session.home.staged_trainer(plan.run)))

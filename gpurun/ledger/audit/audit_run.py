@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder, open_regular, read_regular
-from gpurun.core.receipt_record import Signature
+from gpurun.core.receipt_record import Signature, trainer_told
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import plain_line
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
@@ -41,6 +41,7 @@ class _Findings:
     signature: Mark = "none"
     files: str = "0/0"
     verdict: str = "none"
+    trainer: str = ""
     receipt_proves_death: bool = False
     is_partial: bool = False
     death: str = "proven"
@@ -95,6 +96,7 @@ def audit_run(
         is_floor=live or more or found.is_partial,
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
+        trainer=plain_line(found.trainer),
     )
 
 
@@ -154,7 +156,7 @@ def _check_receipt(
     if canonical(statement) != payload:
         found.problems.append("the receipt is not written in canonical form")
     _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
-    found.verdict = str(statement["predicate"]["verdict"]["is"])
+    found.verdict, found.trainer = str(statement["predicate"]["verdict"]["is"]), trainer_told(statement["predicate"])
     codes = [one["code"] for one in statement["predicate"]["incidents"]]
     left = codes.count("create.late") > codes.count("create.late_gone")
     ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven") and not left
@@ -260,6 +262,8 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
     for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
         if opened[name] != plan[name]:
             yield f"the run was not opened with the plan's {name}"
+    if opened.get("trainer", "") != plan.get("trainer", ""):
+        yield "the run was not opened with the plan's trainer"
     approved = plan.get("candidates", ()) if plan["mode"] == "paid" else ()
     worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
     if opened["worst_micros"] != worst:

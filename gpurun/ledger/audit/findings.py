@@ -21,7 +21,7 @@ class AuditRow:
     `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
     where the journal does not bound it, or is damaged. `verdict` is "gpu", "smoke" or "none" (there is no receipt), but
     "does not hold" where there are problems, and before all "may be billing". A row without problems and warnings is
-    sound.
+    sound. `trainer` is what its receipt calls the trainer, with its digest where that is a changed one; else "".
     """
 
     run: str
@@ -36,6 +36,7 @@ class AuditRow:
     is_floor: bool
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    trainer: str = ""
 
 
 @dataclass(frozen=True)

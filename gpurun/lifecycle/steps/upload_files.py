@@ -38,6 +38,10 @@ PATIENCE_S = 60.0
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
+    if context.plan.choices.trainer:
+        from gpurun.planning.changed_trainer import demand_as_planned
+
+        demand_as_planned(context.plan, context.trainer)
     seen = surveyed(context.plan, context.trainer)
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
     _check_room(seen.total_bytes, state, disk_gb=context.plan.disk_gb)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from gpurun.core.money import format_usd, total
+from gpurun.core.receipt_record import trainer_told
 from gpurun.view.number_format import format_duration, format_loss
 from gpurun.view.receipt_screen import hardware_words, shutdown_words, signature_word
 from gpurun.view.report.escape import escaped, tag
@@ -120,6 +121,7 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
             lines = [
                 receipt.predicate["verdict"]["says"],
                 f"hardware: {hardware_words(receipt.predicate)}",
+                trainer_told(receipt.predicate),
                 f"shutdown: {shutdown_words(receipt.predicate).text}",
                 f"receipt sha256 {receipt.sha256} ({signature_word(receipt)})",
             ]
