@@ -12,7 +12,7 @@ from typing import Any
 from gpurun.core.clock import local_time, utc
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime
+from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_duration, short_hash
 from gpurun.view.style import Style
@@ -56,9 +56,9 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
             lines += [line(), line(Span(f"  ── {title_of} " + "─" * (style.width - 6 - len(title_of)), "dim"))]
             for text in texts:
                 lines += fold(text, style, indent=2)
-    smoke = told["verdict"]["is"] != "gpu"
-    lines += [line(), *wrap(told["verdict"]["says"], style, indent=2, look="warn" if smoke else "good")]
-    return lines
+    verdict = told["verdict"]
+    lines += [line(), *wrap(verdict["says"], style, indent=2, look="good" if on_gpu(verdict) else "warn")]
+    return lines + wrap(verdict.get("not_shown", ""), style, indent=2, look="dim")
 
 
 def signature_word(receipt: Receipt) -> str:
@@ -297,7 +297,7 @@ def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
     lines = [
         f"# Receipt {_escape(told['run'])} #{told['seq']:04d}",
         "",
-        f"**{_escape(told['verdict']['says'])}**",
+        f"**{_escape(told['verdict']['says'])}**" + _escape(f" {told['verdict'].get('not_shown', '')}".rstrip()),
         "",
         "| | |",
         "| --- | --- |",

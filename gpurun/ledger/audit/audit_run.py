@@ -16,11 +16,13 @@ from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Signature
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import plain_line
+from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
-from gpurun.ledger.audit.findings import NO, AuditRow, Mark
+from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
 from gpurun.ledger.audit.shutdown_check import check_shutdown
 from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
+from gpurun.ledger.log_facts import NOT_A_PROVIDER, verdict_of
 from gpurun.ledger.signing import payload_of, verify
 from gpurun.ledger.statement import build_statement
 
@@ -44,6 +46,7 @@ class _Findings:
     receipt_proves_death: bool = False
     is_partial: bool = False
     death: str = "proven"
+    marks: frozenset[str] = frozenset()
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
         """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
@@ -95,6 +98,7 @@ def audit_run(
         is_floor=live or more or found.is_partial,
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
+        marks=found.marks,
     )
 
 
@@ -247,12 +251,16 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
         found.problems.append(f"the receipt does not follow from the run: {', '.join(unlike[:_MOST_NAMED])}{more}")
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
-    found.verdict = again["predicate"]["verdict"]["is"]
-    opened = basis[0]["data"]
+    opened, plan, made = basis[0]["data"], json.loads(read_regular(folder.plan)), again["predicate"]
+    found.verdict = verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
+    if found.verdict == NOT_A_PROVIDER:
+        found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
+    found.marks = marks_of(made)
+    found.problems += contradictions(folder, basis, plan, made)
     for name, path in (("request", folder.request), ("plan", folder.plan)):
         if opened[f"{name}_sha256"] != sha256_of(path):
             found.problems.append(f"{name}.json is not the one that the run was opened with")
-    found.problems += _opening_problems(opened, json.loads(read_regular(folder.plan)))
+    found.problems += _opening_problems(opened, plan)
 
 
 def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
