@@ -7,6 +7,7 @@ functions. It needs the standard library alone, and Python 3.11 for TOML only.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,9 @@ from typing import Any, Literal
 from trainer.errors import Refused
 from trainer.recipe import REHEARSED, TABLES, Recipe, RecipeError, parse_recipe, unknown_key
 
-__all__ = ["Override", "add_recipe_words", "as_planned", "laid_over", "parse_override", "parse_toml", "read_recipe"]
+__all__ = [
+    "Override", "add_recipe_words", "as_planned", "laid_over", "parse_override", "parse_toml", "read_recipe", "seed_of",
+]  # fmt: skip
 
 Override = tuple[tuple[str, ...], Any]
 """The path of a key, (table, key) or ("rehearsal", …), and its value."""
@@ -84,7 +87,17 @@ def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) 
             tables[name].update(tables["rehearsal"][name])
         tables["hardware"]["on_cpu"] = "as_written"  # What a machine without CUDA should do has just been done.
     _put(tables, (one for one in overrides if one[0][0] != "rehearsal"))
+    train = tables["train"]
+    if train["challenge"]:
+        if any(path == ("train", "seed") for path, _ in overrides):
+            raise RecipeError("does_not_add_up", "train.challenge gives the seed; leave --set train.seed out")
+        train["seed"] = seed_of(train["challenge"])
     return tables
+
+
+def seed_of(challenge: str) -> int:
+    """Return the seed that a challenge gives: weights, order and masks follow from a word that nobody knew before."""
+    return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:4], "big")
 
 
 def parse_override(text: str) -> Override:

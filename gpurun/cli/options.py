@@ -113,7 +113,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     price, continues = typed["price_per_hour"], typed["continues"]
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=tuple(typed["overrides"]),
+        overrides=(*typed["overrides"], *_challenged(session, typed["challenge"])),
         gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         max_cost_micros=parse_usd(cap) if cap else None,
         cap_from="--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
@@ -149,6 +149,28 @@ def request_from(session: Session, **typed: Any) -> Request:
     from gpurun.planning.continue_from import as_before
 
     return as_before(request, session.home, usual)
+
+
+_CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
+
+
+def _challenged(session: Session, challenge: str) -> tuple[str, ...]:
+    """The override by which a run's seed follows from a teacher's word and the key that will sign its receipt."""
+    if not challenge:
+        return ()
+    from gpurun.core.errors import SetupError, UsageError
+    from gpurun.ledger.signing import load_signer
+
+    if not _CHALLENGE.fullmatch(challenge):
+        what = f"--challenge {challenge[:80]!r} is no challenge: 4 to 64 letters, digits, dots and dashes."
+        raise UsageError("usage.challenge", what, hint="Copy the one that your teacher gave you, whole.")
+    signer = load_signer(session.home.prepare().keys)
+    if signer is None:
+        what = (
+            f"A challenge is bound to the key that signs receipts, and {session.home.keys} has none that can be read."
+        )
+        raise SetupError("challenge.no_key", what, hint="See The form in docs/RECEIPTS.md for how to begin again.")
+    return (f'train.challenge="{challenge}:{signer.keyid}"',)
 
 
 _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
@@ -253,6 +275,8 @@ REQUEST = Shared(
         "stage": (_text("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
         "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
         "overrides": (Set, []),
+        # Hidden: who needs it has it from a teacher, in the whole command that `roster new` prints.
+        "challenge": (Annotated[str, typer.Option("--challenge", metavar="C", hidden=True)], ""),
         "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
         "spot": (_flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.installed_files import recipe_file
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
@@ -25,12 +26,13 @@ class Forged(CloudRun):
     """A run whose owner wrote the files as it pleased him, and then let gpurun sign them: every digest fits."""
 
     state: dict[str, Any] = STATE
+    planned: dict[str, Any] = RESOLVED
     opened_with: dict[str, Any] = {}  # noqa: RUF012
     hello: dict[str, Any] = {"gpus": [{"name": "NVIDIA H100"}]}  # noqa: RUF012
 
     def plan(self) -> dict[str, Any]:
         told = super().plan()
-        return {**told, "resolved": RESOLVED, "data": {**told["data"], "vocab_size": 50_257}, **self.opened_with}
+        return {**told, "resolved": self.planned, "data": {**told["data"], "vocab_size": 50_257}, **self.opened_with}
 
     def opened(self) -> Note:
         event, data = super().opened()
@@ -107,6 +109,20 @@ def backwards(run: Forged) -> None:
     run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
 
 
+def challenge_of_another(run: Forged) -> None:
+    train = {**RESOLVED["train"], "challenge": f"ml-2026-word:{'0' * 64}"}
+    run.planned = {**RESOLVED, "train": {**train, "seed": recipe_file.seed_of(train["challenge"])}}
+    run.state = {**STATE, "recipe": run.planned}
+    run.opened_with = {"challenge": train["challenge"]}
+    run.folder.plan.write_text(json.dumps(run.plan()) + "\n")
+
+
+def seed_of_its_own(run: Forged) -> None:
+    challenge_of_another(run)
+    run.planned["train"]["seed"] = 7
+    run.folder.plan.write_text(json.dumps(run.plan()) + "\n")
+
+
 def another_recipe(run: Forged) -> None:
     run.state = {**STATE, "recipe": {**RESOLVED, "train": {**RESOLVED["train"], "seed": 7}}}
 
@@ -123,6 +139,8 @@ def another_recipe(run: Forged) -> None:
         (better_log, "cuda", "the log's loss of step 120 (1.5800) is not the one of the events"),
         (longer_than_it_was, "cuda", "the trainer says that it ran 10800 s"),
         (backwards, "cuda", "the events' own time runs back"),
+        (challenge_of_another, "cuda", "its challenge was given to another key than the one that its receipt names"),
+        (seed_of_its_own, "cuda", "its seed is not the one that its challenge gives"),
         (another_recipe, "cuda", "was trained by another recipe: train.seed"),
     ],
 )

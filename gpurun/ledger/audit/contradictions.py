@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.core.installed_files import cards
+from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
@@ -52,6 +52,7 @@ def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told:
     if told["training"]["device"] == "cuda":
         yield from _card_problems(said, told)
         yield from _speed_problems(said, plan)
+    yield from _challenge_problems(told, plan)
     yield from _log_problems(folder, said)
     yield from _time_problems(said, records)
     for file in told["checkpoint"]["files"]:
@@ -132,6 +133,18 @@ def _speed_problems(said: _Said, plan: Json) -> Iterator[str]:
     if quickest > most:
         speed = "no time" if quickest == float("inf") else f"{quickest:,.0f} tokens a second"
         yield f"it says {speed}, and {start.world_size or 1} x {start.cuda_name} can do {most:,.0f} of this model"
+
+
+def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Whether the seed follows from the challenge, and the challenge was for the key that signed."""
+    train = plan.get("resolved", {}).get("train", {})
+    challenge = train.get("challenge", "")
+    if told["asked"].get("challenge", "") != challenge:
+        yield "the run was not opened with the plan's challenge"
+    if challenge and recipe_file.seed_of(challenge) != train.get("seed"):
+        yield "its seed is not the one that its challenge gives"
+    if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
+        yield "its challenge was given to another key than the one that its receipt names"
 
 
 def _log_problems(folder: RunFolder, said: _Said) -> Iterator[str]:

@@ -21,9 +21,9 @@ class AuditRow:
     the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
     was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
     `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
-    where the journal does not bound it, or is damaged. `verdict` is a word of ledger/log_facts.py or "none" (no receipt),
-    but "does not hold" where there are problems, and before all "may be billing". A row without problems and warnings
-    is sound. `marks` are what no other run can have too: its rented machine, its log, its events.
+    where the journal does not bound it, or is damaged. `verdict` is a word of ledger/log_facts.py or "none" (no
+    receipt), but "does not hold" where there are problems, and before all "may be billing". A row without problems and
+    warnings is sound. `marks` are what no other run can have too: its rented machine, its log, its events.
     """
 
     run: str
