@@ -44,13 +44,12 @@ def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, 
 
     `told` is what the receipt states, `recipe` the plan's, `data` where the shards are.
     """
-    files = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
+    listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
+    files = [one for one in listed if sha256_of(folder.artifacts / one["name"]) == one["sha256"]]
     last = newest_whole(files)
-    if last is None:
-        return Replayed(notes=("not checked: no whole checkpoint came home",))
+    if last is None or last != newest_whole(listed):
+        return Replayed(notes=("not checked: the last checkpoint is not here whole, as it came home",))
     own = [one for one in files if one["step"] == last]
-    if missing := [one["name"] for one in files if sha256_of(folder.artifacts / one["name"]) != one["sha256"]]:
-        return Replayed(notes=(f"not checked: {missing[0]} is not here as it came home",))
     if not _has_shards(data):
         return Replayed(notes=("not checked: the shards that it was trained on are not here",))
     weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")

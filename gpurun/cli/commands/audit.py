@@ -40,6 +40,9 @@ def audit(
     ] = None,
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
     replay: Annotated[bool, typer.Option("--replay", help="Compute the last checkpoint's losses again, too.")] = False,
+    roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check a folder of cards instead.")] = "",
+    class_file: Annotated[str, typer.Option("--class", metavar="FILE", help="The class that they are of.")] = "",
+    csv: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write the table of --roster there, too.")] = "",
 ) -> Result:
     """Check journals, receipts, signatures, costs and checkpoints, by a second computation.
 
@@ -51,6 +54,10 @@ def audit(
     from gpurun.ledger.runs import find_run
     from gpurun.view.audit_table import audit_screen
 
+    if roster or class_file or csv:
+        from gpurun.cli.roster_audit import audit_roster
+
+        return audit_roster(session, roster, class_file, csv, replay=replay, strict=strict, beside=bool(runs))
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
