@@ -127,9 +127,10 @@ def _before(files: list[dict[str, Any]], told: Mapping[str, Any], recipe: Mappin
 
 
 def _has_shards(data: Path) -> bool:
-    """Whether all that data.json lists lies there; a public shard was the machine's alone."""
+    """Whether all that data.json lists lies there as it says; a public shard was the machine's alone."""
     try:
         listed = json.loads(read_regular(data / "data.json"))
-        return all((data / str(one["name"])).is_file() for part in ("train", "val") for one in listed[part])
+        shards = [one for part in ("train", "val") for one in listed[part]]
+        return all(sha256_of(data / Path(str(one["name"])).name) == one["sha256"] for one in shards)
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -31,8 +31,10 @@ def a_class(count: int) -> Roster:
 class Lab(CloudRun):
     """One learner's run, whose seed follows from the word and the home's key; `opened_with` is what else is told."""
 
-    def __init__(self, root: Path, number: int, word: str, *, device: str = "cuda", **opened_with: Any) -> None:
-        home = Home(root / f"home-{number}").prepare()
+    def __init__(
+        self, root: Path, number: int, word: str, *, device: str = "cuda", beside: Lab | None = None, **opened_with: Any
+    ) -> None:
+        home = beside.home if beside else Home(root / f"home-{number}").prepare()
         signer = load_signer(home.keys)
         assert signer is not None
         self.number, self.opened_with, self.state = number, opened_with, dict[str, Any]()
@@ -77,14 +79,14 @@ class Lab(CloudRun):
             (self.folder.artifacts / name).write_bytes(content)
         return self
 
-    def hand_in(self, into: Path, name: str = "") -> Path:
+    def hand_in(self, into: Path, name: str = "", *, with_checkpoint: bool = False) -> Path:
         """Sign the run, and write its card into a folder."""
         if not self.folder.receipt.exists():
             self.until_gone().settle()
         receipt: Receipt = read_receipt(self.home, self.folder)
         content, _ = pack_card(
             self.folder, self.home.keys, self.plan(), {"card.md": "# Card"}, {**receipt.predicate},
-            private=(str(self.home.root),), with_checkpoint=False, data=None,
+            private=(str(self.home.root),), with_checkpoint=with_checkpoint, data=None,
         )  # fmt: skip
         into.mkdir(exist_ok=True)
         path = into / (name or f"{self.folder.name}.zip")

@@ -19,6 +19,7 @@ from gpurun.ledger.evidence.card import INDEX, NoCard, read_card
 from gpurun.ledger.evidence.class_check import CardRow, check_class
 from tests.command_line import gpurun
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
+from tests.unit.ledger_samples import WEIGHTS
 
 HONEST = 28
 
@@ -193,6 +194,27 @@ def test_what_is_no_card_is_named_and_nothing_hangs(card: Path, harm: Callable[[
     assert time.process_time() - began < 2
     (row,) = check_class([card], None)
     assert (row.verdict, len(row.problems)) == ("not a card", 1)
+
+
+def test_a_checkpoint_in_a_card_that_is_not_the_one_it_lists_is_not_opened(tmp_path: Path) -> None:
+    path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
+    pack_again(path, lambda files: {**files, WEIGHTS: b"other weights"})
+    with pytest.raises(NoCard, match="is not the file that it lists"):
+        read_card(path).unpack_large(tmp_path / "there")
+
+
+def test_receipts_of_one_key_are_of_one_chain_or_neither_holds(tmp_path: Path) -> None:
+    first = Lab(tmp_path, 0, "")
+    first.hand_in(tmp_path / "honest")
+    Lab(tmp_path, 1, "", beside=first).hand_in(tmp_path / "honest")
+    assert [row.problems for row in check_class(cards_in(tmp_path / "honest"), None)] == [[], []]
+    rewritten = Lab(tmp_path / "anew", 2, "")
+    shutil.copytree(first.home.keys, rewritten.home.keys, dirs_exist_ok=True)
+    rewritten.hand_in(tmp_path / "unused")
+    Lab(tmp_path, 3, "", beside=rewritten).hand_in(tmp_path / "honest")
+    (tmp_path / "honest" / "lab-01.zip").unlink()
+    rows = check_class(cards_in(tmp_path / "honest"), None)
+    assert all("is not in one chain with" in row.problems[0] for row in rows), [row.problems for row in rows]
 
 
 def test_a_key_that_is_not_the_signers_does_not_hold(tmp_path: Path, card: Path) -> None:

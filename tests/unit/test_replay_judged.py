@@ -24,10 +24,13 @@ ANSWER = {"step": 20, "device": "cpu", "kind": HERE, "val_loss": 2.0, "again": E
 class Kept:
     """A run with one checkpoint and its shards, and a trainer that answers as it is told."""
 
+    harm = b""
+
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch, self.asked = RunFolder(root / "runs" / "fox-41"), patch, list[tuple[str, ...]]()
         self.folder.data.mkdir(parents=True)
-        (self.folder.data / "data.json").write_text('{"train": [{"name": "t.bin"}], "val": []}')
+        listed = {"name": "t.bin", "sha256": hashlib.sha256(b"tokens").hexdigest()}
+        (self.folder.data / "data.json").write_text(json.dumps({"train": [listed], "val": []}))
         (self.folder.data / "t.bin").write_bytes(b"tokens")
         events = [{"kind": "step", "step": 10, "loss": 3.0}, {"kind": "step", "step": 20, "loss": 2.5}]
         self.folder.events.write_text("".join(json.dumps(one) + "\n" for one in events))
@@ -43,6 +46,8 @@ class Kept:
             path.write_bytes(content)
             sha256 = hashlib.sha256(content).hexdigest()
             files.append({"name": f"checkpoints/000020.{kind}", "kind": kind, "step": 20, "sha256": sha256})
+        if self.harm:
+            (self.folder.artifacts / "checkpoints" / "000020.weights").write_bytes(self.harm)
 
         def ask(module: str, found: Any, *words: str, limit_s: float) -> str:
             self.asked.append(words)
@@ -112,8 +117,15 @@ def test_what_could_not_be_computed_is_said_and_is_no_accusation(kept: Kept) -> 
     assert "none was taken there" in kept.judged(state={**STATE, "val_loss": None}).notes[0]
     long = kept.judged({**ANSWER, "again": None}, start={**START, "parameters": 10**12})
     assert "the steps to it were not checked: that would take long" in long.notes
-    (kept.folder.data / "t.bin").unlink()
+    (kept.folder.data / "t.bin").write_bytes(b"others")
     assert kept.judged().notes == ("not checked: the shards that it was trained on are not here",)
+
+
+def test_a_checkpoint_that_is_not_the_one_that_came_home_is_not_opened(kept: Kept) -> None:
+    kept.harm = b"other weights"
+    found = kept.judged()
+    assert found.notes == ("not checked: the last checkpoint is not here whole, as it came home",)
+    assert kept.asked == []
 
 
 def test_what_the_trainer_refuses_does_not_hold(kept: Kept) -> None:
