@@ -16,7 +16,7 @@ from gpurun.cli.weights import HomeCheckpoint, ask_trainer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.trainer_events import Step, events_of
-from gpurun.core.untrusted import number, plain_line, whole
+from gpurun.core.untrusted import number, plain_line
 from gpurun.ledger.audit.audit_run import sha256_of
 from gpurun.planning.continue_from import newest_whole
 
@@ -54,7 +54,7 @@ def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, 
         return Replayed(notes=("not checked: the shards that it was trained on are not here",))
     weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
     state = json.loads(read_regular(folder.artifacts / next(one["name"] for one in own if one["kind"] == "state")))
-    before = _before(files, told, recipe, last)
+    before = _before(files, told, recipe, weights.stat().st_size // 4)
     words = [] if before is None else [f"--before={before}"]
     found = HomeCheckpoint(last, weights, data, dict(recipe))
     try:
@@ -116,12 +116,13 @@ def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
     return told
 
 
-def _before(files: list[dict[str, Any]], told: Mapping[str, Any], recipe: Mapping[str, Any], last: int) -> int | None:
+def _before(
+    files: list[dict[str, Any]], told: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
+) -> int | None:
     """From where the steps are taken again: the earliest that takes minutes, the seed's own weights if possible."""
     is_fresh = not told["asked"].get("continues") and not recipe["train"].get("init_from")
     kept = sorted({one["step"] for one in files if newest_whole([f for f in files if f["step"] == one["step"]])})
-    start = told["training"]["start"]["event"] or {}
-    each = 6 * (whole(start.get("parameters")) or 1 << 40) * (whole(start.get("tokens_per_step")) or 1 << 40)
+    last, each = kept[-1], 6 * parameters * int(recipe["train"]["batch_tokens"])
     possible = [0] * is_fresh + [step for step in kept if step < last]
     return next((step for step in possible if (last - step) * each <= MOST_FLOPS), None)
 

@@ -27,7 +27,7 @@ def audit_roster(
 ) -> Result:
     """Check every file of a folder; exit 10 where a card does not hold, or under `strict` where a note is left."""
     if not folder or beside:
-        what = "--class and --csv go with --roster FOLDER, and no RUN does."
+        what = "--class and --csv go with --roster FOLDER, and no RUN, --since, --head, --key or --against-bill does."
         raise UsageError("usage.roster", what, hint="gpurun audit --roster cards/ --class ml-2026.roster.json")
     place = Path(folder).expanduser()
     try:

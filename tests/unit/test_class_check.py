@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.core.records import canonical
 from gpurun.ledger.evidence.card import INDEX, NoCard, read_card
 from gpurun.ledger.evidence.class_check import CardRow, check_class
+from gpurun.ledger.signing import load_signer, make_envelope, payload_of
 from tests.command_line import gpurun
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import WEIGHTS
@@ -194,6 +197,21 @@ def test_what_is_no_card_is_named_and_nothing_hangs(card: Path, harm: Callable[[
     assert time.process_time() - began < 2
     (row,) = check_class([card], None)
     assert (row.verdict, len(row.problems)) == ("not a card", 1)
+
+
+def test_a_receipt_that_is_broken_anywhere_and_signed_again_is_a_row_and_never_a_trace(tmp_path: Path) -> None:
+    run = Lab(tmp_path, 0, "")
+    path = run.hand_in(tmp_path / "cards")
+    envelope = json.loads(run.folder.receipt.read_bytes())
+    signer = load_signer(run.home.keys)
+    predicate = json.loads(payload_of(envelope))["predicate"]
+    for key, odd in itertools.product(sorted(predicate), (None, [], "no", 10**30)):
+        statement = json.loads(payload_of(envelope))
+        statement["predicate"][key] = odd
+        made = json.dumps(make_envelope(canonical(statement), signer)).encode()
+        pack_again(path, lambda files, made=made: relisted(files, "receipt.json", made))  # type: ignore[misc]
+        (row, *_) = check_class([path], a_class(1))
+        assert row.problems, f"{key} = {odd}"
 
 
 def test_a_checkpoint_in_a_card_that_is_not_the_one_it_lists_is_not_opened(tmp_path: Path) -> None:

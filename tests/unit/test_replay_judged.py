@@ -16,7 +16,7 @@ from gpurun.core.paths import RunFolder
 
 HERE = "Xeon AVX512 | 2 threads | torch 2.13.0+cpu"
 STATE = {"step": 20, "val_loss": 2.0, "kind": HERE, "processes": 1}
-START = {"device": "cpu", "precision": "fp32", "parameters": 1000, "tokens_per_step": 64}
+START = {"device": "cpu", "precision": "fp32"}
 EQUAL = {"from": 0, "equal": True, "most": 0.0, "losses": {"10": 3.0, "20": 2.5}}
 ANSWER = {"step": 20, "device": "cpu", "kind": HERE, "val_loss": 2.0, "again": EQUAL}
 
@@ -36,9 +36,15 @@ class Kept:
         self.folder.events.write_text("".join(json.dumps(one) + "\n" for one in events))
 
     def judged(
-        self, answer: Any = ANSWER, *, state: dict[str, Any] = STATE, start: dict[str, Any] = START, **asked: Any
+        self,
+        answer: Any = ANSWER,
+        *,
+        state: dict[str, Any] = STATE,
+        start: dict[str, Any] = START,
+        batch: int = 64,
+        **asked: Any,
     ) -> Replayed:
-        contents = {"weights": b"w", "optimizer": b"o", "state": json.dumps(state).encode()}
+        contents = {"weights": b"weights " * 8, "optimizer": b"o", "state": json.dumps(state).encode()}
         files = []
         for kind, content in contents.items():
             path = self.folder.artifacts / "checkpoints" / f"000020.{kind}"
@@ -57,7 +63,7 @@ class Kept:
 
         self.patch.setattr(room, "ask_trainer", ask)
         told = {"checkpoint": {"files": files}, "asked": asked, "training": {"start": {"event": start}}}
-        return replay_run(self.folder, told, {"train": {"init_from": ""}}, self.folder.data)
+        return replay_run(self.folder, told, {"train": {"init_from": "", "batch_tokens": batch}}, self.folder.data)
 
 
 @pytest.fixture
@@ -115,7 +121,7 @@ def test_what_could_not_be_computed_is_said_and_is_no_accusation(kept: Kept) -> 
     missing = SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint="Install it.")
     assert kept.judged(missing) == Replayed(notes=("not checked: This needs PyTorch, which is not installed here.",))
     assert "none was taken there" in kept.judged(state={**STATE, "val_loss": None}).notes[0]
-    long = kept.judged({**ANSWER, "again": None}, start={**START, "parameters": 10**12})
+    long = kept.judged({**ANSWER, "again": None}, batch=10**15)
     assert "the steps to it were not checked: that would take long" in long.notes
     (kept.folder.data / "t.bin").write_bytes(b"others")
     assert kept.judged().notes == ("not checked: the shards that it was trained on are not here",)

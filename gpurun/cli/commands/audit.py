@@ -49,15 +49,15 @@ def audit(
     Exit 0 when all holds, 10 when something does not, 9 when something may be billing. With `against_bill` the
     providers are asked what they billed, and more than a receipt's bound is a problem.
     """
-    from gpurun.cli.audit_rows import audit_data, audit_row, audit_summary, bill_notes, with_bill, with_replay
+    from gpurun.cli.audit_rows import with_bill, with_replay
     from gpurun.ledger.audit import audit as audit_home
     from gpurun.ledger.runs import find_run
-    from gpurun.view.audit_table import audit_screen
 
     if roster or class_file or csv:
         from gpurun.cli.roster_audit import audit_roster
 
-        return audit_roster(session, roster, class_file, csv, replay=replay, strict=strict, beside=bool(runs))
+        beside = bool(runs or since or head or key or against_bill)
+        return audit_roster(session, roster, class_file, csv, replay=replay, strict=strict, beside=beside)
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
@@ -66,6 +66,22 @@ def audit(
     report = replace(report, rows=tuple(with_bill(row, bills.get(row.run)) for row in report.rows))
     replays = _replays(session, report) if replay else {}
     report = replace(report, rows=tuple(with_replay(row, replays.get(row.run)) for row in report.rows))
+    return _shown(session, report, bills, replays, driven, strict=strict)
+
+
+def _shown(
+    session: Session,
+    report: AuditReport,
+    bills: dict[str, Bill],
+    replays: dict[str, Replayed],
+    driven: set[str],
+    *,
+    strict: bool,
+) -> Result:
+    """The table and what is said below it; `driven` are the runs that somebody drove when their journals were read."""
+    from gpurun.cli.audit_rows import audit_data, audit_row, audit_summary, bill_notes
+    from gpurun.view.audit_table import audit_screen
+
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
     warnings = [warning for row in report.rows for warning in row.warnings]
     failed = bool(problems or (strict and warnings))

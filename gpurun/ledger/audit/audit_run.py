@@ -261,17 +261,19 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
         found.problems.append(f"the receipt does not follow from the run: {', '.join(unlike[:_MOST_NAMED])}{more}")
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
-    opened, plan, made = basis[0]["data"], json.loads(read_regular(folder.plan)), again["predicate"]
-    found.verdict = verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
+    opened, made = basis[0]["data"], again["predicate"]
+    training = made["training"]
+    found.verdict = verdict_of(opened, made["instance"], training["device"], training["outcome"])["is"]
     if found.verdict == NOT_A_PROVIDER:
         found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
     found.marks = marks_of(made)
-    found.problems += contradictions(folder, basis, plan, made)
     for name, path in (("request", folder.request), ("plan", folder.plan)) if not found.has_travelled else ():
         if opened[f"{name}_sha256"] != sha256_of(path):
             found.problems.append(f"{name}.json is not the one that the run was opened with")
+    plan = json.loads(read_regular(folder.plan))
     if found.has_travelled and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
         found.problems.append("its recipe is not the one that the run was opened with")
+    found.problems += contradictions(folder, basis, plan, made)
     found.problems += _opening_problems(opened, plan)
 
 

@@ -76,12 +76,11 @@ def _row(path: Path, roster: Roster | None) -> CardRow:
         card = read_card(path)
         with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
             _judge(row, card, Path(own))
+        _hold_against(row, roster)
     except NoCard as error:
         row.problems.append(str(error))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        row.problems.append(f"its receipt cannot be followed: {type(error).__name__}")
-    else:
-        _hold_against(row, roster)
+    except Exception as error:  # noqa: BLE001 - A stranger's card, whatever it holds, keeps no other from its row.
+        row.problems.append(f"it cannot be followed: {type(error).__name__}")
     return row
 
 
