@@ -19,7 +19,7 @@ from gpurun.ledger.write_receipt import read_receipt
 from gpurun.planning.recipe import load_recipe, resolve
 from tests.unit.ledger_samples import CloudRun, Note
 
-RESOLVED = resolve(load_recipe("gpt2-124m"), "full").record
+RESOLVED = resolve(load_recipe("course-lab"), "full").record
 STATE_NAME = "checkpoints/000120.state.json"
 
 
@@ -30,6 +30,8 @@ def a_class(count: int) -> Roster:
 
 class Lab(CloudRun):
     """One learner's run, whose seed follows from the word and the home's key; `opened_with` is what else is told."""
+
+    parameters = 28_032
 
     def __init__(
         self, root: Path, number: int, word: str, *, device: str = "cuda", beside: Lab | None = None, **opened_with: Any
@@ -47,7 +49,7 @@ class Lab(CloudRun):
 
     def plan(self) -> dict[str, Any]:
         told = super().plan()
-        data = {**told["data"], "vocab_size": 50_257, "folder": f"{self.home.root}/runs/x/data"}
+        data = {**told["data"], "vocab_size": 30, "folder": f"{self.home.root}/runs/x/data"}
         own = {key: self.opened_with[key] for key in ("mode",) if key in self.opened_with}
         return {**told, "recipe_sha256": digest_of(self.recipe), "resolved": self.recipe, "data": data, **own}
 
@@ -57,7 +59,7 @@ class Lab(CloudRun):
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         state = {"step": 120, "loss": 2.0, "val_loss": 2.0, "torch": "2.13.0", "recipe": self.recipe} | self.state
-        weights = f"weights {self.number} ".encode() * 50
+        weights = f"{self.number:04d}".encode() * self.parameters
         return {
             **super().contents(),
             "checkpoints/000120.model.safetensors": weights,

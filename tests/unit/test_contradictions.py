@@ -16,15 +16,17 @@ from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
 from gpurun.ledger.signing import payload_of
 from gpurun.planning.recipe import load_recipe, resolve
-from tests.unit.ledger_samples import CloudRun, Note
+from tests.unit.ledger_samples import WEIGHTS, CloudRun, Note
 
-RESOLVED = resolve(load_recipe("gpt2-124m"), "full").record
+RESOLVED = resolve(load_recipe("course-lab"), "full").record
+STATE_NAME = "checkpoints/000120.state.json"
 STATE = {"v": 1, "step": 120, "loss": 2.0, "val_loss": 2.0, "torch": "2.13.0", "recipe": RESOLVED}
 
 
 class Forged(CloudRun):
     """A run whose owner wrote the files as it pleased him, and then let gpurun sign them: every digest fits."""
 
+    parameters = 28_032
     state: dict[str, Any] = STATE
     planned: dict[str, Any] = RESOLVED
     opened_with: dict[str, Any] = {}  # noqa: RUF012
@@ -32,14 +34,14 @@ class Forged(CloudRun):
 
     def plan(self) -> dict[str, Any]:
         told = super().plan()
-        return {**told, "resolved": self.planned, "data": {**told["data"], "vocab_size": 50_257}, **self.opened_with}
+        return {**told, "resolved": self.planned, "data": {**told["data"], "vocab_size": 30}, **self.opened_with}
 
     def opened(self) -> Note:
         event, data = super().opened()
         return event, {**{key: one for key, one in data.items() if key != "resolved"}, **self.opened_with}
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
-        return {**super().contents(), "checkpoints/000120.state.json": json.dumps(self.state).encode()}
+        return {**super().contents(), WEIGHTS: bytes(4 * self.parameters), STATE_NAME: json.dumps(self.state).encode()}
 
     def through_training(self) -> Any:
         for seconds, (event, data) in super().through_training():
@@ -84,8 +86,16 @@ def no_card(run: Forged) -> None:
 def too_quick(run: Forged) -> None:
     run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA H100 80GB HBM3"'))
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    told = [{**one, "tokens_per_s": 9e6} if one["kind"] == "step" else one for one in text]
+    told = [{**one, "tokens_per_s": 9e12} if one["kind"] == "step" else one for one in text]
     run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+
+
+def a_larger_model(run: Forged) -> None:
+    run.forge(run.folder.events, ('"parameters": 28032', '"parameters": 124475904'))
+
+
+def made_up_weights(run: Forged) -> None:
+    run.contents = lambda: {**Forged.contents(run), WEIGHTS: b"weights"}  # type: ignore[method-assign]
 
 
 def better_losses(run: Forged) -> None:
@@ -134,7 +144,9 @@ def another_recipe(run: Forged) -> None:
         (cpu_build, "cuda", "torch 2.13.0+cpu is built without it"),
         (another_card, "cuda", "and the provider told of a H100"),
         (no_card, "cuda", "the machine told of no GPU"),
-        (too_quick, "cuda", "9,000,000 tokens a second"),
+        (too_quick, "cuda", "9,000,000,000,000 tokens a second"),
+        (a_larger_model, "cuda", "the events tell of 124,475,904 parameters, and the recipe's model has 28,032"),
+        (made_up_weights, "cuda", "has 7 bytes, and 28,032 parameters take 112,128"),
         (better_losses, "cuda", "says loss 2.0 of step 120, and the events say 1.58"),
         (better_log, "cuda", "the log's loss of step 120 (1.5800) is not the one of the events"),
         (longer_than_it_was, "cuda", "the trainer says that it ran 10800 s"),

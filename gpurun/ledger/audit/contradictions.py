@@ -27,6 +27,8 @@ MOST_STATE_BYTES = 16 << 20
 CLOCK_SLACK_S = 60.0
 """What a trainer may count more than this computer did: records are written a little after what they tell of."""
 _STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
+_BYTES = 4
+"""Of a parameter in a checkpoint: weights are kept in fp32, whatever is computed in."""
 _FREE = {"micro_batch", "parallel"}
 """Keys of `train` that the machine may have chosen for itself."""
 
@@ -53,6 +55,7 @@ def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told:
         yield from _card_problems(said, told)
         yield from _speed_problems(said, plan)
     yield from _challenge_problems(told, plan)
+    yield from _size_problems(said, told, plan)
     yield from _log_problems(folder, said)
     yield from _time_problems(said, records)
     for file in told["checkpoint"]["files"]:
@@ -145,6 +148,20 @@ def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
         yield "its seed is not the one that its challenge gives"
     if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
         yield "its challenge was given to another key than the one that its receipt names"
+
+
+def _size_problems(said: _Said, told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Whether the model that was trained, and the weights that came home, are as large as the recipe makes them."""
+    counts = {one.parameters for one in said.starts if one.parameters is not None}
+    if not counts or "model" not in plan.get("resolved", ()):
+        return
+    model = schema.read_table(schema.ModelConfig, plan["resolved"]["model"], "model", is_whole=False)
+    wanted = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
+    for count in sorted(counts - {wanted}):
+        yield f"the events tell of {count:,} parameters, and the recipe's model has {wanted:,}"
+    for file in told["checkpoint"]["files"]:
+        if file["kind"] == "weights" and file["bytes"] < _BYTES * wanted:
+            yield f"{file['name']} has {file['bytes']:,} bytes, and {wanted:,} parameters take {_BYTES * wanted:,}"
 
 
 def _log_problems(folder: RunFolder, said: _Said) -> Iterator[str]:
