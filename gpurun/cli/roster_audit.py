@@ -35,7 +35,7 @@ def audit_roster(
     except OSError as error:
         what = f"--roster {place} cannot be listed: {error.strerror}."
         raise UsageError("usage.roster", what, hint="Name the folder in which the cards lie.") from None
-    roster = read_roster(Path(class_file).expanduser()) if class_file else None
+    roster = read_roster(_class_of(class_file)) if class_file else None
     rows = check_class((place / name for name in names if not (place / name).is_dir()), roster)
     if replay:
         _replay(session, rows, place)
@@ -51,6 +51,12 @@ def audit_roster(
     code = ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE
     data = {"ok": not failed, "rows": [_data(row) for row in rows]}
     return Result(data=data, text=text, errors=errors, exit_code=code)
+
+
+def _class_of(told: str) -> Path:
+    """A class's file, or the one that `roster new` writes for a class of that name."""
+    path = Path(told).expanduser()
+    return path if path.exists() else path.with_name(f"{path.name}.roster.json") if path.suffix != ".json" else path
 
 
 def _replay(session: Session, rows: Sequence[CardRow], place: Path) -> None:

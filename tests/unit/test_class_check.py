@@ -272,8 +272,8 @@ def test_the_table_names_everyone_and_the_csv_holds_no_formula(own_home: Path, t
     roster = a_class(2)
     word = roster.students[0].challenge
     Lab(tmp_path, 0, word).hand_in(tmp_path / "cards", "=1+1.zip")
-    (tmp_path / "ml.json").write_text(roster.to_json())
-    asked = ("audit", "--roster", str(tmp_path / "cards"), "--class", str(tmp_path / "ml.json"))
+    (tmp_path / "ml.roster.json").write_text(roster.to_json())
+    asked = ("audit", "--roster", str(tmp_path / "cards"), "--class", str(tmp_path / "ml"))
     done = gpurun(*asked, "--csv", str(tmp_path / "out.csv"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gpu, rented" in done.stdout
@@ -282,7 +282,8 @@ def test_the_table_names_everyone_and_the_csv_holds_no_formula(own_home: Path, t
     assert [(row["student"], row["file"], row["verdict"]) for row in rows] == [
         ("Learner 00", "'=1+1.zip", "gpu, rented"), ("Learner 01", "", "no card")
     ]  # fmt: skip
-    assert gpurun("audit", "--class", str(tmp_path / "ml.json")).returncode == 2
+    assert gpurun("audit", "--class", str(tmp_path / "ml")).returncode == 2
+    assert gpurun("audit", "fox-41", "--roster", str(tmp_path / "cards")).returncode == 2
 
 
 def test_under_strict_a_machine_of_no_provider_is_a_problem(own_home: Path, tmp_path: Path) -> None:

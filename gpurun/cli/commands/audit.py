@@ -41,7 +41,7 @@ def audit(
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
     replay: Annotated[bool, typer.Option("--replay", help="Compute the last checkpoint's losses again, too.")] = False,
     roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check a folder of cards instead.")] = "",
-    class_file: Annotated[str, typer.Option("--class", metavar="FILE", help="The class that they are of.")] = "",
+    class_file: Annotated[str, typer.Option("--class", metavar="CLASS", help="The class that they are of.")] = "",
     csv: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write the table of --roster there, too.")] = "",
 ) -> Result:
     """Check journals, receipts, signatures, costs and checkpoints, by a second computation.

@@ -29,10 +29,10 @@ def new(
     roster = new_roster(name, read_students(Path(students).expanduser()), session.clock.wall())
     path = Path(output or f"{name}.roster.json").expanduser()
     _refuse_another(path)
-    write_file(path, roster.to_json() + "\n", flag="-o")
+    write_file(path, roster.to_json(), flag="-o")
     width = max(len(one.name) for one in roster.students)
-    lines = [f"{one.name:{width}}  gpurun train course-lab --challenge {one.challenge} …" for one in roster.students]
-    after = f"Wrote {path}. Check what they hand in by: gpurun audit --roster FOLDER --class {path}"
+    lines = [f"{one.name:{width}}  gpurun train course-lab --challenge {one.challenge}" for one in roster.students]
+    after = f"Wrote {path}. Check what they hand in: gpurun audit --roster FOLDER --class {path}"
     return Result(data=roster.model_dump(mode="json"), text="\n".join(lines), after=after)
 
 
