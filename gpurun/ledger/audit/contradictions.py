@@ -24,8 +24,8 @@ from gpurun.ledger.audit.rentals import named, seconds_between
 from gpurun.ledger.audit.strict_lines import Json
 
 MOST_STATE_BYTES = 16 << 20
-CLOCK_SLACK_S = 60.0
-"""What a trainer may count more than this computer did: records are written a little after what they tell of."""
+CLOCK_SLACK_S, CLOCK_DRIFT = 60.0, 1.01
+"""What a trainer may count more than this computer did: records are written a little later, and no two clocks agree."""
 _STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
 _BYTES = 4
 """Of a parameter in a checkpoint: weights are kept in fp32, whatever is computed in."""
@@ -181,7 +181,7 @@ def _time_problems(said: _Said, records: Sequence[Json]) -> Iterator[str]:
     begun, ended = named(records, "train.intended"), named(records, "train.observed")
     if len(begun) == len(ended) == 1:
         passed_s = float(seconds_between(records, begun[0]["seq"], ended[0]["seq"]))
-        if said.run_s > passed_s + CLOCK_SLACK_S:
+        if said.run_s > CLOCK_DRIFT * passed_s + CLOCK_SLACK_S:
             yield f"the trainer says that it ran {said.run_s:.0f} s, and {passed_s:.0f} s passed here"
 
 
