@@ -25,6 +25,7 @@ VERBS = {
     ),
     "plan": "Show what a run would take and cost, on the offers that finish it, and spend nothing.",
     "train": "Rent a machine, train, download the checkpoints, prove the machine gone.",
+    "run": "Rent a machine, run any command on it, download its outputs, prove the machine gone.",
     "ps": "List the unfinished runs; a run that may be billing while no supervisor drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",
     "wait": "Wait for a run's end without output, and exit with the run's exit code; Ctrl-C ends only the waiting.",
@@ -58,7 +59,7 @@ VERBS = {
 """Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (a hyphen is an underscore there)."""
 
 GROUPS = {
-    "Rent and train": ("offers", "plan", "train", "stop", "resume", "collect", "destroy"),
+    "Rent and train": ("offers", "plan", "train", "run", "stop", "resume", "collect", "destroy"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "export"),
     "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),

@@ -101,35 +101,52 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def request_from(session: Session, **typed: Any) -> Request:
     """What was typed, with the settings' defaults and what --from brings filled in, checked one by one."""
-    from gpurun.core.money import parse_usd
-    from gpurun.core.run_plan import Choices, Request
-    from gpurun.planning.catalog import parse_gpu
+    from gpurun.core.run_plan import Request
 
     if typed["recipe"].endswith(".json"):
         return _planned(session, **typed)
-    settings = session.settings
-    cap = typed["max_cost"] or settings["max_cost"].value
-    usual = tuple(name.strip() for name in settings["providers"].value.split(",") if name.strip())
-    price, continues = typed["price_per_hour"], typed["continues"]
+    settings, continues = session.settings, typed["continues"]
+    renting = renting_from(session, **typed)
+    own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"]}
+    choices = renting["choices"].model_copy(update=own)
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
         overrides=(*typed["overrides"], *_challenged(session, typed["challenge"])),
-        gpu=parse_gpu(typed["gpu"]) if typed["gpu"] else None,
-        max_cost_micros=parse_usd(cap) if cap else None,
-        cap_from="--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
-        providers=tuple(typed["provider"]) or (usual if continues is None else ()),
-        data=typed["data"] or None,
-        hours=typed["hours"],
-        dry_run=typed["dry_run"],
-        host=typed["host"],
-        host_key=typed["host_key"],
-        identity=typed["identity"],
-        jump=typed["jump"],
-        python=typed["python"],
-        price_micros_per_hour=parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
-        uplink_mbit=float(settings["uplink"].value) if settings["uplink"].value else None,
-        continues=continues or "",
-        choices=Choices(
+        **{**renting, "choices": choices},
+    )
+    if continues is None:
+        return request
+    from gpurun.planning.continue_from import as_before
+
+    return as_before(request, session.home, usual_providers(session))
+
+
+def usual_providers(session: Session) -> tuple[str, ...]:
+    """The clouds that the settings name."""
+    return tuple(name.strip() for name in session.settings["providers"].value.split(",") if name.strip())
+
+
+def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
+    """What was typed of the flags of RENTING, as a Request has it, with the settings' defaults."""
+    from gpurun.core.money import parse_usd
+    from gpurun.core.run_plan import Choices
+    from gpurun.planning.catalog import parse_gpu
+
+    settings, price = session.settings, typed["price_per_hour"]
+    cap = typed["max_cost"] or settings["max_cost"].value
+    return {
+        "gpu": parse_gpu(typed["gpu"]) if typed["gpu"] else None,
+        "max_cost_micros": parse_usd(cap) if cap else None,
+        "cap_from": "--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
+        "providers": tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ()),
+        "data": typed["data"] or None,
+        "hours": typed["hours"],
+        "dry_run": typed["dry_run"],
+        **{name: typed[name] for name in ("host", "host_key", "identity", "jump", "python")},
+        "price_micros_per_hour": parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
+        "uplink_mbit": float(settings["uplink"].value) if settings["uplink"].value else None,
+        "continues": typed["continues"] or "",
+        "choices": Choices(
             region=typed["region"] or None,
             spot=typed["spot"],
             guard=typed["lambda_guard"],
@@ -139,16 +156,10 @@ def request_from(session: Session, **typed: Any) -> Request:
             setup=_script(typed["setup"]),
             setup_limit_s=_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
-            warm=typed["warm"],
-            accept_skipped=typed["accept_skipped"],
+            log_to=_trackers(typed["log_to"]),
             give_up_after_s=_seconds(typed["give_up_after"]),
         ),
-    )
-    if continues is None:
-        return request
-    from gpurun.planning.continue_from import as_before
-
-    return as_before(request, session.home, usual)
+    }
 
 
 _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
@@ -239,6 +250,15 @@ def _seconds(text: str) -> int:
     return seconds
 
 
+def _trackers(text: str) -> tuple[str, ...]:
+    """The trackers of --log-to, none where it was not typed."""
+    if not text:
+        return ()
+    from gpurun.cli.curve_log import checked_trackers
+
+    return checked_trackers(text)
+
+
 def _limit_s(minutes: float | None) -> int:
     """The seconds of --setup-limit, 0 where it was not typed."""
     from gpurun.core.errors import UsageError
@@ -251,53 +271,62 @@ def _limit_s(minutes: float | None) -> int:
     return ceil(60 * minutes)
 
 
-def _flag(name: str, help_text: str) -> Any:
+def flag(name: str, help_text: str) -> Any:
+    """A switch, as Typer wants it."""
     return Annotated[bool, typer.Option(name, help=help_text)]
 
 
-def _text(name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+def text(name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """A flag with a text behind it, as Typer wants it."""
     return Annotated[str, typer.Option(name, metavar=metavar, help=help_text, autocompletion=complete)]
+
+
+RENTING: dict[str, tuple[Any, Any]] = {
+    "gpu": (
+        text("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
+        "",
+    ),
+    "max_cost": (text("--max-cost", "USD", "What the whole run may cost at most."), ""),
+    "provider": (Providers, []),
+    "region": (text("--region", "R", "Only this region."), ""),
+    "data": (text("--data", "PATH", "Text, shards, or hf:OWNER/NAME of public shards."), ""),
+    "continues": (Continues, None),
+    "stage": (text("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
+    "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
+    "dry_run": (flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
+    "spot": (flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
+    "accept_weak_lease": (flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
+    "lambda_guard": (flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
+    "accept_cpu": (flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
+    "image": (text("--image", "IMAGE", "Another image than the provider's own."), ""),
+    "setup": (text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
+    "setup_limit": (
+        Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", hidden=True)],
+        None,
+    ),
+    "log_to": (Annotated[str, typer.Option("--log-to", metavar="TRACKERS", hidden=True)], ""),
+    "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
+    "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
+    "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
+    "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
+    "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
+    # Hidden: what is refused for want of it names it, and a help fits a screen.
+    "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
+    "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
+}
+"""The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""
 
 
 REQUEST = Shared(
     "request",
     {
         "recipe": (RecipeArgument, ""),
-        "gpu": (
-            _text("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
-            "",
-        ),
-        "max_cost": (_text("--max-cost", "USD", "What the whole run may cost at most."), ""),
-        "provider": (Providers, []),
-        "region": (_text("--region", "R", "Only this region."), ""),
-        "data": (_text("--data", "PATH", "Text, shards, or hf:OWNER/NAME of public shards."), ""),
-        "continues": (Continues, None),
-        "stage": (_text("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
-        "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
+        **RENTING,
         "overrides": (Set, []),
         # Hidden: who needs it has it from a teacher, in the whole command that `roster new` prints.
         "challenge": (Annotated[str, typer.Option("--challenge", metavar="C", hidden=True)], ""),
-        "dry_run": (_flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
-        "spot": (_flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
-        "accept_weak_lease": (_flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
-        "lambda_guard": (_flag("--lambda-guard", "Put a key on the Lambda machine, to end itself."), False),
-        "accept_cpu": (_flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
-        "image": (_text("--image", "IMAGE", "Another image than the provider's own."), ""),
-        "setup": (_text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
-        "setup_limit": (
-            Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", hidden=True)],
-            None,
-        ),
-        "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
-        "warm": (_flag("--warm", "Upload the compile cache of earlier runs."), False),
-        "host": (_text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
-        "host_key": (_text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
-        "identity": (_text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
-        "jump": (_text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
-        # Hidden: what is refused for want of it names it, and a help fits a screen.
-        "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
-        "price_per_hour": (_text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
+        "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
     },
     request_from,
 )

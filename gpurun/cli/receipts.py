@@ -35,8 +35,13 @@ def next_command(told: Predicate, folder: RunFolder) -> str:
     if recipe and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
         return f"gpurun plan {recipe}   # what the paid run would take, on every offer"
     if step := left_at(told):
-        return f"gpurun train --from {told['run']}   # goes on after step {step}"
+        return f"{going_on(told)}   # goes on after step {step}"
     return f"gpurun audit {told['run']}"
+
+
+def going_on(told: Predicate) -> str:
+    """The command that goes on with a run in another rental."""
+    return f"gpurun {'run' if 'command' in told['asked'] else 'train'} --from {told['run']}"
 
 
 def left_at(told: Predicate) -> int | None:
@@ -50,4 +55,7 @@ def left_at(told: Predicate) -> int | None:
     is_cut = training["outcome"] in ("stopped", "none", "lost")
     is_told = training["outcome"] == "failed" and training["exit_code"] == 0
     is_paid = told["asked"]["mode"] != "rehearsal"
-    return newest_whole(told["checkpoint"]["files"]) if is_paid and (is_cut or is_told) else None
+    if not is_paid or not (is_cut or is_told):
+        return None
+    latest: int | None = told["checkpoint"]["latest"]
+    return latest if "command" in told["asked"] else newest_whole(told["checkpoint"]["files"])

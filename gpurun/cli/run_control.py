@@ -64,6 +64,10 @@ def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
         raise error
     if sight.unfinished:
         start_supervisor(sight.folder, session.home, session.clock)
+        if sight.plan.choices.log_to:
+            from gpurun.cli.curve_log import start_logging
+
+            start_logging(sight.folder, session.home, sight.plan.choices.log_to)
 
 
 def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:

@@ -63,6 +63,13 @@ class Session:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def ring(self, text: str) -> None:
+        """Ring the terminal's bell and have it notify (OSC 9), unless somebody wants quiet."""
+        from gpurun.core.untrusted import safe_line
+
+        if self.interactive and not self.quiet:
+            print(f"\a\x1b]9;{safe_line(text)}\x1b\\", end="", file=sys.stderr, flush=True)
+
     def talk_when_slow(self, after_s: float = 2.0) -> Callable[[str], None]:
         """Talk about work that is usually quick: at once with --verbose, else only once it has taken a while."""
         began = self.clock.monotonic()

@@ -53,11 +53,12 @@ _SHUT = (
 
 
 def verb(
-    app: typer.Typer, name: str, *, examples: Sequence[str], shares: Shared | None = None
+    app: typer.Typer, name: str, *, examples: Sequence[str], shares: Shared | None = None, takes_command: bool = False
 ) -> Callable[[Verb], Verb]:
     """Register `function(session, …) -> Result` under the last word of a name; its help opens with the examples.
 
-    With `shares` the verb takes those flags too, and is given what is made of them.
+    With `shares` the verb takes those flags too, and is given what is made of them; with `takes_command` all that
+    follows its first argument is that argument's own.
     """
     given_by_us = ("session", shares.name if shares else "")
 
@@ -91,7 +92,10 @@ def verb(
         takes(command, flags)
         first = (function.__doc__ or "").strip().splitlines()[0]
         lines = "\n".join(f"  $ {example}" for example in examples)
-        app.command(name.split()[-1], help=f"\b\n{lines}\n\n{first}", short_help=first)(command)
+        settings = {"allow_interspersed_args": not takes_command}
+        app.command(name.split()[-1], context_settings=settings, help=f"\b\n{lines}\n\n{first}", short_help=first)(
+            command
+        )
         return function
 
     return register

@@ -19,6 +19,7 @@ from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.runs import Sight, gave_up, look
+from gpurun.lifecycle.notices import Noticed
 from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
@@ -43,10 +44,13 @@ class Viewer:
         self._session = session
         self._folder = folder
         self._on_interrupt = on_interrupt
-        self._plan, _ = plan_of(folder, read_journal(folder.journal).records)
+        before = read_journal(folder.journal).records
+        self._plan, _ = plan_of(folder, before)
         self._reader = RunReader(folder)
         self._pane = pane or open_pane(session, self._plan, stream=stream)
         self._restarts = 0
+        self._records: list[Record] = []
+        self._noticed = Noticed(folder, len(before))
         self._warned_while_destroying = False
         self._is_unseen = False
         self._silence: Record | None = None
@@ -73,11 +77,13 @@ class Viewer:
         if self._pane.is_left() and (left := self._left(look(self._session.home, self._folder.name))) is not None:
             return left
         if news.records:
+            self._records += news.records
             self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
             self._hear_silence(news.records)
         if self._session.interactive and (left := self._about_silence()) is not None:
             return left
         if not news.is_empty:
+            self._ring()
             return None
         if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
             return abandoned(look(self._session.home, self._folder.name))
@@ -89,6 +95,12 @@ class Viewer:
                 return left
         self._session.clock.sleep(PERIOD_S)
         return None
+
+    def _ring(self) -> None:
+        """Ring the terminal's bell, and have it notify, for what notices are sent for."""
+        if self._session.interactive and self._records:
+            for notice, message, _ in self._noticed.news(self._records, self._session.clock.wall()):
+                self._session.ring(f"{self._folder.name} {notice}: {message}")
 
     def _hear_silence(self, records: Iterable[Record]) -> None:
         """Take note of a machine that answers no more, or again; of one that did so before this view, since when."""
@@ -152,7 +164,10 @@ def follow(
     With `--json` every record and event is streamed as a line, unless `stream` is false. The command that began the run
     passes on what was `heard` since.
     """
-    return Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
+    left = Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
+    if left.exit_code is ExitCode.MAY_BE_BILLING and session.interactive:
+        session.ring(f"{folder.name} may be billing")
+    return left
 
 
 def left_running(session: Session, sight: Sight) -> Result:
@@ -193,7 +208,7 @@ def last_words(sight: Sight) -> str:
 
 def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
-    from gpurun.cli.receipts import left_at, receipt_text
+    from gpurun.cli.receipts import going_on, left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
@@ -210,7 +225,7 @@ def finished(session: Session, sight: Sight) -> Result:
         "checkpoints": checkpoints,
     }
     failure, step = state.failure, left_at(told)
-    on = f"Its checkpoint of step {step} is at home. To go on from there: gpurun train --from {sight.folder.name}"
+    on = f"Its checkpoint of step {step} is at home. To go on from there: {going_on(told)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
         hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
@@ -222,7 +237,7 @@ def finished(session: Session, sight: Sight) -> Result:
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
-        after = f"{after}\n{flag} ended it. The rest: gpurun train --from {sight.folder.name} {flag} …"
+        after = f"{after}\n{flag} ended it. The rest: {going_on(told)} {flag} …"
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 

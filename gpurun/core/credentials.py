@@ -91,6 +91,15 @@ def require_credential(name: str, home: Home) -> Credential:
     return found
 
 
+def require_secret(name: str) -> Secret:
+    """What --secret names: in the environment, or in the system's keyring as `secret:NAME`; else a SetupError."""
+    value = os.environ.get(name, "") or _from_keyring(f"secret:{name}")
+    if not value:
+        hint = f"Set it in this shell, or keep it: keyring set {SERVICE} secret:{name}"
+        raise SetupError("secret.missing", f"--secret {name}: it is neither set here nor in the keyring.", hint=hint)
+    return Secret(value)
+
+
 def store_credential(name: str, secret: Secret, home: Home) -> str:
     """Keep a key in the system's keyring, or else in a file that only its owner reads, in one copy; say where."""
     path = file_of(name, home)

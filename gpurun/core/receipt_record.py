@@ -42,6 +42,14 @@ class Continues(TypedDict):
     steps: NotRequired[int]
 
 
+class CommandTold(TypedDict):
+    """A command of the user's own: its words, and the names of its variables without a value."""
+
+    argv: list[str]
+    env: list[str]
+    secrets: list[str]
+
+
 class Asked(TypedDict):
     """What was to be done."""
 
@@ -51,6 +59,7 @@ class Asked(TypedDict):
     provider: str
     continues: NotRequired[Continues]
     challenge: NotRequired[str]
+    command: NotRequired[CommandTold]
 
 
 class Digested(TypedDict):
@@ -205,6 +214,18 @@ class LogTold(Is):
     lines: list[str]
 
 
+class GpuUse(Is):
+    """How often the machine's agent looked at the cards while the job ran, and what it saw.
+
+    They were `busy` in so many looks, and in `own` of them a process of the job held one; with `most_mib` of memory.
+    """
+
+    looks: int
+    busy: int
+    own: int
+    most_mib: int
+
+
 class Training(TypedDict):
     """What became of the training. `figures` are losses, steps and speed as the trainer reported them."""
 
@@ -218,6 +239,7 @@ class Training(TypedDict):
     start: StartTold
     figures: dict[str, Any]
     log: LogTold
+    gpu_use: NotRequired[GpuUse]
 
 
 class FileAtHome(TypedDict):

@@ -9,12 +9,15 @@ import shlex
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from gpurun.core.job import Command
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, GpuNeed, Offer
+from gpurun.core.stage_plan import StagePlan
+
+CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 
 
 class Mode(StrEnum):
@@ -34,6 +37,7 @@ class Choices(Frozen):
     to the machine and the checkpoints come from it.
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
     than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
+    `log_to`: the trackers that get the run's figures while it trains.
     """
 
     region: str | None = None
@@ -48,6 +52,7 @@ class Choices(Frozen):
     warm: bool = False
     accept_skipped: bool = False
     give_up_after_s: int = 0
+    log_to: tuple[str, ...] = ()
 
 
 class Box(Frozen):
@@ -115,6 +120,8 @@ class Request(Frozen):
     """The earlier run whose newest checkpoint this one goes on from."""
     quoted: Quoted | None = None
     """Where the request came in a plan file."""
+    command: Command | None = None
+    """What is to run in the place of a recipe."""
 
     @property
     def recipe_word(self) -> str:
@@ -256,33 +263,6 @@ class DataSummary(Frozen):
         return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
-class StagePlan(Frozen):
-    """The bucket that shards go by, and how many of the files that are worth it were there when the plan was made.
-
-    `upload_s` is what the others take before anything is rented, `saves_s` what sending all of them to the machine from
-    here would take longer; both by the rates that plans count with.
-    """
-
-    url: str
-    endpoint: str
-    region: str
-    files: int
-    bytes: int
-    there_files: int
-    there_bytes: int
-    upload_s: int
-    saves_s: int
-
-    @property
-    def is_of_aws(self) -> bool:
-        """Whether AWS itself keeps the bucket, and bills what leaves its region."""
-        return (urlsplit(self.endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-
-    def is_beside(self, offer: Offer) -> bool:
-        """Whether machine and bucket are both AWS's and in one region, within which nothing is charged."""
-        return self.is_of_aws and (offer.provider, offer.region) == ("aws", self.region)
-
-
 class Plan(Frozen):
     """What will be done and what it may cost at most: shown, agreed to, and then not changed.
 
@@ -315,6 +295,8 @@ class Plan(Frozen):
     uplink: Uplink = Uplink()
     continues: Earlier | None = None
     quoted_wall: float = 0.0
+    command: Command | None = None
+    """What runs in the place of the bundled trainer, which `resolved` is for; that is empty then."""
 
     @model_validator(mode="before")
     @classmethod
@@ -365,6 +347,21 @@ class Plan(Frozen):
     def worst_micros(self) -> Micros:
         """The most that it can cost there."""
         return self.chosen.worst_micros or Micros(0)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it is to take; 0 where nobody has said it."""
+        return self.command.total_steps if self.command else int(self.resolved["train"]["steps"])
+
+    @property
+    def disk_gb(self) -> int:
+        """The disk that it wants on the machine."""
+        return self.command.disk_gb if self.command else int(self.resolved["hardware"]["disk_gb"])
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What one checkpoint is counted to weigh; of a command's outputs half, as two checkpoints come home."""
+        return self.command.output_bytes // 2 if self.command else CHECKPOINT_BYTES * self.parameters
 
     @property
     def approved(self) -> tuple[Candidate, ...]:

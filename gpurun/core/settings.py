@@ -53,10 +53,15 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
             raise UsageError("config.not_for_a_project", what, hint=f"Take it out, or set it in {home.config}.")
         found[key] = _lower(found[key], setting) if key == "max_cost" else setting
     for key in DEFAULTS:
-        variable = f"GPURUN_{key.upper().replace('.', '_')}"
+        variable = variable_of(key)
         if environment.get(variable):
-            found[key] = _checked(key, environment[variable], f"environment {variable}")
+            found[key] = checked(key, environment[variable], f"environment {variable}")
     return found
+
+
+def variable_of(key: str) -> str:
+    """The variable of the environment that sets a key."""
+    return f"GPURUN_{key.upper().replace('.', '_')}"
 
 
 def _lower(own: Setting, of_project: Setting) -> Setting:
@@ -66,7 +71,7 @@ def _lower(own: Setting, of_project: Setting) -> Setting:
     return min(of_project, own, key=lambda one: parse_usd(one.value))
 
 
-def _checked(key: str, value: str, source: str) -> Setting:
+def checked(key: str, value: str, source: str) -> Setting:
     """A setting; one that no verb could take is refused where it was written and not where it is used."""
     place = f"{key} in the {source}"
     if key in ("max_cost", "budget.month") and value:
@@ -128,4 +133,4 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
             raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
     texts = {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
-    return {key: _checked(key, text, source) for key, text in texts.items()}
+    return {key: checked(key, text, source) for key, text in texts.items()}

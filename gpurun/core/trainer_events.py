@@ -57,7 +57,10 @@ class Start(TrainerEvent):
 
 @dataclass(frozen=True)
 class Step(TrainerEvent):
-    """An optimiser step: `step_s` is the median since the line before, `tokens` were seen in all, `mfu` is 0..1."""
+    """An optimiser step: `step_s` is the median since the line before, `tokens` were seen in all, `mfu` is 0..1.
+
+    `steps` are how many there will be, where only the lines of a command tell it.
+    """
 
     loss: float | None
     lr: float | None
@@ -67,6 +70,7 @@ class Step(TrainerEvent):
     step_s: float | None
     tokens: int | None
     memory_peak_bytes: int | None
+    steps: int | None
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,7 @@ _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], A
     "step": (
         Step,
         dict.fromkeys(("loss", "lr", "grad_norm", "tokens_per_s", "mfu"), number)
-        | {"step_s": _seconds, "tokens": whole, "memory_peak_bytes": whole},
+        | {"step_s": _seconds, "tokens": whole, "memory_peak_bytes": whole, "steps": whole},
     ),
     "eval": (
         Evaluation,

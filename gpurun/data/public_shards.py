@@ -31,7 +31,7 @@ from gpurun.data.foreign_shards import split_of
 from gpurun.data.shard_folder import HEADER_BYTES
 from gpurun.data.source_names import HUB
 
-__all__ = ["downloaded_by_the_machine"]
+__all__ = ["downloaded_by_the_machine", "files_of_the_hub"]
 
 _HUB = "https://huggingface.co"
 _TALK_S = 20.0
@@ -132,8 +132,58 @@ def _demand_kind(file: PublicFile) -> None:
         raise UsageError("data.no_public_shards", what, hint=f"Only those can be trained on as they are. {_DOWNLOADED}")
 
 
-def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
-    """The shards of a data set at the commit that its revision means now, which is then the plan's."""
+def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataSummary:
+    """All files of a data set, or of a folder of it, for a command that reads them by itself.
+
+    What the hub knows by its digest (LFS) the machine downloads; the others are small, and come into `into` now.
+    """
+    found = _listing(data.removeprefix(HUB), say)
+    public, size = list[PublicFile](), 0
+    for path, entry in found.entries.items():
+        sha256 = str((entry.get("lfs") or {}).get("oid"))
+        if _SHA256.fullmatch(sha256):
+            public.append(PublicFile(name=path, url=found.url(entry), bytes=entry["lfs"]["size"], sha256=sha256))
+        else:
+            target = into / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(_asked(found.url(entry), {})[0])
+            size += target.stat().st_size
+    if not found.entries:
+        raise UsageError("data.hub_missing", f"There is no file in {data}.", hint="Check its name on huggingface.co.")
+    into.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(json.dumps(sorted((one.name, one.sha256) for one in public)).encode()).hexdigest()
+    say(f"the machine will download {len(public)} files of {found.name} itself")
+    return DataSummary(
+        folder=str(into),
+        tokenizer="",
+        tokenizer_sha256="",
+        vocab_size=0,
+        train_tokens=0,
+        val_tokens=0,
+        bytes=size + sum(one.bytes for one in public),
+        sha256=digest,
+        source=found.name,
+        public=tuple(public),
+        public_origin=found.origin if found.origin != _HUB else "",
+    )
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What a set, or a folder of it, has at one commit: the hub's entries by their paths below that folder."""
+
+    name: str
+    origin: str
+    resolve: str
+    entries: Mapping[str, Any]
+
+    def url(self, entry: Mapping[str, Any]) -> str:
+        """Where a file is."""
+        return f"{self.resolve}/{quote(entry['path'])}"
+
+
+def _listing(name: str, say: Callable[[str], None]) -> _Listing:
+    """What a data set has at the commit that its revision means now, which is then the plan's."""
     place, _, revision = name.partition("@")
     dataset, folder = "/".join(place.split("/")[:2]), place.split("/")[2:]
     origin = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
@@ -145,20 +195,38 @@ def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
             what = f"hf:{name} needs HF_TOKEN and its owner's leave, and no rented machine is given a key."
             raise UsageError("data.gated", what, hint=_DOWNLOADED)
         commit = str(about["sha"])
-        files = [
-            PublicFile(
-                name=PurePosixPath(one["path"]).name,
-                url=f"{origin}/datasets/{dataset}/resolve/{commit}/{quote(one['path'])}",
-                bytes=one["lfs"]["size"],
-                sha256=one["lfs"]["oid"],
-            )
-            for one in _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
-            if one["path"].endswith(".bin") and _SHA256.fullmatch(str((one.get("lfs") or {}).get("oid")))
-        ]
+        tree = _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
+        paths = {PurePosixPath(one["path"]): one for one in tree if one["type"] == "file"}
+        entries = {str(path.relative_to("/".join(folder))): one for path, one in paths.items() if _is_inside(path)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"The hub's answer about hf:{name} is not understood: {type(error).__name__}."
         raise UsageError("data.hub_unreachable", what, hint="Try again later, or prepare shards here.") from error
-    return _Set(f"hf:{place}@{commit}", tuple(files), origin if origin != _HUB else "")
+    return _Listing(f"hf:{place}@{commit}", origin, f"{origin}/datasets/{dataset}/resolve/{commit}", entries)
+
+
+def _is_inside(path: PurePosixPath) -> bool:
+    """Whether a path of the hub stays below the folder that it is put into."""
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
+    """The shards of a data set of the hub."""
+    found = _listing(name, say)
+    try:
+        files = [
+            PublicFile(
+                name=PurePosixPath(one["path"]).name,
+                url=found.url(one),
+                bytes=one["lfs"]["size"],
+                sha256=one["lfs"]["oid"],
+            )
+            for one in found.entries.values()
+            if one["path"].endswith(".bin") and _SHA256.fullmatch(str((one.get("lfs") or {}).get("oid")))
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        what = f"The hub's answer about hf:{name} is not understood: {type(error).__name__}."
+        raise UsageError("data.hub_unreachable", what, hint="Try again later, or prepare shards here.") from error
+    return _Set(found.name, tuple(files), found.origin if found.origin != _HUB else "")
 
 
 def _tree(url: str, name: str) -> Iterator[Any]:

@@ -46,7 +46,8 @@ MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-r
 # What may follow the end of a rental and changes nothing about it.
 _AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
-_CHECKPOINT_KINDS = ("weights", "optimizer", "state")
+_CHECKPOINT_KINDS = ("weights", "optimizer", "state", "checkpoint", "output")
+_TALLY = ("looks", "busy", "own", "most_mib")
 
 
 def basis_of(records: Sequence[Record]) -> list[Record]:
@@ -110,6 +111,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
         asked["continues"] = opened["continues"]
     if opened.get("challenge"):
         asked["challenge"] = plain_line(str(opened["challenge"]))
+    if opened.get("command"):
+        asked["command"] = plain_data(opened["command"])
     return asked
 
 
@@ -296,7 +299,7 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
-    return {
+    training: Training = {
         "outcome": seen.data["outcome"] if seen else "none",
         "reason": plain_line(str(seen.data["reason"])) if seen else "",
         "message": plain_line(str(seen.data["message"])) if seen else "",
@@ -308,6 +311,10 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
         "log": {"is": FROM_INSTANCE, "lines": evidence.lines},
     }
+    if seen and "gpu_tally" in seen.data:
+        looks, busy, own, most_mib = (plain_data(seen.data["gpu_tally"].get(key)) for key in _TALLY)
+        training["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
+    return training
 
 
 def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> CheckpointTold:

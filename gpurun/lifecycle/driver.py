@@ -340,6 +340,7 @@ class Driver:
             )
             if plan.continues
             else None,
+            **({"command": plan.command.told} if plan.command else {}),
         }
 
 

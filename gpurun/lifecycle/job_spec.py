@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
-from gpurun.planning.transfer import CHECKPOINT_BYTES, save_s
+from gpurun.planning.transfer import save_s
 from gpurun.providers.base import SpotNotice
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -48,14 +49,21 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         "argv": command_of(plan),
         "cwd": "bundle",
         "env": surroundings_of(plan, int(state.facts.get("cpus") or 1)),
+        **({"any_python": True} if plan.command else {}),
         "soft_stop_s": soft_stop_s,
         "hard_stop_s": hard_stop_s,
         "soft_stop_wall": there + soft_stop_s,
         "hard_stop_wall": there + hard_stop_s,
-        "save_s": save_s(plan.parameters),
+        "save_s": save_s(plan),
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }
+
+
+def secrets_of(context: Context) -> dict[str, str]:
+    """The values of --secret; SetupError where one is not to be had any more."""
+    names = context.plan.command.secrets if context.plan.command else ()
+    return {name: require_secret(name).reveal() for name in names}
 
 
 def _lingering(state: RunState, context: Context) -> dict[str, Any]:
@@ -82,15 +90,17 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
     """
     hours_s = context.plan.lease.hours_s
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
-    soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan.parameters))
+    soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan))
     return (soft_stop_s if hours_s is None else min(soft_stop_s, hours_s)), hard_stop_s
 
 
 def command_of(plan: Plan) -> list[str]:
-    """The trainer, in the processes of the plan, with no more on each card at once than the plan found room for.
+    """What runs: the user's command, or the trainer in the processes of the plan, with what the plan found room for.
 
     It would find that out by itself, on paid time: by running out of memory, perhaps after it has compiled.
     """
+    if plan.command:
+        return ["{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json"]
     program = ["trainer.launch", f"--processes={plan.processes}"] if plan.processes > 1 else ["trainer.train"]
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     fits = plan.estimate.micro_batch
@@ -101,7 +111,9 @@ def command_of(plan: Plan) -> list[str]:
 
 
 def surroundings_of(plan: Plan, cpus: int) -> dict[str, str]:
-    """The variables that the trainer needs beside the machine's own."""
+    """The variables that the job needs beside the machine's own."""
+    if plan.command:
+        return {"PYTHONUNBUFFERED": "1", **plan.command.env}
     variables = {"PYTHONUNBUFFERED": "1"}
     if plan.processes > 1:
         # torchrun would give each process one thread, whatever there is.
@@ -168,10 +180,10 @@ class Pushing:
             self.folder,
             run=plan.run,
             key=key,
-            slot_bytes=slot_bytes_for(CHECKPOINT_BYTES * plan.parameters),
+            slot_bytes=slot_bytes_for(plan.checkpoint_bytes),
             seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
             most_bytes=most_bytes,
-            steps=int(plan.resolved["train"]["steps"]),
+            steps=max(1, plan.steps),
         )
         self._far.let_push(order)
         self._next_mono = self._context.clock.monotonic() + (BRIEF_S if bucket.has_session else FRESH_S)

@@ -10,7 +10,7 @@ import json
 import logging
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event as Flag
 from threading import Thread
@@ -47,15 +47,36 @@ class _Stay(HTTPRedirectHandler):
         return None
 
 
+class Noticed:
+    """Which notices a run's records call for, each once; `seen` of them were there before anybody listened."""
+
+    def __init__(self, folder: RunFolder, seen: int) -> None:
+        self._folder, self._seen = folder, seen
+        self._told: set[str] = set()
+
+    def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
+        """Of all records until now: the notice's word, its message, and what was spent in micro-dollars."""
+        screen = Screen(plan_of(self._folder, records)[0])
+        screen.update(records, (), ())
+        spent, cap = screen.spent(now_wall), screen.plan.cap_micros
+        new, self._seen = records[self._seen :], len(records)
+        found = [(_kind(record), tell_record(record)) for record in new if record.event in _TOLD]
+        if cap and spent >= SPENT_SHARE * cap:
+            found.insert(0, ("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent"))
+        for notice, message in found:
+            if notice not in self._told:
+                self._told.add(notice)
+                yield notice, message, spent
+
+
 class Notices:
     """What is sent about one run, from now on."""
 
     def __init__(self, folder: RunFolder, clock: Clock, settings: Mapping[str, Setting]) -> None:
         self._folder, self._clock = folder, clock
         self._url, self._program = settings["notify.url"].value, settings["notify.exec"].value
-        self._sent: set[str] = set()
-        self._not_gone = ""
-        self._seen = len(read_journal(folder.journal).records) if self.are_wanted else 0
+        self._not_gone = self._not_gone_sent = ""
+        self._noticed = Noticed(folder, len(read_journal(folder.journal).records) if self.are_wanted else 0)
 
     @property
     def are_wanted(self) -> bool:
@@ -83,31 +104,21 @@ class Notices:
 
     def look(self) -> None:
         """Send what is new in the journal, and that most of the cap is spent."""
-        records = read_journal(self._folder.journal).records
-        screen = Screen(plan_of(self._folder, records)[0])
-        screen.update(records, (), ())
-        spent, cap = screen.spent(self._clock.wall()), screen.plan.cap_micros
-        new, self._seen = records[self._seen :], len(records)
-        if cap and spent >= SPENT_SHARE * cap:
-            self._send("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent", spent)
-        for record in new:
-            if record.event in _TOLD:
-                self._send(_kind(record), tell_record(record), spent)
+        for told in self._noticed.news(read_journal(self._folder.journal).records, self._clock.wall()):
+            self._send(*told)
 
     def _follow(self, over: Flag) -> None:
         is_last = False
         while not is_last:
             is_last = over.wait(LOOK_S)
-            if self._not_gone:
+            if self._not_gone and not self._not_gone_sent:
+                self._not_gone_sent = self._not_gone
                 self._send("may be billing", self._not_gone, None)
             with suppress(GpurunError, OSError):  # The journal is judged by who drives the run.
                 self.look()
 
     def _send(self, notice: str, message: str, spent_micros: int | None) -> None:
-        """Send one notice once, wherever it is wanted."""
-        if notice in self._sent or not self.are_wanted:
-            return
-        self._sent.add(notice)
+        """Send one notice wherever it is wanted."""
         run = self._folder.name
         told = {"v": 1, "run": run, "notice": notice, "message": message, "spent_micros": spent_micros}
         body = json.dumps(told).encode()

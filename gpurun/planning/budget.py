@@ -61,15 +61,15 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
     return max(wanted_gb, terms_of(provider).least_disk_gb)
 
 
-def beside_rate(offer: Offer, parameters: int, disk_gb: int) -> tuple[Micros, Micros]:
+def beside_rate(offer: Offer, checkpoint_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
     """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
-    load = load_home(parameters, disk_gb)
+    load = load_home(checkpoint_bytes, disk_gb)
     return _beside_hourly(offer, load), _egress(offer, load)
 
 
-def rental_cost(offer: Offer, seconds: float, parameters: int, disk_gb: int) -> Micros:
+def rental_cost(offer: Offer, seconds: float, checkpoint_bytes: int, disk_gb: int) -> Micros:
     """What a rental of so many seconds costs, with all that is beside its rate."""
-    return _cost(offer, seconds, load_home(parameters, disk_gb))
+    return _cost(offer, seconds, load_home(checkpoint_bytes, disk_gb))
 
 
 def expected_train_s(guess: Estimate) -> float:

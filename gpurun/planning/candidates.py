@@ -62,7 +62,7 @@ def quote(
     load, notes = load_for(request, full, data, uplink)
     load = replace(load, setup_s=setup_limit_s(full.tables, request.choices, is_rented=True))
     try:
-        offers = catalogued(request, need) if market is None else _live(market, need)
+        offers = catalogued(request, need) if market is None else on_sale(market, need)
     except NoOffer as none:
         if not is_shown or request.gpu is not None or not others(request, need, on_cpu=_on_cpu(full)):
             raise
@@ -78,8 +78,8 @@ def quote(
         data_sha256=data.sha256 if data else named_data(request),
     )
     if not request.choices.weak_lease:
-        found = tuple(sorted((_unless_weak(one) for one in found), key=lambda one: one.why_not.startswith(WEAK)))
-    notes = (*_price_notes(request, offers, market), *notes)
+        found = tuple(sorted((unless_weak(one) for one in found), key=lambda one: one.why_not.startswith(WEAK)))
+    notes = (*price_notes(request, offers, market), *notes)
     if market is None:
         return Quote(found, load, uplink, notes)
     silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
@@ -104,7 +104,7 @@ def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Pri
         data_sha256=named_data(request),
     )
     if not request.choices.weak_lease:
-        found = tuple(_unless_weak(one) for one in found)
+        found = tuple(unless_weak(one) for one in found)
     together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not.startswith(WEAK))
     note = f"Every offer of the catalogue is ranked; without --gpu, `train` takes the recipe's {need}."
     if quoted.asked is not None:
@@ -131,7 +131,7 @@ def is_weak(offer: Offer) -> bool:
     return offer.dies_by_itself.startswith("NO") and offer.provider != "ssh"
 
 
-def _unless_weak(candidate: Candidate) -> Candidate:
+def unless_weak(candidate: Candidate) -> Candidate:
     """The candidate; one that dies only by this laptop's hand may not be rented without being asked for.
 
     That comes first where the cap is too low for it as well: a higher cap alone would not do.
@@ -142,7 +142,7 @@ def _unless_weak(candidate: Candidate) -> Candidate:
     return candidate.model_copy(update={"lease": None, "finishes": False, "worst_micros": None, "why_not": why})
 
 
-def _price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
+def price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
     """Where the prices are from."""
     if market is None:
         note = f"Prices are from the {catalogue_words()}; the live price is what counts."
@@ -153,7 +153,7 @@ def _price_notes(request: Request, offers: Sequence[Offer], market: Market | Non
     return (read, *sorted(packaged))
 
 
-def _live(market: Market, need: GpuNeed) -> list[Offer]:
+def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
     """The market's offers; NoOffer when there is nothing, with what each silent provider said."""
     if market.offers:
         return list(market.offers)

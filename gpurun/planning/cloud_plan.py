@@ -50,7 +50,7 @@ def shown_plan(
     made = _on_every_offer(request, run, full, quoted, priors, data)
     if small := _small_disk(made, full):
         warnings.append(f"{small.what} `train` refuses that. {small.hint}")
-    return _warned(made, names, tuple(warnings))
+    return warned(made, names, tuple(warnings))
 
 
 def _on_every_offer(
@@ -95,7 +95,7 @@ def rented_plan(
     source = full.tables.data.source
     if request.data is None and source not in BUILT_IN and not public_shards(request, source):
         raise missing_shards(source, request.recipe_word)
-    names = _with_keys(request, home)
+    names = with_keys(request, home)
     priors, damage = load_priors(home)
     asked_mono, market = clock.monotonic(), _market(request, full, names, home, clock)
     paid_plan(request, run, full, quote(request, full, market, priors=priors))
@@ -107,7 +107,7 @@ def rented_plan(
         raise small
     until_wall = clock.wall() + made.lease.total_s + made.lease.kill_allowance_s
     ending = key_warning(market, made.offer.provider, until_wall)
-    return _warned(made, names, (*market.warnings, *ending, *([damage] if damage else [])))
+    return warned(made, names, (*market.warnings, *ending, *([damage] if damage else [])))
 
 
 def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
@@ -156,7 +156,7 @@ def _named(request: Request) -> list[str]:
     return [name for name in CLOUDS if not request.providers or name in request.providers]
 
 
-def _with_keys(request: Request, home: Home) -> list[str]:
+def with_keys(request: Request, home: Home) -> list[str]:
     """The clouds to rent from; SetupError when a named one, or every one, has no key."""
     ready = ready_providers(home)
     for name in request.providers:
@@ -180,7 +180,7 @@ def _market(request: Request, full: ResolvedRecipe, names: list[str], home: Home
     return live_offers(need_of(request, full), names, home, clock, request.choices)
 
 
-def _warned(plan: Plan, names: list[str], warnings: tuple[str, ...]) -> Plan:
+def warned(plan: Plan, names: list[str], warnings: tuple[str, ...]) -> Plan:
     """The plan, with these warnings, and one for each key that the environment sends elsewhere."""
     diverted = [
         f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."

@@ -44,10 +44,13 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
     The cap is not among it, nor is any consent. Where no provider is named, it is the same place, with the same image
     and set-up; `usual`, if it could be anywhere. UsageError when there is no such run, or nothing to go on from.
     """
-    run = _run(request.continues, home)
+    run = earlier_run(request.continues, home)
     plan = run.plan()
     if plan is None:
         raise _altered(run.folder.name, "The plan")
+    if plan.command:
+        what = f"{run.folder.name} ran a command of your own."
+        raise UsageError("continue.command", what, hint=f"gpurun run --from {run.folder.name}")
     asked = run.request() or Request(recipe=plan.recipe, providers=(plan.offer.provider,), choices=plan.choices)
     if plan.mode is Mode.REHEARSAL:
         hint = f"The whole run: gpurun train {asked.recipe_word}"
@@ -82,7 +85,7 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
 
     UsageError when the checkpoint is of another recipe, or has taken all steps.
     """
-    run = _run(request.continues, home)
+    run = earlier_run(request.continues, home)
     name, plan = run.folder.name, run.plan()
     if plan is None:
         raise _altered(name, "The plan")
@@ -113,7 +116,7 @@ def carried(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path)
     earlier = resolved.earlier
     if earlier is None:
         return data
-    run = _run(earlier.run, home)
+    run = earlier_run(earlier.run, home)
     plan, files = run.plan(), [one for one in run.files(*_KINDS) if one["step"] == earlier.step]
     if plan is None or plan.data.sha256 != data.sha256:
         where = shlex.quote(plan.data.folder) if plan and os.path.isdir(plan.data.folder) else ""
@@ -179,7 +182,7 @@ def _set_back(before: Mapping[str, Any], changed: list[str]) -> str:
     return f"As they were: {' '.join(flags)}. Or begin" if flags else "Begin"
 
 
-def _run(wanted: str, home: Home) -> VerifiedRun:
+def earlier_run(wanted: str, home: Home) -> VerifiedRun:
     """The run that is meant, with its receipt."""
     name = find_run(home, wanted)
     if look(home, name).unfinished:

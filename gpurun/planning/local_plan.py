@@ -24,7 +24,7 @@ from gpurun.planning.requirements import setup_limit_s
 from gpurun.planning.transfer import load_for
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.ssh import SshBox, SshProvider
-from gpurun.providers.ssh_login import parse_host
+from gpurun.providers.ssh_login import Login, parse_host
 from gpurun.view.number_format import format_duration
 
 
@@ -70,6 +70,15 @@ def box_plan(
 
     Its price is the user's word. What it does not do now it would not do in a run either: that is a SetupError.
     """
+    offer, login = box_offer(request, need_of(request, resolved), home, clock)
+    settled, told = reached(request, login, home, clock)
+    data = shards_of(request, run, resolved, home, say)
+    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
+    return plan.told(*told, warnings=box_warnings(offer)).model_copy(update={"box": settled})
+
+
+def box_offer(request: Request, need: GpuNeed, home: Home, clock: Clock) -> tuple[Offer, Login]:
+    """The box that --host names as an offer, at the user's price, and how it is logged in to."""
     if not request.host:
         hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
         raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
@@ -77,17 +86,16 @@ def box_plan(
     rate = request.price_micros_per_hour or usd(0)
     if rate and request.max_cost_micros is None:
         raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
-    box = SshBox(login.host, login.port, login.user, rate, need_of(request, resolved))
+    box = SshBox(login.host, login.port, login.user, rate, need)
     # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
     known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)
-    offer = SshProvider(home, clock, box).offers(box.need, known)[0]
-    settled, told = reached(request, login, home, clock)
-    data = shards_of(request, run, resolved, home, say)
-    warnings = ["To shut the box down is yours; nothing here can."]
-    if not rate:
-        warnings.append("No --price-per-hour was given: it is counted as free, and no cap holds.")
-    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
-    return plan.told(*told, warnings=warnings).model_copy(update={"box": settled})
+    return SshProvider(home, clock, box).offers(box.need, known)[0], login
+
+
+def box_warnings(offer: Offer) -> list[str]:
+    """What a person should know who trains on a box of their own."""
+    unpriced = "No --price-per-hour was given: it is counted as free, and no cap holds."
+    return ["To shut the box down is yours; nothing here can.", *([] if offer.rate_micros_per_hour else [unpriced])]
 
 
 def _plan_on(

@@ -129,7 +129,7 @@ def _planned(
 
     _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
-    if (small := small_memory(plan, here)) and not _has_cuda():
+    if (small := small_memory(plan, here)) and not has_cuda():
         raise small
     return with_bundle(plan.model_copy(update={"candidates": offered}).told(*notes), clock)
 
@@ -167,7 +167,7 @@ def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Cand
 def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """The recipe as this machine trains it, and what should be said about that."""
     hardware = hardware_of(recipe, request.overrides)
-    if _has_cuda() or hardware.on_cpu == "as_written":
+    if has_cuda() or hardware.on_cpu == "as_written":
         return resolve(recipe, "full", request.overrides, _processes(request)), ()
     if hardware.on_cpu == "refuse":
         raise UsageError(
@@ -213,7 +213,7 @@ def _processes(request: Request) -> int | None:
     return max(1, request.gpu.count) if request.gpu else None
 
 
-def _has_cuda() -> bool:
+def has_cuda() -> bool:
     """Whether an NVIDIA driver answers; torch is the trainer's to import, not ours."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -239,12 +239,13 @@ def with_bundle(plan: Plan, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
     from gpurun.planning.compile_cache import warm_notes
     from gpurun.planning.staging import with_stage
-    from gpurun.planning.upload_list import modules_of, surveyed
+    from gpurun.planning.upload_list import modules_of, surveyed, work_digest
 
     trainer = bundle_root() / "trainer"
     seen = surveyed(plan, trainer)
     seen.demand_clean()
     modules = {name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()}
-    update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest_of(modules)}
+    bundle = work_digest(plan) if plan.command else digest_of(modules)
+    update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": bundle}
     update["notes"] = (*plan.notes, *warm_notes(plan, seen.files))
     return with_stage(plan.model_copy(update=update), seen, clock)

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
-from gpurun.core.run_plan import Mode, Plan, StagePlan
+from gpurun.core.run_plan import Mode, Plan
+from gpurun.core.stage_plan import StagePlan
 from gpurun.planning.transfer import BUCKET_BITS_PER_S, advice, aws_bill, early_bytes
 from gpurun.remote.archive import PackedFile, Survey
 from gpurun.remote.s3.address import parse_address
@@ -108,7 +109,7 @@ def _warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
     if stage.is_of_aws and plan.offer.provider == "aws" and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
         warnings.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
-    pushed = early_bytes(plan.offer.provider, plan.parameters)
+    pushed = early_bytes(plan)
     if pushed and not stage.is_beside(plan.offer):
         what = f"What leaves the machine for the bucket is charged, so it pushes {format_bytes(pushed)} at most"
         warnings.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
+from gpurun.core.job import Command
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
-from gpurun.core.run_plan import DataSummary, Plan, Request, Uplink
+from gpurun.core.run_plan import CHECKPOINT_BYTES, DataSummary, Plan, Request, Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, demand_public_name
 from gpurun.planning.catalog import terms_of
@@ -30,8 +31,8 @@ SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
 SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
 SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
-CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
+PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # What a command has left is linked and read once.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
 SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
@@ -78,12 +79,13 @@ def download_s(public_bytes: int) -> float:
 
 def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
     """The load of a recipe: what is shipped, and the two checkpoints that come home."""
-    return load_home(parameters_of(recipe.tables.model, vocab_size), recipe.tables.hardware.disk_gb, ship_bytes)
+    parameters = parameters_of(recipe.tables.model, vocab_size)
+    return load_home(CHECKPOINT_BYTES * parameters, recipe.tables.hardware.disk_gb, ship_bytes)
 
 
-def load_home(parameters: int, disk_gb: int, ship_bytes: int = 0) -> Load:
-    """What is stored and comes home of a model, whatever was shipped."""
-    return Load(ship_bytes, KEPT_CHECKPOINTS * CHECKPOINT_BYTES * parameters, disk_gb)
+def load_home(checkpoint_bytes: int, disk_gb: int, ship_bytes: int = 0) -> Load:
+    """What is stored and comes home: two checkpoints, whatever was shipped."""
+    return Load(ship_bytes, KEPT_CHECKPOINTS * checkpoint_bytes, disk_gb)
 
 
 def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
@@ -95,13 +97,15 @@ def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 
     return ceil(needed / 2**30)
 
 
-def early_bytes(provider: str, parameters: int) -> int | None:
+def early_bytes(plan: Plan) -> int | None:
     """How much may come home before the end, as the plan has paid for it; None where the provider charges nothing."""
-    return EARLY_CHECKPOINTS * CHECKPOINT_BYTES * parameters if terms_of(provider).egress_per_gb else None
+    return EARLY_CHECKPOINTS * plan.checkpoint_bytes if terms_of(plan.offer.provider).egress_per_gb else None
 
 
 def most_bytes(plan: Plan, kind: str) -> int | None:
     """The most that one file of a kind can weigh of the planned model, twice over; None where the plan has no model."""
+    if plan.command:
+        return plan.disk_gb << 30
     if not plan.parameters:
         return None
     tokens = int(plan.resolved.get("sample", {}).get("tokens", 0))
@@ -113,9 +117,16 @@ def most_bytes(plan: Plan, kind: str) -> int | None:
     }.get(kind, SLACK_BYTES)
 
 
-def save_s(parameters: int) -> int:
-    """How long the trainer is given to end its step and save a checkpoint of so many parameters."""
-    return SAVE_START_S + int(CHECKPOINT_BYTES * parameters / SAVE_BYTES_PER_S)
+def save_s(plan: Plan) -> int:
+    """How long what runs is given to save and end: the trainer for a checkpoint, a command as the user says."""
+    if plan.command:
+        return command_save_s(plan.command)
+    return SAVE_START_S + int(plan.checkpoint_bytes / SAVE_BYTES_PER_S)
+
+
+def command_save_s(command: Command) -> int:
+    """How long a command has to end, and its runner to find the digests of what it has left."""
+    return command.grace_s + PUBLISH_START_S + int(command.output_bytes / DIGEST_BYTES_PER_S)
 
 
 BYTES_PER_TOKEN = 2

@@ -113,6 +113,10 @@ class FarSide:
         self._put("job.json", canonical(dict(job)))
         return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
 
+    def hand_secrets(self, secrets: Mapping[str, str]) -> None:
+        """Leave the values of --secret for the job that is started next."""
+        self.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
+
     def _agent_amiss(self) -> str:
         """What is said where the agent is not as it is here; nothing where it is."""
         reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)

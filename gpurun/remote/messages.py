@@ -21,7 +21,8 @@ Wall = Annotated[float, Field(ge=0, le=1e12)]
 Text = Annotated[str, Field(max_length=500)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-_PART = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_PART = re.compile(r"[A-Za-z0-9._=+@,-]{1,80}")
+_MOST_PARTS = 9
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
@@ -138,6 +139,15 @@ class GpuNow(_Said):
     watts: Count | None
 
 
+class GpuTally(_Said):
+    """How often the cards were looked at while the job ran: at work, held by a process of the job, with most memory."""
+
+    looks: Count
+    busy: Count
+    own: Count
+    most_mib: Count
+
+
 class Status(_Said):
     """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock."""
 
@@ -152,6 +162,7 @@ class Status(_Said):
     soft_stop_wall: Wall | None
     hard_stop_wall: Wall | None
     gpus: Annotated[tuple[GpuNow, ...], FailFast(), Field(max_length=64)] = ()
+    gpu_tally: GpuTally | None = None
 
 
 class Piece(_Said):
@@ -225,7 +236,7 @@ class ManifestFile(_Said):
     name: Text
     bytes: Count
     sha256: Sha256
-    kind: Literal["weights", "optimizer", "state", "sample", "compile_cache"]
+    kind: Literal["weights", "optimizer", "state", "sample", "compile_cache", "checkpoint", "output"]
     step: Count
 
 
@@ -286,7 +297,7 @@ def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
         if folded in taken:
             raise FarRefusal("bad_manifest", f"The instance's manifest names {file.name!r} twice.")
         taken.add(folded)
-    if any(name.partition("/")[0] in taken for name in taken if "/" in name):
+    if any(name[:end] in taken for name in taken for end in _slashes(name)):
         raise FarRefusal("bad_manifest", "The instance's manifest has a name that is a file and a folder.")
     if len({file.step for file in manifest.files if file.kind in ("weights", "optimizer", "state")}) > MOST_CHECKPOINTS:
         raise FarRefusal("bad_manifest", f"The instance's manifest has more than {MOST_CHECKPOINTS} checkpoints.")
@@ -298,10 +309,15 @@ def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
     return manifest
 
 
+def _slashes(name: str) -> list[int]:
+    """Where a name has its slashes."""
+    return [place for place, letter in enumerate(name) if letter == "/"]
+
+
 def check_name(name: str) -> tuple[str, ...]:
     """A far name as path parts that are harmless on every file system; FarRefusal `bad_manifest` otherwise."""
     parts = tuple(name.split("/"))
-    harmless = len(parts) <= 2 and all(
+    harmless = len(parts) <= _MOST_PARTS and all(
         _PART.fullmatch(part) and part[0] != "." and part[-1] != "." and not _DEVICE.fullmatch(part) for part in parts
     )
     if not harmless:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["candidates_table", "death"]
 
 MOST_ROWS = 10
-_COLUMNS = (
+_COLUMNS: tuple[Column, ...] = (
     Column(""),
     Column("Provider", leaves=3),
     Column("GPU", least=14),
@@ -36,6 +36,8 @@ _COLUMNS = (
     Column("gets to", right=True, leaves=10),
     Column("dies by", leaves=5),
 )
+_OF_COMMANDS = ("", "Provider", "GPU", "Region", "$/h", "time", "boot", "dies by")
+"""The columns of which something is known where a command of the user's own is to run."""
 _LEGEND = {
     "fit": "fit: sequences at once on a GPU (or CPU) / GiB that this takes",
     "slow $": "slow $: where training takes the long end of its range",
@@ -79,10 +81,12 @@ def candidates_table(
     chosen: Offer | None = None,
     cap: Micros | None = None,
     every: bool = False,
+    lasts: bool = False,
 ) -> list[Line]:
     """One row a card and price, in the order given, the chosen one marked; beneath, what the columns mean.
 
-    Without `every` at most ten rows, of what may be rented; how many more there are, and why, stands beneath.
+    With `lasts` nobody knows how long the job takes, and the time is how long it may. Without `every` at most ten rows,
+    of what may be rented; how many more there are, and why, stands beneath.
     """
     groups: dict[tuple[object, ...], list[Candidate]] = {}
     for one in candidates:
@@ -90,7 +94,11 @@ def candidates_table(
         groups.setdefault((offer.provider, offer.label, offer.tier, offer.rate_micros_per_hour), []).append(one)
     ours = next((group for group in groups.values() if chosen in [one.offer for one in group]), None)
     shown = list(groups.values()) if every else _best(list(groups.values()), ours)
-    lines = table(_COLUMNS, [_row(group, chosen if group is ours else None) for group in shown], style)
+    columns, rows = _COLUMNS, [_row(group, chosen if group is ours else None, lasts=lasts) for group in shown]
+    if lasts:
+        kept = [place for place, column in enumerate(_COLUMNS) if column.title in _OF_COMMANDS]
+        columns, rows = tuple(_COLUMNS[place] for place in kept), [[row[place] for place in kept] for row in rows]
+    lines = table(columns, rows, style)
     hidden = [group[0] for group in groups.values() if group not in shown]
     told = [f"{len(hidden)} more ({_why(hidden)}): plan --all."] if hidden else []
     if cap is not None:
@@ -126,7 +134,7 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
     return "; ".join(said) + "."
 
 
-def _row(group: Sequence[Candidate], chosen: Offer | None) -> list[Cell]:
+def _row(group: Sequence[Candidate], chosen: Offer | None, *, lasts: bool = False) -> list[Cell]:
     """The first of those at one price, or the chosen one, and in how many other regions there are more."""
     candidate = next((one for one in group if one.offer == chosen), group[0])
     offer, estimate = candidate.offer, candidate.estimate
@@ -140,13 +148,20 @@ def _row(group: Sequence[Candidate], chosen: Offer | None) -> list[Cell]:
         Span(_bare(offer.rate_micros_per_hour), look),
         Span(_fit(offer, estimate), look),
         Span(_speed(estimate), look),
-        Span(UNKNOWN if estimate.likely_s is None else format_duration(estimate.likely_s), look),
+        Span(_time(candidate, lasts=lasts), look),
         Span(_bare(candidate.expected_micros), look),
         Span(_bare(candidate.slow_micros), look),
         Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
         Span(_reach(candidate), look),
         _last(candidate),
     ]
+
+
+def _time(candidate: Candidate, *, lasts: bool) -> str:
+    """How long it is likely to take, or how long it may."""
+    longest = candidate.lease.train_s if candidate.lease else None
+    seconds = longest if lasts else candidate.estimate.likely_s
+    return UNKNOWN if seconds is None else format_duration(seconds)
 
 
 def _last(candidate: Candidate) -> Span:

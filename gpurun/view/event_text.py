@@ -227,7 +227,10 @@ def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
         case Alert():
             return f"{at}  warning {event.code}: {_line(event.message)}"
         case Stop():
-            return f"{at}  trainer stopped: {event.reason} {_line(event.message)}".rstrip()
+            return f"{at}  stopped: {event.reason} {_line(event.message)}".rstrip()
+    if event.kind == "output":
+        name, size = _text(event.said, "name", "a file"), whole(event.said.get("bytes"))
+        return f"{at}  output {_line(name)} ({format_bytes(size or 0)}) is finished"
     return f"{at}  {event.kind}"
 
 
@@ -248,7 +251,8 @@ def metrics(event: Step, steps: int | None) -> str:
 
 
 def _start(event: Start) -> str:
-    parts = [f"device {event.device or 'unknown device'}" + (f" ({event.cuda_name})" if event.cuda_name else "")]
+    named = f" ({event.cuda_name})" if event.cuda_name else ""
+    parts = [f"device {event.device}{named}" if event.device else "started"]
     if event.parameters is not None:
         parts.append(f"{format_count(event.parameters)} parameters")
     if event.world_size is not None:

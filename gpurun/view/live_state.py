@@ -142,7 +142,7 @@ class Screen:
         """How many steps the trainer said it will do, else what the recipe says."""
         train: dict[str, Any] = self.plan.resolved.get("train", {})
         planned = train.get("steps")
-        told = self.start.steps if self.start is not None else None
+        told = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
         return told or (planned if isinstance(planned, int) else None)
 
     def silent_s(self, now: float) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.clock import local_minute
@@ -21,7 +23,9 @@ from gpurun.view.styled_text import Cell, Line, Span, hang, line, render
 from gpurun.view.table import fields
 
 if TYPE_CHECKING:
-    from gpurun.core.run_plan import Earlier, Plan, StagePlan
+    from gpurun.core.job import Command
+    from gpurun.core.run_plan import Earlier, Plan
+    from gpurun.core.stage_plan import StagePlan
 
 
 def plan_text(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> str:
@@ -34,7 +38,8 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
 
     With the wall time, the lease's end is shown as it would be if the answer came at once.
     """
-    lines = [line(), *fields([("Recipe", _recipe(plan)), ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
+    what = ("Command", _command(plan, plan.command)) if plan.command else ("Recipe", _recipe(plan))
+    lines = [line(), *fields([what, ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
     if plan.continues is not None:
         lines += fields([("From", _earlier(plan.continues))], style)
     if plan.lease.setup_s:
@@ -47,7 +52,8 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=plan.cap_micros, every=every)
+        cap, lasts = plan.cap_micros, plan.command is not None
+        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=cap, every=every, lasts=lasts)
         lines += [line(), *offers]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
     if plan.mode.value == "paid":
@@ -59,6 +65,17 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     for note in plan.notes:
         lines += hang(Span("·", "dim"), note, style)
     return [*lines, line()]
+
+
+def _command(plan: Plan, command: Command) -> list[Cell]:
+    """What runs there, in which environment, and what of it comes home."""
+    names = [*sorted(command.env), *(f"{name} (secret)" for name in sorted(command.secrets))]
+    parts: list[Cell] = [Span(shlex.join(command.words).replace("'{python}'", "python"), "title")]
+    if names:
+        parts.append(f"with {', '.join(names)}")
+    if command.checkpoints:
+        parts.append(f"checkpoints {command.checkpoints}")
+    return parts
 
 
 def _recipe(plan: Plan) -> list[Cell]:
@@ -83,6 +100,9 @@ def _earlier(earlier: Earlier) -> list[Cell]:
 def _time(plan: Plan) -> list[Cell]:
     """How long training is expected to take, between what limits, and what that rests on."""
     guess = plan.estimate
+    if plan.command:
+        longest = plan.lease.hours_s or plan.lease.train_s
+        return ["no estimate", f"it may run {format_duration(min(longest, plan.lease.train_s))}, and then is stopped"]
     if guess.train_s is None or guess.likely_s is None:
         return ["speed unknown: it trains until its steps are done or the --hours are over"]
     low, high = (format_duration(seconds) for seconds in guess.train_s)
@@ -92,6 +112,10 @@ def _time(plan: Plan) -> list[Cell]:
 
 def _ship(plan: Plan) -> list[Cell]:
     data = plan.data
+    if plan.command:
+        size = f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}"
+        digest = f"folder {short_hash(plan.bundle_sha256)}"
+        return [Path(plan.command.folder).name or "no folder", size, *_sending(plan), digest]
     parts: list[Cell] = [f"{data.source}, {data.tokenizer}"]
     if data.train_tokens:
         parts = [data.source, f"{format_count(data.train_tokens)} tokens ({data.tokenizer})"]
@@ -151,6 +175,8 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if plan.cap_micros is not None:
         left = left_of(plan.cap_micros, plan.worst_micros)
         worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
+    if plan.command:
+        return [("Worst case", worst)]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
 
 
@@ -176,9 +202,10 @@ def _trust(plan: Plan) -> list[Cell]:
     key = (
         f"host key: {plan.box.trusted}" if plan.box else "host key made here, there before boot, the only one accepted"
     )
+    named = [f"your {name}" for name in plan.command.secrets] if plan.command else []
     guard = ["the guard key, from its launch on"] if plan.choices.guard and plan.offer.provider == "lambda" else []
     urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
-    secrets = " and ".join(guard + urls)
+    secrets = " and ".join(guard + urls + named)
     told = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
     end = death(plan.offer)
     return [key, told, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]

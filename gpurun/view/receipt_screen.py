@@ -6,6 +6,7 @@ Unknown stays unknown: what nobody measured is left out or called unknown, never
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import datetime
 from typing import Any
 
@@ -98,11 +99,12 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
     proofs = told["teardown"]["evidence"]
     evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
     chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
-    trained = [_hashed("trainer", digests["trainer"]), _hashed("data", digests["data"])]
+    is_command = "command" in told["asked"]
+    trained = [_hashed("folder" if is_command else "trainer", digests["trainer"]), _hashed("data", digests["data"])]
     files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in checkpoint_files(told)]
     incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
     return [
-        ("Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
+        ("Command" if is_command else "Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
         ("Shipped", [*trained, f"by gpurun {told['gpurun']['version']}"]),
         ("Sent", _sent(told)),
         ("Instance", [_instance(told["instance"])]),
@@ -111,6 +113,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
         ("Runtime", _runtime(told)),
         ("Paid time", _phases(told["runtime"])),
         ("In training", _in_training(told["runtime"])),
+        ("GPU", _gpu_use(told)),
         ("Cost", _cost(told)),
         ("Result", [Span(_result(told), "title")]),
         ("Checkpoints", files),
@@ -157,7 +160,18 @@ def _recipe(told: Predicate) -> str:
     before = asked.get("continues")
     of = f" of {before['steps']}" if before and "steps" in before else ""
     since = f", from {before['run']} after step {before['step']}{of}" if before else ""
+    if "command" in asked:
+        return f"{shlex.join(asked['command']['argv'])}{since}"
     return f"{asked['recipe']} ({asked['form']}{since})"
+
+
+def _gpu_use(told: Predicate) -> list[Cell]:
+    """How often the machine's agent saw the cards at work."""
+    seen = told["training"].get("gpu_use")
+    if seen is None:
+        return []
+    own = f", {seen['own']} by a process of this run" if seen["own"] else ""
+    return [f"at work in {seen['busy']} of {seen['looks']} looks{own}", f"{seen['most_mib'] / 1024:.1f} GiB at most"]
 
 
 def _sent(told: Predicate) -> list[Cell]:
@@ -261,6 +275,8 @@ def _best_val(told: Predicate, loss: float) -> str:
     """The lowest loss of all evaluations; another is the best checkpoint's where that evaluation lay between two."""
     kept = told["checkpoint"]["best"]
     step, kept_loss = (kept.get("step"), kept.get("val_loss")) if isinstance(kept, dict) else (None, None)
+    if "command" in told["asked"]:  # Nobody knows which of its outputs had that loss.
+        return f"best val {loss:.4f}"
     files = told["checkpoint"]["files"]
     is_kept, is_home = kept_loss == loss, any((one["kind"], one["step"]) == ("weights", step) for one in files)
     # A run that went on from another has that one's best checkpoint, which may be the better one.
@@ -330,7 +346,7 @@ def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
     proofs = told["teardown"]["evidence"]
     digests = (
         ("Recipe sha256", told["digests"]["recipe"]),
-        ("Trainer sha256", told["digests"]["trainer"]),
+        ("Folder sha256" if "command" in told["asked"] else "Trainer sha256", told["digests"]["trainer"]),
         ("Data sha256", told["digests"]["data"]),
         ("Evidence sha256", proofs[-1]["evidence_sha256"] if proofs else ""),
         ("Receipt sha256", receipt.sha256),

@@ -11,7 +11,8 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.run_plan import Plan, StagePlan
+from gpurun.core.run_plan import Plan
+from gpurun.core.stage_plan import StagePlan
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.job_spec import Pushing
@@ -54,7 +55,7 @@ def test_a_bucket_elsewhere_gets_what_the_plan_pays_for_and_nothing_more_leaves_
     own: Home, s3: S3Emulator, bucket: dict[str, str]
 ) -> None:
     order, folder, plan = order_of(own, provider="aws", **bucket)
-    assert order["most_bytes"] == early_bytes("aws", plan.parameters)
+    assert order["most_bytes"] == early_bytes(plan)
     assert order["steps"] == plan.resolved["train"]["steps"]
     assert not EgressBudget.of(folder, plan).take([FILE]), "it would leave twice"
 

@@ -40,7 +40,7 @@ def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) ->
 
 
 def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
     assert planned_here(tmp_path).form == "rehearsal"
     assert planned_here(tmp_path, "hardware.on_cpu=as_written").form == "full"
     with pytest.raises(GpurunError, match="has no CUDA device"):
@@ -54,7 +54,7 @@ LONG = ("schedule.warmup_steps=501", "rehearsal.train.steps=502")
 def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
     assert planned_here(tmp_path, *LONG).form == "rehearsal"
     rented = Request(recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("cpu"), overrides=LONG)
     home = Home(tmp_path)
@@ -64,7 +64,7 @@ def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
     rehearsed = r"mini-gpt \(rehearsal\) with --set: schedule\.warmup_steps 150 is more than train\.steps 120"
     with pytest.raises(UsageError, match=rehearsed):
         planned_here(tmp_path, "schedule.warmup_steps=150")
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: True)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: True)
     assert planned_here(tmp_path, "schedule.warmup_steps=150").form == "full"
     with pytest.raises(UsageError, match=r"mini-gpt \(full form\) with --set: .* 501 is more than train\.steps 500"):
         planned_here(tmp_path, *LONG)
@@ -74,7 +74,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
     huge = ("model.layers=64", "model.width=16384")
     with pytest.raises(UsageError, match=r"takes at least 3[0-9,.]+ GiB of memory here, and this") as refused:
         planned_here(tmp_path, *huge)
@@ -82,7 +82,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
     with pytest.raises(UsageError, match=r"at least 0\.0 GiB"):
         planned_here(tmp_path)
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: True)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: True)
     assert planned_here(tmp_path, *huge).form == "full", "on a GPU its memory counts, which is not known here"
 
 
@@ -130,7 +130,7 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, is_told: bool
 ) -> None:
     """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
     lines = [f"{number:02} quick brown foxes jump over a lazy dog.\n" for number in range(100)]
     (tmp_path / "text.txt").write_text("".join(lines))
     plan = make_plan(
@@ -238,7 +238,7 @@ def rented(
         return Market(tuple(one for one in offers_for(need) if one.provider == provider), (), 0.0, (provider,))
 
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", live)
-    monkeypatch.setattr(cloud_plan, "_with_keys", lambda request, home: [provider])
+    monkeypatch.setattr(cloud_plan, "with_keys", lambda request, home: [provider])
     request = Request(recipe="mini-gpt", providers=(provider,), max_cost_micros=usd(50), gpu=parse_gpu("1xA100"),
                       overrides=("data.limit_mb=1", *overrides), choices=Choices(weak_lease=True))  # fmt: skip
     home = Home(tmp_path).prepare()

@@ -384,7 +384,7 @@ def test_without_data_the_machine_downloads_the_recipes_shards_and_the_headline_
 def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_save_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
     asked = {"recipe": "gpt2-124m-owt", "gpu": parse_gpu("8xA100"), "dry_run": True}
     told = " ".join(planned(tmp_path, "25", **asked, uplink_mbit=None).notes)
     assert "They are counted as sent from here (20 Mbit/s, assumed), in 2 h 01 m." in told
@@ -488,7 +488,7 @@ def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_w
 def test_where_nothing_fits_a_rehearsal_still_shows_what_comes_nearest_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.planning.planner._has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
     plan = planned(tmp_path, "5", gpu=parse_gpu("8xA100"), dry_run=True)
     told = plan_text(plan, Style(width=120))
     assert "None of them finishes under the cap of $5.00." in told
@@ -623,7 +623,7 @@ def test_the_limit_of_a_set_up_is_in_the_lease_and_the_worst_case_and_shown(tmp_
     )
     assert [one.lease.setup_s for one in (bare, usual, long)] == [0, 600, 1800]
     assert [one.lease.total_s - bare.lease.total_s for one in (usual, long)] == [600, 1800]
-    hourly = rental_cost(bare.offer, 3600, bare.parameters, 0) - rental_cost(bare.offer, 0, bare.parameters, 0)
+    hourly = rental_cost(bare.offer, 3600, 0, 0) - rental_cost(bare.offer, 0, 0, 0)
     assert long.worst_micros - bare.worst_micros >= hourly // 2
     for one in (*usual.candidates, *long.candidates):
         assert one.lease is None or one.lease.setup_s in (600, 1800)

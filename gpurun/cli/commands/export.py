@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun import __version__
-from gpurun.cli.options import Checkpoint, RunArgument
+from gpurun.cli.options import Checkpoint, RunArgument, Yes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
@@ -36,6 +36,10 @@ def export(
         str, typer.Option("--to", metavar="FORM", help="hf: transformers' form of a model; tensorboard: the curves.")
     ] = "hf",
     checkpoint: Checkpoint = "best",
+    push: Annotated[
+        str, typer.Option("--push", metavar="OWNER/NAME", help="Upload the model there, at the Hugging Face hub.")
+    ] = "",
+    yes: Yes = False,
 ) -> Result:
     """Write a run's checkpoint or curves for other tools, a model with a card of its receipt.
 
@@ -45,6 +49,13 @@ def export(
     from gpurun.cli.run_control import find
     from gpurun.cli.weights import ask_trainer, find_checkpoint
 
+    if push:
+        from gpurun.cli import hub_push
+
+        if to != "hf":
+            what = "Only a model in transformers' form is uploaded."
+            raise UsageError("export.push_form", what, hint="Leave --push out, or write --to hf.")
+        hub_push.demand_push(push)
     if to not in FORMS:
         raise UsageError("export.unknown_form", f"--to {to!r} is not known.", hint=f"There is: {', '.join(FORMS)}.")
     if folder is None and (run.startswith("@") or run in session.home.run_names()):
@@ -59,29 +70,26 @@ def export(
     figures = figures_of(session, sight, found.step)
     written = ask_trainer("trainer.export", found, str(place), limit_s=LIMIT_S, figures=figures).splitlines()
     data = {"run": sight.folder.name, "step": found.step, "folder": str(place), "files": written, "figures": figures}
-    return Result(data=data, text="\n".join(written))
+    after = ""
+    if push:
+        data["pushed"] = hub_push.push(session, place, push, yes=yes)
+        after = f"It is at {data['pushed']}"
+    return Result(data=data, text="\n".join(written), after=after)
 
 
 def _curves(session: Session, sight: Sight, place: Path) -> Result:
     """Write what was measured as TensorBoard reads it, each column of `load_run(...).metrics` a scalar."""
-    from gpurun.cli.notebook import COLUMNS, load_run
+    from gpurun.cli.curve_log import TensorBoardLog, figures_in
+    from gpurun.cli.notebook import load_run
     from gpurun.core.journal_records import Event
 
-    try:
-        from tensorboard.summary import Writer
-    except ImportError:
-        hint = "From the clone: pip install '.[tensorboard]'"
-        raise SetupError("export.no_tensorboard", "Curves for TensorBoard need its package.", hint=hint) from None
     if place.exists():
         raise UsageError("export.not_empty", f"{place} is there already.", hint="Name another folder, or remove it.")
     began = next((record.wall for record in sight.records if record.event is Event.TRAIN_STARTED), 0.0)
-    rows = load_run(sight.folder.name, session.home.root).rows
-    writer = Writer(str(place))
-    for row in rows:
-        for name in COLUMNS[1:]:
-            if (value := row[name]) is not None:
-                writer.add_scalar(name, value, int(row["step"] or 0), wall_time=began + (row["seconds"] or 0.0))
-    writer.close()
+    rows, log = load_run(sight.folder.name, session.home.root).rows, TensorBoardLog(place, began)
+    for name, value, row in figures_in(rows):
+        log.add(name, value, row)
+    log.close()
     data = {"run": sight.folder.name, "folder": str(place), "rows": len(rows)}
     return Result(data=data, text=f"Wrote {place}. See it: tensorboard --logdir {shlex.quote(str(place.parent))}")
 

@@ -42,7 +42,8 @@ def resume(
         name = sight.folder.name
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
         if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
-            text += f"\nTo train what it did not come to, in another rental: gpurun train --from {name}"
+            verb_of = "run" if sight.plan.command else "train"
+            text += f"\nTo train what it did not come to, in another rental: gpurun {verb_of} --from {name}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     if not here:
         demand_here(session, sight)

@@ -10,7 +10,6 @@ from gpurun.cli.options import REQUEST, Request, Yes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
-from gpurun.core.errors import Declined, UsageError
 
 if TYPE_CHECKING:
     from gpurun.core.run_plan import Plan
@@ -31,46 +30,17 @@ def train(
     detach: Annotated[bool, typer.Option("--detach", help="Return once the machine is ready.")] = False,
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
     on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
+    notify: Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)] = "",
+    program: Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)] = "",
 ) -> Result:
     """Rent a machine, train, download the checkpoints, prove the machine gone."""
-    from gpurun.cli.commands.plan import plan_run, run_name
-    from gpurun.cli.interrupts import Interrupts
-    from gpurun.cli.viewer import follow
-    from gpurun.cli.waiting import wait_until_ready
-    from gpurun.ledger.runs import open_run
-    from gpurun.lifecycle.supervisor import start_supervisor
+    from gpurun.cli.commands.plan import plan_run
+    from gpurun.cli.started_run import start_and_follow
 
-    on_interrupt = on_interrupt or session.settings["on_interrupt"].value
-    if on_interrupt not in ("ask", "detach", "stop"):
-        raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
-                         hint="Leave the flag out, or choose one of the three.")  # fmt: skip
-    with run_name(session, name) as run:
-        made = plan_run(session, request, run, need_data=True)
-        _show_and_ask(session, made, yes=yes)
-        # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
-        with Interrupts() as heard:
-            folder = open_run(session.home, request, made)
-            start_supervisor(folder, session.home, session.clock)
-            if detach:
-                return wait_until_ready(session, folder, on_interrupt, heard)
-            return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+    def planned(run: str) -> Plan:
+        return plan_run(session, request, run, need_data=True)
 
-
-def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
-    """Print the plan; where money can be spent, ask, or want both --yes and a cap."""
-    from gpurun.cli.commands.plan import shown
-    from gpurun.core.money import format_usd
-
-    if not session.json:
-        session.say(shown(session, plan))
-    if not plan.worst_micros:
-        return
-    if plan.cap_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
-    if yes:
-        return
-    this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)
-    others = f" ({most} if it has to be another offer)" if most != this else ""
-    question = f"Spend up to {this}{others}? [y/N]"
-    if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
+    return start_and_follow(
+        session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
+        program=program,
+    )  # fmt: skip

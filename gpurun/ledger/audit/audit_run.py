@@ -287,8 +287,14 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
     if opened["worst_micros"] != worst:
         yield "the run was not opened with the plan's worst_micros"
     before = plan.get("continues") or {}
-    if (opened.get("continues") or {}) != {key: before[key] for key in before if key in _EARLIER}:
+    # How many steps a command was to take nobody may have known: then the journal does not say it.
+    known = [key for key in before if key in _EARLIER and (key != "steps" or before[key])]
+    if (opened.get("continues") or {}) != {key: before[key] for key in known}:
         yield "the run was not opened with the checkpoint that its plan goes on from"
+    command = plan.get("command")
+    names = {"env": sorted(command["env"]), "secrets": sorted(command["secrets"])} if command else {}
+    if opened.get("command") != ({"argv": command["argv"], **names} if command else None):
+        yield "the run was not opened with the command of its plan"
     if opened["data_sha256"] != plan["data"]["sha256"]:
         yield "the run was not opened with the plan's data"
 

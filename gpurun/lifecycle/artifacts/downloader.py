@@ -257,7 +257,7 @@ class Background:
 
     def look(self, events: Iterable[TrainerEvent]) -> None:
         """Take in what the trainer has said since the last look."""
-        if any(isinstance(event, Checkpoint) for event in events):
+        if any(isinstance(event, Checkpoint) or event.kind == "output" for event in events):
             self._told.set()
 
     def _work(self) -> None:

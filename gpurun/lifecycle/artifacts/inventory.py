@@ -28,8 +28,9 @@ from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
 from gpurun.remote.resumable_file import forget_others
 
-# The files of a checkpoint. Without the state the weights are of little use; the optimiser is needed only to go on.
-RANK = {"state": 0, "weights": 1, "optimizer": 2}
+# The files of a checkpoint; a command's are of one kind. Without the state the weights are of little use; the
+# optimiser is needed only to go on.
+RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 _BUCKET = "bucket"
 
 
@@ -229,8 +230,8 @@ class EgressBudget:
     @classmethod
     def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
         """What a run's plan has paid for."""
-        limit_bytes = early_bytes(plan.offer.provider, plan.parameters)
-        return cls(folder, limit_bytes, int(plan.resolved["train"]["steps"]))
+        limit_bytes = early_bytes(plan)
+        return cls(folder, limit_bytes, max(1, plan.steps))
 
     def give_to_bucket(self) -> int | None:
         """What the machine may push where that is charged, too: all that is left of this, which is then spent.

@@ -17,7 +17,7 @@ from gpurun.planning.budget import rental_cost
 from gpurun.planning.catalog import card_names, rows_for
 from gpurun.planning.requirements import LEAST_TORCH
 from gpurun.providers.base import Provider, Unknown
-from gpurun.remote.messages import Facts
+from gpurun.remote.messages import Facts, Gpu
 
 STALE_S = 600.0
 # A card's own figure is some percent under the one it is sold by.
@@ -104,8 +104,7 @@ def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     """The refusal of a price, with the worst case that it would mean."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
-    disk_gb = int(plan.resolved["hardware"]["disk_gb"])
-    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.parameters, disk_gb)
+    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.checkpoint_bytes, plan.disk_gb)
     return NoOffer(
         "price.rose",
         f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",
@@ -118,18 +117,22 @@ def _card(gpu: str) -> str:
     return card_names().get(gpu, gpu)
 
 
-def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool) -> tuple[str, ...]:
+def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool = False) -> tuple[str, ...]:
     """Warnings about a machine that will do.
 
     Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
-    With `accept_cpu` a machine without a CUDA device will do.
+    With `accept_cpu` a machine without a CUDA device will do. What a command needs beside its cards is its own affair:
+    where nothing there has torch, the driver is asked for them.
     """
+    if is_command and not facts.torch.found:
+        cards = tuple(Gpu(name=card.name, memory_bytes=card.memory_bytes or 0) for card in facts.gpus)
+        facts = facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": cards})})
     better = f"Choose an image with torch {LEAST_TORCH} or newer and numpy: --image."
     if offer.provider == "ssh":
         better = (
             f"Install torch {LEAST_TORCH} or newer and numpy there, or name the Python that has them: --python PATH."
         )
-    warnings = _check_python(facts, better)
+    warnings = () if is_command else _check_python(facts, better)
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:

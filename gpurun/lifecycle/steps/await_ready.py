@@ -143,7 +143,9 @@ def _judged(facts: Facts, context: Context) -> Iterator[Note]:
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
     plan = context.plan
-    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu):
+    for warning in check_box(
+        facts, plan.offer, accept_cpu=plan.choices.accept_cpu, is_command=plan.command is not None
+    ):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 
 
@@ -156,7 +158,7 @@ def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
     """How long from now a machine may take to answer, before it is set up for so long; zero or less is one look."""
     offer, lease = context.plan.offer, context.plan.lease
     longest_s = max(lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
-    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan.parameters) + lease.collect_s
+    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan) + lease.collect_s
     return min(longest_s, context.seconds_left(state) - to_set_up_s - least_s)
 
 

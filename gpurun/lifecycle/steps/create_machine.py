@@ -230,12 +230,12 @@ def _their_wall(context: Context) -> float:
 
 def disk_gb_of(plan: Plan) -> int:
     """The disk that is ordered, as it was priced."""
-    return disk_gb_on(plan.offer.provider, int(plan.resolved["hardware"]["disk_gb"]))
+    return disk_gb_on(plan.offer.provider, plan.disk_gb)
 
 
 def _intent(order: Order, context: Context) -> dict[str, object]:
     plan = context.plan
-    hourly, once_only = beside_rate(plan.offer, plan.parameters, order.disk_gb)
+    hourly, once_only = beside_rate(plan.offer, plan.checkpoint_bytes, order.disk_gb)
     return {
         "attempt": order.attempt,
         "token": order.token,

@@ -40,7 +40,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
     seen = surveyed(context.plan, context.trainer)
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
-    _check_room(seen.total_bytes, state, disk_gb=int(context.plan.resolved["hardware"]["disk_gb"]))
+    _check_room(seen.total_bytes, state, disk_gb=context.plan.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.

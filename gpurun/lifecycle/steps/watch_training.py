@@ -17,6 +17,7 @@ from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros, format_rate
 from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
@@ -24,7 +25,7 @@ from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
 from gpurun.lifecycle.connect import LONGEST_TRY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.terminate import once
-from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of
+from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter
 from gpurun.planning.transfer import save_s
@@ -74,6 +75,8 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: dict[str, object] = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
     yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
+    if secrets := secrets_of(context):
+        patience.until_done(lambda: far.hand_secrets(secrets))
     started = patience.until_done(lambda: far.start(job))
     told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
     yield Event.TRAIN_STARTED, {**told, **place}
@@ -149,7 +152,9 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             continue
         yield from rating.notes(state)
         if poll.status.state == "exited":
-            yield Event.TRAIN_OBSERVED, _outcome(poll.status, context)
+            tally = poll.status.gpu_tally
+            seen = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
+            yield Event.TRAIN_OBSERVED, {**_outcome(poll.status, context), **seen}
             return
         if hearing.is_silent():
             yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
@@ -192,6 +197,8 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
         outcome = "stopped" if reason else "failed"
+    if reason == "lease" and context.plan.command and context.plan.mode is Mode.REHEARSAL:
+        return {**_failed(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
     if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
         return _failed(status, "signal", NOT_OURS["signal"])
     told = (last.message if last else "") or _seen(status)
@@ -242,7 +249,7 @@ class Hearing:
         self._clock, self._beat = context.clock, 0.0
         self._asked_mono = self._beat_mono = self._clock.monotonic()
         self._refused_mono = self._refused_last_mono = float("-inf")
-        self._last_step = int(context.plan.resolved["train"]["steps"])
+        self._last_step = context.plan.steps or -1  # Of a command nobody may know it.
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
@@ -352,7 +359,7 @@ class Rating:
 def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:
     """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
     plan, lease = context.plan, context.plan.lease
-    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - save_s(plan.parameters))
+    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - save_s(plan))
     if lease.hours_s is not None:
         limit_s = min(limit_s, max(0.0, lease.hours_s - measured.elapsed_s))
     finishes = measured.left_s <= limit_s
@@ -382,4 +389,4 @@ def _cost(context: Context, seconds: float) -> Micros:
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    return rental_cost(offer, seconds, plan.parameters, int(plan.resolved["hardware"]["disk_gb"]))
+    return rental_cost(offer, seconds, plan.checkpoint_bytes, plan.disk_gb)

@@ -25,6 +25,7 @@ VERBS = {
     "settle": "finish_upload",
     "setup": "setup_process",
     "attend": "setup_process",
+    "secrets": "job_secrets",
     "start": "job_control",
     "keep": "watchdog",
     "poll": "job_status",

@@ -1,4 +1,4 @@
-"""What the cards do, as nvidia-smi tells it every few seconds; nothing where there is none."""
+"""What the cards do, as nvidia-smi tells it every few seconds, and whether the job is at work on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from gpurun.remote.agent.processes import environment
+from gpurun.remote.agent.processes import environment, trainers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ FIELDS = {
 class GpuUse:
     """Asks in a thread of its own: a card that fell off the bus may hold nvidia-smi, and must not hold the keeper."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        self.root = root
         self.seen: List[Json] = []
+        self.tally = {"looks": 0, "busy": 0, "own": 0, "most_mib": 0}
         self.seen_s = 0.0
         if shutil.which("nvidia-smi", path=environment().get("PATH")):
             threading.Thread(target=self.ask, daemon=True).start()
@@ -43,18 +45,29 @@ class GpuUse:
         """Ask for ever."""
         while True:
             self.seen, self.seen_s = ask_once(), time.monotonic()
+            self.count()
             time.sleep(EVERY_S)
+
+    def count(self) -> None:
+        """Add this look to the tally: whether a card was at work, and whether a process of the job held one."""
+        if not self.seen:
+            return
+        holders = {figure(row[0]) for row in query("compute-apps", ["pid"], TALK_S) or []}
+        self.tally["looks"] += 1
+        self.tally["busy"] += any(card["use_percent"] for card in self.seen)
+        self.tally["own"] += bool(holders & trainers(self.root))
+        self.tally["most_mib"] = max(self.tally["most_mib"], *(card["memory_mib"] or 0 for card in self.seen))
 
 
 def ask_once() -> List[Json]:
     """One entry a card; a figure that the card does not have is None."""
-    rows = query(list(FIELDS.values()), TALK_S) or []
+    rows = query("gpu", list(FIELDS.values()), TALK_S) or []
     return [{name: figure(row[place]) for place, name in enumerate(FIELDS)} for row in rows[:MOST_CARDS]]
 
 
-def query(fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
-    """These fields of each card, as nvidia-smi has them; None where there is none, or it does not answer."""
-    command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
+    """These fields of each card, or of what uses one; None where nvidia-smi is not there, or does not answer."""
+    command = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(
             command, env=environment(), stdin=subprocess.DEVNULL, timeout=limit_s,

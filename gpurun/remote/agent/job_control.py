@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import time
 
 from gpurun.remote.agent.finish_upload import shipped
+from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.job_state import bring_forward, clock_was_set, ensure_keeper, request_stop
 from gpurun.remote.agent.probe import find_torch
 from gpurun.remote.agent.processes import keepers, kill_all, send
@@ -35,6 +37,7 @@ def start(root: str, options: Json) -> Answer:
     if known is None:
         if "{python}" in job["argv"]:
             python = (read(root, "agent", "python.json") or find_torch(root, None))["python"]
+            python = python or (sys.executable if job.get("any_python") else None)
             if python is None:
                 raise Refusal("no_torch", "no Python with torch was found on this machine")
             job["argv"] = [python if word == "{python}" else word for word in job["argv"]]
@@ -47,6 +50,7 @@ def start(root: str, options: Json) -> Answer:
         if outcome in ("ended", "nobody"):
             break
         time.sleep(0.02)
+    drop_secrets(root)  # Of a start that was asked for twice.
     if record is None:
         raise Refusal("start_failed", "the trainer did not start: %s" % tail(root))
     return {"keeper_pid": record["keeper_pid"], "already": not started, "started_wall": record["started_wall"]}, b""

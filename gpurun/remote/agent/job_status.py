@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Answer, Json
 
 TAILS = {"events.jsonl": "out", "trainer.log": "out", "agent.log": "agent"}
-NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,79})?"
+NAME = r"{0}(/{0}){{0,8}}".format(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]{0,79}")
 
 
 def poll(root: str, options: Json) -> Answer:

@@ -53,7 +53,7 @@ WAIT_S = 30
 def find_gpus() -> List[Json]:
     """One entry a card; none where there is no nvidia-smi, or it does not answer."""
     for fields in ((*FIELDS, ECC_FIELD), FIELDS):  # not every driver knows the last
-        rows = query(fields, WAIT_S)
+        rows = query("gpu", fields, WAIT_S)
         if rows is not None:
             return [gpu(row) for row in rows]
     return []

@@ -35,7 +35,7 @@ AT_ONCE = 4
 # Files that are smaller share one slot.
 SMALL_BYTES = 1 << 20
 # What matters most is pushed first, and gets a slot first.
-RANK = {"state": 0, "weights": 1, "optimizer": 2}
+RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 # How long after the trainer's end what is not pushed yet is tried.
 LAST_S = 1800.0
 

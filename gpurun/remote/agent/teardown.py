@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 
 from gpurun.remote.agent.job_control import stop
+from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.processes import keepers, kill_all, send, trainers
 from gpurun.remote.agent.setup_process import end_setups, setups
 from gpurun.remote.agent.system import Refusal, at, lock
@@ -30,6 +31,7 @@ def farewell(root: str, options: Json) -> Answer:
     check_own(root)
     killed = len(trainers(root) | setups(root))
     end_setups(root)
+    drop_secrets(root)
     stop(root, {"now": True, "reason": "farewell"})
     # Where the disk is full there is room again by this, before anything more is written.
     kept = ("out",) if options.get("keep") == "out" else ()

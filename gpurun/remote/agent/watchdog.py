@@ -9,6 +9,7 @@ import time
 
 from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuUse
+from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
 from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
@@ -81,7 +82,7 @@ class Keeper:
         else:
             self.launch()
         self.beat("running")
-        self.gpus = GpuUse()  # Not sooner: a process is started most safely by one that has no threads.
+        self.gpus = GpuUse(self.root)  # Not sooner: a process is started most safely by one that has no threads.
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
         self.note(at(root, "agent", "keeper.json"), record, durable=True)
 
@@ -89,11 +90,12 @@ class Keeper:
         """Start the trainer in a session of its own."""
         import subprocess
 
+        known = dict({"PYTHONUNBUFFERED": "1"}, **dict(self.job["env"], **take_secrets(self.root)))
         with open(at(self.root, "out", "trainer.log"), "ab") as log:
             self.child = subprocess.Popen(
                 self.job["argv"],
                 cwd=at(self.root, self.job["cwd"]),
-                env=environment(**dict({"PYTHONUNBUFFERED": "1"}, **self.job["env"]), GPURUN_TRAINER_OF=self.root),
+                env=environment(**dict(known, GPURUN_TRAINER_OF=self.root)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -207,6 +209,8 @@ class Keeper:
         """Write the heartbeat; where there is no room for it, its time alone, which needs none."""
         path = at(self.root, "out", "status.json")
         facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
+        if self.gpus:
+            facts["gpu_tally"] = self.gpus.tally
         if state == "running" and self.gpus:
             facts["gpus"] = self.gpus.now()
         if not self.note(path, dict(blank(self.root), **facts), durable=False):

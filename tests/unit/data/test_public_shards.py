@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, PublicFile, Request
+from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.run_shards import prepared
 from gpurun.planning.planner import make_plan
 from gpurun.planning.recipe import load_recipe, resolve
@@ -193,3 +195,18 @@ def test_a_name_is_asked_at_the_address_that_was_found_to_be_public() -> None:
         assert refused.value.code == "not_public"
     with pytest.raises(UrlRefused, match="https"):
         Redirects().redirect_request(web.Request("https://huggingface.co/x"), None, 302, "", {}, "http://cdn.org/x")
+
+
+def test_for_a_command_the_machine_downloads_all_that_has_a_digest_and_the_rest_comes_here(
+    hub: HubEmulator, tmp_path: Path
+) -> None:
+    told = files_of_the_hub("hf:me/tokens", tmp_path / "data", lambda _: None)
+    assert {one.name: one.sha256 for one in told.public} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in hub.files.items()
+    }
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["README.md"]
+    assert told.source == f"hf:me/tokens@{COMMIT}"
+    assert told.bytes == 3 + sum(map(len, hub.files.values()))
+    hub.files["../../outside"] = b"x"
+    again = files_of_the_hub("hf:me/tokens", tmp_path / "again", lambda _: None)
+    assert not [one for one in again.public if ".." in one.name]

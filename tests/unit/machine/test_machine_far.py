@@ -89,7 +89,7 @@ NAMES = [
         "a//b",
         "a/",
         "/a",
-        "a/b/c",
+        "a/b/c/d/e/f/g/h/i/j",
         "a\nb",
         "a\0b",
         "a b",

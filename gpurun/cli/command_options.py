@@ -1,0 +1,215 @@
+"""The flags of `gpurun run`, and the Request that they make of a command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.options import RENTING, renting_from, text, usual_providers
+from gpurun.cli.session import Session
+from gpurun.cli.verb import Shared
+
+if TYPE_CHECKING:
+    from gpurun.core.job import Command
+    from gpurun.core.run_plan import Choices, Request
+
+_SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# pip is that of the Python which the command runs on: the one with torch, where there is one.
+_PIP = """\
+export PIP_BREAK_SYSTEM_PACKAGES=1
+for python in {pythons}; do
+    if "$python" -c 'import torch' 2>/dev/null; then break; fi
+done
+cat > requirements.gpurun.txt <<'END_OF_REQUIREMENTS'
+{requirements}
+END_OF_REQUIREMENTS
+exec "$python" -m pip install -q --no-input -r requirements.gpurun.txt
+"""
+
+
+def command_request(session: Session, **typed: Any) -> Request:
+    """What was typed of a command, checked; with --from what the earlier run was asked stands where nothing is said."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.run_plan import Request
+
+    renting = renting_from(session, **typed)
+    request = Request(recipe="", **renting)
+    if typed["command"]:
+        request = request.model_copy(update={"command": _command(typed)})
+    elif typed["continues"] is None:
+        hint = "Give one: gpurun run --gpu 1xT4 --max-cost 2 train.py; or gpurun run … -- torchrun train.py."
+        raise UsageError("run.no_command", "There is no command to run.", hint=hint)
+    if typed["dry_run"] and typed["hours"] is None:
+        request = request.model_copy(update={"hours": typed["dry_run_seconds"] / 3600})
+    if typed["continues"] is not None:
+        from gpurun.planning.resumed_command import as_before
+
+        request = as_before(request, session.home, usual_providers(session))
+    return request.model_copy(update={"choices": _with_pip(request, typed["pip"], typed["dry_run"])})
+
+
+def _command(typed: dict[str, Any]) -> Command:
+    """The command as it was typed."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.job import EVERYTHING, Command
+
+    argv = tuple(typed["command"])
+    signal = typed["stop_signal"].upper().removeprefix("SIG")
+    if signal not in _SIGNALS:
+        what = f"--stop-signal {typed['stop_signal']!r} is none of {', '.join(_SIGNALS)}."
+        raise UsageError("run.signal", what, hint="Leave it out: TERM is usual.")
+    return Command(
+        argv=_relative(argv),
+        folder=_folder(argv, typed["upload"]),
+        outputs=_globs("--outputs", typed["outputs"]) or EVERYTHING,
+        checkpoints=next(iter(_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
+        resume_arg=typed["resume_arg"],
+        env=dict(_pair(one) for one in typed["env"]),
+        secrets=tuple(_name("--secret", one) for one in typed["secret"]),
+        total_steps=typed["total_steps"],
+        stop_signal=signal,
+        grace_s=typed["grace"],
+        output_bytes=int(1e9 * typed["output_gb"]),
+        disk_gb=typed["disk"],
+    )
+
+
+def _relative(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words, of which a script alone is known there by its name."""
+    first = Path(argv[0])
+    return (first.name, *argv[1:]) if first.suffix == ".py" else tuple(argv)
+
+
+def _folder(argv: Sequence[str], upload: str) -> str:
+    """What is uploaded: the folder that was named, a script alone, or this folder where the command is another."""
+    from gpurun.core.errors import UsageError
+
+    if upload:
+        place = Path(upload).expanduser().absolute()
+        if not place.is_dir():
+            raise UsageError("run.upload", f"There is no folder {place}.", hint="Name one: --upload .")
+        return str(place)
+    script = Path(argv[0]).expanduser().absolute()
+    if script.suffix != ".py":
+        return str(Path.cwd())
+    if not script.is_file():
+        raise UsageError("run.no_script", f"There is no script {script}.", hint="Check its path.")
+    return str(script)
+
+
+def _globs(flag: str, told: Sequence[str]) -> tuple[str, ...]:
+    """The globs that a flag names, with commas between or one by one; all below the command's folder."""
+    from gpurun.core.errors import UsageError
+
+    found = tuple(one.strip().removeprefix("./") for text in told for one in text.split(",") if one.strip())
+    for one in found:
+        if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
+            what = f"{flag} {one!r} is not below the command's folder, and only what is there comes home."
+            raise UsageError("run.glob", what, hint=f"Have the command write there: {flag} 'out/**'")
+    return found
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """NAME=VALUE."""
+    from gpurun.core.errors import UsageError
+
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError("run.env", f"--env {text!r} has no value.", hint="Write NAME=VALUE; for a key: --secret NAME.")
+    return _name("--env", name), value
+
+
+def _name(flag: str, name: str) -> str:
+    """A variable's name; one that gpurun itself goes by is refused."""
+    from gpurun.core.errors import UsageError
+
+    if not _NAME.fullmatch(name) or name.startswith("GPURUN_"):
+        what = f"{flag} {name!r} is no name for a variable of a command."
+        raise UsageError("run.env", what, hint="Letters, digits and _; not GPURUN_…")
+    return name
+
+
+def _with_pip(request: Request, wanted: Sequence[str], is_dry_run: bool) -> Choices:
+    """The choices with what --pip wants installed after --setup; nothing is installed on this machine."""
+    from gpurun.core.errors import UsageError
+
+    choices = request.choices
+    if not wanted or is_dry_run:
+        return choices
+    if request.providers == ("local",):
+        what = "--pip installs on a rented machine or a box, not here."
+        raise UsageError("run.pip_here", what, hint="Install it yourself, and leave --pip out.")
+    lines = [line for one in wanted for line in _requirements(one)]
+    pythons = request.python or "/opt/pytorch/bin/python python3"
+    script = _PIP.format(pythons=pythons, requirements="\n".join(lines))
+    return choices.model_copy(update={"setup": f"{choices.setup.rstrip()}\n{script}" if choices.setup else script})
+
+
+def _requirements(wanted: str) -> list[str]:
+    """The requirements of a file, or the one that is named."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.paths import read_regular
+
+    if not wanted.endswith(".txt"):
+        return [wanted]
+    try:
+        return read_regular(Path(wanted).expanduser()).decode().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise UsageError("run.pip", f"--pip {wanted} cannot be read.", hint="Check its path.") from None
+
+
+def _many(name: str, metavar: str, help_text: str, *, hidden: bool = False) -> Any:
+    return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text, hidden=hidden)]
+
+
+def _hidden(kind: type, name: str, **bounds: Any) -> Any:
+    return Annotated[kind, typer.Option(name, hidden=True, **bounds)]
+
+
+def _unlisted(entry: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A flag that works and is not in this verb's help: `gpurun train --help` lists it, and a help fits a screen."""
+    kind, usual = entry
+    option = copy(kind.__metadata__[0])
+    option.hidden = True
+    return Annotated[kind.__origin__, option], usual
+
+
+_UNLISTED = ("region", "accept_weak_lease", "lambda_guard", "accept_cpu", "host_key", "identity", "jump")
+
+COMMAND = Shared(
+    "request",
+    {
+        "command": (
+            Annotated[list[str], typer.Argument(metavar="COMMAND", help="A script for python, or -- any command.")],
+            [],
+        ),
+        **{name: _unlisted(entry) if name in _UNLISTED else entry for name, entry in RENTING.items()},
+        "data": (text("--data", "PATH", "A folder or hf:OWNER/NAME, found at $GPURUN_DATA."), ""),
+        "stage": (text("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."), ""),
+        "upload": (text("--upload", "DIR", "Run in a copy of this folder."), ""),
+        "outputs": (_many("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
+        "checkpoint_glob": (text("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
+        "resume_arg": (text("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
+        "env": (_many("--env", "NAME=VALUE", "A variable; may be repeated."), []),
+        "secret": (_many("--secret", "NAME", "One from here that is written nowhere."), []),
+        "pip": (_many("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
+        "total_steps": (
+            Annotated[int, typer.Option("--total-steps", metavar="N", min=0, help="For an estimate of its end.")],
+            0,
+        ),
+        # Hidden: docs/ANY-SCRIPT.md has them, and a help fits a screen.
+        "stop_signal": (_hidden(str, "--stop-signal"), "TERM"),
+        "grace": (_hidden(int, "--grace", min=0, max=3600), 60),
+        "output_gb": (_hidden(float, "--output-gb", min=0.001, max=10_000), 2.0),
+        "disk": (_hidden(int, "--disk", min=1, max=16_000), 50),
+        "dry_run_seconds": (_hidden(int, "--dry-run-seconds", min=1, max=3600), 60),
+    },
+    command_request,
+)
+"""The flags that say which command is meant; those of renting are the ones of `train`."""

@@ -1,0 +1,186 @@
+"""`--log-to tensorboard,wandb`: a run's figures where its user looks at them, written from here while it trains.
+
+    python -m gpurun.cli.curve_log HOME RUN
+
+A process of its own, without any cloud's key: what a tracker does, or does not, is none of the rental's business. It
+reads what the supervisor has brought home, so nothing is installed on the machine and no tracker's key goes there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpurun.cli.notebook import COLUMNS, load_run
+from gpurun.core.clock import Clock, SystemClock
+from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.filelock import open_lock, taken
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.secrets import child_environment
+from gpurun.ledger.runs import Sight, look
+
+TRACKERS = ("tensorboard", "wandb")
+LOOK_S = 10.0
+_WANDB_HOST = "api.wandb.ai"
+Row = Mapping[str, float | int | None]
+
+
+class CurveLog(Protocol):
+    """One tracker's log of one run."""
+
+    def add(self, name: str, value: float, row: Row) -> None:
+        """Write a figure of a step; `row` has all of them, `seconds` since the trainer began among them."""
+
+    def close(self) -> None:
+        """Finish it."""
+
+
+class TensorBoardLog:
+    """Event files below a folder; `began_wall` is when the trainer began."""
+
+    def __init__(self, place: Path, began_wall: float) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError:
+            hint = "From the clone: pip install '.[tensorboard]'"
+            raise SetupError("export.no_tensorboard", "Curves for TensorBoard need its package.", hint=hint) from None
+        self._writer, self._began_wall = Writer(str(place)), began_wall
+
+    def add(self, name: str, value: float, row: Row) -> None:
+        """See `CurveLog.add`."""
+        wall = self._began_wall + (row["seconds"] or 0.0)
+        self._writer.add_scalar(name, value, int(row["step"] or 0), wall_time=wall)
+
+    def close(self) -> None:
+        """See `CurveLog.close`."""
+        self._writer.close()
+
+
+class WandbLog:
+    """A run of Weights & Biases of the same name, which a later process goes on with."""
+
+    def __init__(self, folder: RunFolder, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "gpurun"), id=folder.name, name=folder.name, resume="allow",
+            dir=str(folder.path), config=dict(config), settings=wandb.Settings(console="off", silent=True),
+        )  # fmt: skip
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, name: str, value: float, row: Row) -> None:
+        """See `CurveLog.add`."""
+        self._run.log({name: value, "step": row["step"]})
+
+    def close(self) -> None:
+        """See `CurveLog.close`."""
+        self._run.finish()
+
+
+def checked_trackers(text: str) -> tuple[str, ...]:
+    """The trackers that --log-to names; what would not work is said before anything is rented."""
+    names = tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+    for name in names:
+        if name not in TRACKERS:
+            hint = f"There are: {', '.join(TRACKERS)}."
+            raise UsageError("usage.log_to", f"--log-to {name!r} is not known.", hint=hint)
+        if find_spec(name) is None:
+            hint = f"From the clone: pip install '.[{name}]'"
+            raise SetupError("log_to.missing", f"--log-to {name} needs its package.", hint=hint)
+    if "wandb" in names and not _is_logged_in():
+        hint = "wandb login; or set WANDB_MODE=offline, and wandb sync later."
+        raise SetupError("log_to.no_login", "--log-to wandb: there is no login for it.", hint=hint)
+    return names
+
+
+def _is_logged_in() -> bool:
+    """Whether Weights & Biases has a key, or needs none."""
+    if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled") or os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc().authenticators(_WANDB_HOST) is not None
+    except (OSError, NetrcParseError):
+        return False
+
+
+def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str:
+    """Start the process that logs a run, if anybody wants it; what to type to see it, "" where there is nothing."""
+    if not trackers:
+        return ""
+    known = {name: os.environ[name] for name in os.environ if name.startswith("WANDB_") or name.endswith("_PROXY")}
+    with open(folder.path / "curve_log.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "gpurun.cli.curve_log", str(home.root), folder.name],
+            env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd=folder.path,
+        )  # fmt: skip
+    place = shlex.quote(str(folder.path / "tensorboard"))
+    return f"See it: tensorboard --logdir {place}" if "tensorboard" in trackers else ""
+
+
+def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
+    """Every figure that was measured: its column, its value, and the row that it stands in."""
+    for row in rows:
+        for name in COLUMNS[1:]:
+            if (value := row[name]) is not None:
+                yield name, value, row
+
+
+def follow(home: Home, run: str, clock: Clock) -> None:
+    """Log a run's figures, each once, until it is over, or nobody drives it."""
+    done, logs = set[tuple[float | None, str]](), list[CurveLog]()
+    while True:
+        sight = look(home, run)  # Asked first: what came before its end is seen after it.
+        rows = load_run(run, home.root).rows
+        if rows and not logs:
+            logs = _opened(sight)
+        for name, value, row in figures_in(rows):
+            if (row["step"], name) not in done:
+                done.add((row["step"], name))
+                for log in logs:
+                    log.add(name, value, row)
+        if not sight.unfinished or sight.owner is None:
+            break
+        clock.sleep(LOOK_S)
+    for log in logs:
+        log.close()
+
+
+def _opened(sight: Sight) -> list[CurveLog]:
+    """The logs that the run's user wants."""
+    began = next((one.wall for one in sight.records if one.event is Event.TRAIN_STARTED), 0.0)
+    plan, wanted = sight.plan, sight.plan.choices.log_to
+    told = {"recipe": plan.recipe, "machine": f"{plan.offer.provider} {plan.offer.label}", **plan.resolved}
+    logs: list[CurveLog] = []
+    if "tensorboard" in wanted:
+        logs.append(TensorBoardLog(sight.folder.path / "tensorboard" / sight.folder.name, began))
+    if "wandb" in wanted:
+        logs.append(WandbLog(sight.folder, told))
+    return logs
+
+
+def main() -> int:
+    """Log one run; a second process for it has nothing to do."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
+    try:
+        if taken(open_lock(home.run(run).path / ".curve_log.lock")):
+            follow(home, run, clock)
+    except (GpurunError, OSError) as error:
+        logging.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

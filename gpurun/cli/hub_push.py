@@ -1,0 +1,55 @@
+"""`export --to hf --push OWNER/NAME`: a model that was exported, at the hub, under the user's own login."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+from gpurun.cli.session import Session
+from gpurun.core.errors import Declined, SetupError, UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+def demand_push(name: str) -> None:
+    """What --push needs, before anything is written: a whole name, the package and a login."""
+    if not _NAME.fullmatch(name):
+        raise UsageError("export.push_name", f"--push {name!r} is no model's name.", hint="Write OWNER/NAME.")
+    if not _library().get_token():
+        hint = "hf auth login; or set HF_TOKEN to a token that may write."
+        raise SetupError("export.no_login", "There is no login for the hub.", hint=hint)
+
+
+def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
+    """Ask, and upload a model's folder into a private repository of that name, which is made; its address.
+
+    Declined where the answer is no; SetupError in the hub's words where it takes it not.
+    """
+    library = _library()
+    api = library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    if not yes:
+        question = f"Upload {folder} to {api.endpoint}/{name} (private, if it is new)? [y/N]"
+        if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+            raise Declined(
+                "export.declined", f"Nothing was uploaded; the model is in {folder}.", hint="It stays there."
+            )
+    try:
+        address = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"gpurun export: {folder.name}")
+    except (OSError, ValueError, library.errors.HfHubHTTPError) as error:
+        what = " ".join(str(error).split())[:300] or type(error).__name__
+        hint = f"The model is in {folder}; the same command with another folder uploads it again."
+        raise SetupError("export.not_pushed", f"The hub did not take {name}: {what}", hint=hint) from None
+    return str(address)
+
+
+def _library() -> ModuleType:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError:
+        hint = "From the clone: pip install '.[data]'"
+        raise SetupError("export.no_hub", "--push needs huggingface_hub, which is not installed.", hint=hint) from None
+    return huggingface_hub

@@ -1,0 +1,84 @@
+"""A run from its plan to its end: shown, agreed to, begun, and followed; the same for `train` and `run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.core.errors import Declined, UsageError
+
+if TYPE_CHECKING:
+    from gpurun.core.run_plan import Plan, Request
+
+
+def start_and_follow(
+    session: Session,
+    request: Request,
+    planned: Callable[[str], Plan],
+    *,
+    yes: bool,
+    detach: bool,
+    name: str,
+    on_interrupt: str,
+    notify: str,
+    program: str,
+) -> Result:
+    """Make the plan of a run of that name, ask, start its supervisor, and follow it."""
+    from gpurun.cli.commands.plan import run_name
+    from gpurun.cli.interrupts import Interrupts
+    from gpurun.cli.viewer import follow
+    from gpurun.cli.waiting import wait_until_ready
+    from gpurun.ledger.runs import open_run
+    from gpurun.lifecycle.supervisor import start_supervisor
+
+    on_interrupt = on_interrupt or session.settings["on_interrupt"].value
+    if on_interrupt not in ("ask", "detach", "stop"):
+        raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
+                         hint="Leave the flag out, or choose one of the three.")  # fmt: skip
+    _hand_to_supervisor({"notify.url": notify, "notify.exec": program})
+    with run_name(session, name) as run:
+        made = planned(run)
+        _show_and_ask(session, made, yes=yes)
+        # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
+        with Interrupts() as heard:
+            folder = open_run(session.home, request, made)
+            start_supervisor(folder, session.home, session.clock)
+            if made.choices.log_to:
+                from gpurun.cli.curve_log import start_logging
+
+                session.say(start_logging(folder, session.home, made.choices.log_to))
+            if detach:
+                return wait_until_ready(session, folder, on_interrupt, heard)
+            return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+
+
+def _hand_to_supervisor(told: Mapping[str, str]) -> None:
+    """Set what --notify and --exec say for the supervisor, which has this environment; so no file of a run has it."""
+    from gpurun.core.settings import checked, variable_of
+
+    for key, value in told.items():
+        if value:
+            os.environ[variable_of(key)] = checked(key, value, "command line").value
+
+
+def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
+    """Print the plan; where money can be spent, ask, or want both --yes and a cap."""
+    from gpurun.cli.commands.plan import shown
+    from gpurun.core.money import format_usd
+
+    if not session.json:
+        session.say(shown(session, plan))
+    if not plan.worst_micros:
+        return
+    if plan.cap_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
+    if yes:
+        return
+    this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)
+    others = f" ({most} if it has to be another offer)" if most != this else ""
+    question = f"Spend up to {this}{others}? [y/N]"
+    if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")

@@ -1,0 +1,65 @@
+"""A command of the user's own in the place of the bundled trainer: what runs, and how it is watched and stopped."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+
+from pydantic import Field
+
+from gpurun.core.records import Frozen
+
+WORK = "bundle/work"
+"""Where a command runs, below the run's folder on the machine: in a copy of the uploaded folder."""
+
+EVERYTHING = ("**",)
+"""What comes home where nobody says it: all that is new below the command's folder."""
+
+
+class Command(Frozen):
+    """What `gpurun run` runs.
+
+    `argv` is as typed. `folder` is uploaded ("" for none) and is the command's working folder there. `outputs` are
+    globs below it of what comes home, `checkpoints` one of what the command can go on from; of those the newest comes
+    first. `resume_arg` is added to the command when it goes on, `{}` standing for the checkpoint. Of `secrets` only the
+    names are known here. `pip` are requirements that are installed first. `total_steps` is 0 where nobody has said it.
+    A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
+    weigh. `executable` are the files that may be
+    started by themselves, `resumed` is the checkpoint below its folder that it goes on from.
+    """
+
+    argv: tuple[str, ...]
+    folder: str = ""
+    outputs: tuple[str, ...] = ()
+    checkpoints: str = ""
+    resume_arg: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
+    total_steps: int = 0
+    stop_signal: str = "TERM"
+    grace_s: int = 60
+    executable: tuple[str, ...] = ()
+    resumed: str = ""
+    output_bytes: int = 2_000_000_000
+    disk_gb: int = 50
+
+    @property
+    def words(self) -> list[str]:
+        """What is started there, `{python}` standing for the Python with torch; it goes on from its checkpoint."""
+        first = self.argv[0]
+        start = ["{python}", first] if first.endswith(".py") else [first]
+        start = ["{python}"] if first in ("python", "python3") else start
+        more = [word.replace("{}", self.resumed) for word in shlex.split(self.resume_arg)] if self.resumed else []
+        return [*start, *self.argv[1:], *more]
+
+    @property
+    def told(self) -> dict[str, list[str]]:
+        """What journal and receipt have of it: the words, and the names of its variables without a value."""
+        return {"argv": list(self.argv), "env": sorted(self.env), "secrets": sorted(self.secrets)}
+
+    @property
+    def name(self) -> str:
+        """What lists call it: the script's name, else the program's."""
+        scripts = [word for word in self.argv if PurePosixPath(word).suffix in (".py", ".sh")]
+        return PurePosixPath((scripts or list(self.argv))[0]).name

@@ -1,0 +1,267 @@
+"""The plan of a command of the user's own: nothing is known of how long it takes, so the cap says how long it may."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.credentials import require_secret
+from gpurun.core.errors import GpurunError, NoOffer, UsageError
+from gpurun.core.job import Command
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Offer, digest_of
+from gpurun.core.run_plan import Box, Candidate, DataSummary, Estimate, Mode, Plan, Request
+from gpurun.data.public_shards import files_of_the_hub
+from gpurun.data.source_names import HUB
+from gpurun.ledger.chain import read_chain
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.planning.budget import lease_for, worst_case
+from gpurun.planning.candidates import on_sale, price_notes, unless_weak
+from gpurun.planning.catalog import parse_gpu
+from gpurun.planning.cloud_plan import warned, with_keys
+from gpurun.planning.history import load_priors, uplink_of
+from gpurun.planning.local_plan import box_offer, box_warnings
+from gpurun.planning.own_box import reached
+from gpurun.planning.planner import has_cuda, with_bundle
+from gpurun.planning.requirements import SETUP_LIMIT_S
+from gpurun.planning.resumed_command import goes_on
+from gpurun.planning.transfer import Load, command_save_s, load_home
+from gpurun.planning.work_folder import copied, work_folder
+from gpurun.providers.local import LocalProvider
+from gpurun.view.number_format import format_bytes, format_duration
+
+USUAL_HOURS = 24.0
+"""The longest that a command may run where nobody says --hours: a forgotten one ends."""
+LEAST_RUN_S = 300
+_MOST_EARLIER, _MOST_LOOKED = 3, 200
+
+
+def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, say: Callable[[str], None]) -> Plan:
+    """Plan a command that is to be started; its folder is copied, so that what was planned is what is uploaded.
+
+    UsageError, NoOffer or SetupError where it cannot be; nothing is left behind.
+    """
+    command = request.command
+    if command is None:
+        raise ValueError("the request has no command")
+    for name in command.secrets:
+        require_secret(name)
+    found = work_folder(command)
+    staged = home.staged_data(run)
+    command = copied(command, found, staged / "work")
+    command, earlier = goes_on(command, request, home, staged / "work")
+    data = _data(request, staged, say)
+    sent_bytes = sum(path.stat().st_size for path in (staged / "work").rglob("*") if path.is_file()) + data.bytes
+    priors, damage = load_priors(home)
+    uplink = uplink_of(request, priors)
+    setup_s = (request.choices.setup_limit_s or SETUP_LIMIT_S) if request.choices.setup else 0
+    load = load_home(command.output_bytes // 2, command.disk_gb, sent_bytes)
+    load = replace(load, uplink_bits_per_s=uplink.bits_per_s, setup_s=setup_s, public_bytes=data.public_bytes)
+    place = _Place(request, home, clock, load)
+    chosen, candidates = place.chosen()
+    made = Plan(
+        run=run,
+        mode=place.mode,
+        recipe=command.name,
+        form="full",
+        recipe_sha256=digest_of(command.model_dump(mode="json", exclude={"folder"})),
+        resolved={},
+        parameters=0,
+        processes=max(1, chosen.offer.gpu_count),
+        chosen=chosen,
+        cap_micros=request.max_cost_micros if place.mode is Mode.PAID else None,
+        cap_from=request.cap_from,
+        candidates=candidates,
+        data=data,
+        bundle_sha256="",
+        ship_files=0,
+        ship_bytes=0,
+        notes=(*place.notes, *_notes(command, found.words, request, place.mode), *_earlier_runs(command, home)),
+        warnings=(*place.warnings, *([damage] if damage else []), *_spot_warning(command, request)),
+        choices=request.choices,
+        uplink=uplink,
+        box=place.box,
+        continues=earlier,
+        quoted_wall=place.quoted_wall,
+        command=command,
+    )
+    made = with_bundle(made, clock)
+    return warned(made, place.names, ()) if place.names else made
+
+
+class _Place:
+    """Where a command may run: this machine, a box of the user's, or what the clouds have under the cap."""
+
+    def __init__(self, request: Request, home: Home, clock: Clock, load: Load) -> None:
+        self._request, self._home, self._clock, self._load = request, home, clock, load
+        is_local = request.providers == ("local",)
+        self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL if is_local else Mode.PAID
+        self.notes: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+        self.names: list[str] = []
+        self.box: Box | None = None
+        self.quoted_wall = 0.0
+
+    def chosen(self) -> tuple[Candidate, tuple[Candidate, ...]]:
+        """The offer that is taken, and all that were judged."""
+        if self.mode is not Mode.PAID:
+            offer = LocalProvider(self._home, self._clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
+            return self._judged(offer), ()
+        if self._request.gpu is None:
+            hint = "Say which: --gpu 1xT4, --gpu cpu; or run it here: --provider local, --dry-run."
+            raise UsageError("gpu.missing", "Nobody knows which GPU a command of your own needs.", hint=hint)
+        need = parse_gpu("1xA100") if self._request.gpu.is_any else self._request.gpu
+        if self._request.providers == ("ssh",):
+            offer, login = box_offer(self._request, need, self._home, self._clock)
+            self.box, told = reached(self._request, login, self._home, self._clock)
+            self.warnings = (*box_warnings(offer), *told)
+            return self._judged(offer), ()
+        return self._rented(self._request.gpu)
+
+    def _rented(self, need: GpuNeed) -> tuple[Candidate, tuple[Candidate, ...]]:
+        """What the clouds have of it, the longest for the money first."""
+        from gpurun.planning.live_offers import key_warning, live_offers
+
+        request = self._request
+        if request.max_cost_micros is None:
+            raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
+        self.names = with_keys(request, self._home)
+        market = live_offers(need, self.names, self._home, self._clock, request.choices)
+        offers = on_sale(market, need)
+        self.quoted_wall = market.read_wall
+        found = [self._judged(offer) for offer in offers]
+        if not request.choices.weak_lease:
+            found = [unless_weak(one) for one in found]
+        found.sort(key=lambda one: (one.lease is None, one.offer.rate_micros_per_hour, one.offer.provider))
+        if found[0].lease is None:
+            raise self._refusal(found)
+        self.notes = price_notes(request, offers, market)
+        until_wall = self._clock.wall() + found[0].lease.total_s + found[0].lease.kill_allowance_s
+        silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
+        ending = key_warning(market, found[0].offer.provider, until_wall)
+        self.warnings = (*market.warnings, *silent, *ending)
+        return found[0], tuple(found)
+
+    def _judged(self, offer: Offer) -> Candidate:
+        """An offer with the longest lease that the cap pays for, or that was asked for."""
+        request, cap = self._request, self._request.max_cost_micros if self.mode is Mode.PAID else None
+        guess = Estimate(
+            fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="a command of your own"
+        )
+        hours, command = request.hours if request.hours is not None else USUAL_HOURS, request.command
+        grace_h = command_save_s(command) / SECONDS_PER_HOUR if command else 0.0
+        lease = lease_for(offer, guess, self._load, cap=cap, hours=hours + grace_h)
+        if lease is not None and offer.rate_micros_per_hour and request.hours is None and lease.train_s < LEAST_RUN_S:
+            lease = None
+        if lease is not None:
+            asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)
+            lease = lease.model_copy(update={"hours_s": asked_s})
+        return Candidate(
+            offer=offer,
+            estimate=guess,
+            lease=lease,
+            expected_micros=None,
+            worst_micros=worst_case(offer, lease, self._load) if lease else None,
+            finishes=lease is not None,
+            why_not="" if lease is not None else "over the cap",
+        )
+
+    def _refusal(self, found: Sequence[Candidate]) -> NoOffer:
+        """What would do where nothing may be rented."""
+        weak = [one for one in found if one.why_not != "over the cap"]
+        if weak:
+            what = f"Only {weak[0].offer.provider} has it under this cap, and nothing on that machine ends it."
+            hint = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
+            return NoOffer("offer.weak_lease", what, hint=hint)
+        needs = [(self._least(one.offer), one.offer) for one in found]
+        needed, offer = min(needs, key=lambda pair: pair[0])
+        amount = format_usd(needed).removeprefix("$").replace(",", "")
+        span = format_duration(LEAST_RUN_S)
+        what = f"The cap pays for no {span} of any offer; {offer.label} needs {format_usd(needed)}."
+        return NoOffer("offer.over_cap", what, hint=f"Raise the cap: --max-cost {amount}")
+
+    def _least(self, offer: Offer) -> Micros:
+        """The smallest cap under which a command runs at all."""
+        guess = Estimate(fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="")
+        lease = lease_for(offer, guess, self._load, cap=None, hours=LEAST_RUN_S / SECONDS_PER_HOUR)
+        assert lease is not None
+        return worst_case(offer, lease, self._load)
+
+
+def _data(request: Request, staged: Path, say: Callable[[str], None]) -> DataSummary:
+    """What --data names, as it is; the command finds it where GPURUN_DATA says."""
+    named, size = request.data, 0
+    if named is not None:
+        if named.startswith(HUB):
+            found = files_of_the_hub(named, staged / "data", say)
+            return found.model_copy(update={"folder": "", "beside": str(staged)})
+        if "://" in named:
+            what = f"--data {named}: a command's data is a folder here, or hf:OWNER/NAME."
+            hint = "What is in a bucket: have the command download it, with --secret for its key."
+            raise UsageError("run.data", what, hint=hint)
+        place = Path(named).expanduser().absolute()
+        if not place.is_dir():
+            raise UsageError("data.missing", f"There is no folder {place}.", hint="Name a folder: --data PATH")
+        named, size = str(place), sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+    return DataSummary(
+        folder=named or "",
+        beside=str(staged),
+        tokenizer="",
+        tokenizer_sha256="",
+        vocab_size=0,
+        train_tokens=0,
+        val_tokens=0,
+        bytes=size,
+        sha256=_listing_digest(Path(named)) if named else "",
+        source=named or "no data",
+    )
+
+
+def _listing_digest(folder: Path) -> str:
+    """A digest over the names and sizes of a folder; what is in its files is digested as they are sent."""
+    listing = [[path.relative_to(folder).as_posix(), path.stat().st_size] for path in sorted(folder.rglob("*"))]
+    return hashlib.sha256(repr(listing).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _notes(command: Command, left_out: str, request: Request, mode: Mode) -> Iterator[str]:
+    """What is not obvious of the plan."""
+    if left_out:
+        yield f"Left out of the upload: {left_out}."
+    if request.hours is None and mode is Mode.PAID:
+        longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
+        yield f"Nobody knows how long it takes: it may run {longest}."
+    yield (
+        f"Home comes what is new and matches {', '.join(command.outputs) or 'nothing'}; counted are "
+        f"{format_bytes(command.output_bytes)} of it (--output-gb)."
+    )
+    if mode is not Mode.PAID and has_cuda() is False:
+        yield "There is no CUDA device here: what the command does then is its own affair."
+
+
+def _spot_warning(command: Command, request: Request) -> Iterator[str]:
+    """What a spot machine that is taken away would cost."""
+    if request.choices.spot and not command.checkpoints:
+        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, the loss of all is accepted."
+
+
+def _earlier_runs(command: Command, home: Home) -> Iterator[str]:
+    """What the user's own runs of the same script took, the last ones."""
+    told = []
+    for link in read_chain(home.ledger).links[-_MOST_LOOKED:]:
+        with suppress(GpurunError):
+            predicate = read_receipt(home, home.run(link.run)).predicate
+            training, machine = predicate["training"], predicate["instance"]
+            seconds, cost = training["seconds"]["train_s"], predicate["cost"]["upper_bound_micros"]
+            if predicate["asked"]["recipe"] != command.name or training["outcome"] != "done" or not seconds:
+                continue
+            where = f"{machine['gpu_count']}x{machine['gpu']}" if machine and machine["gpu_count"] else "a CPU"
+            paid = f", {format_usd(Micros(cost))}" if cost else ""
+            told.append(f"{predicate['run']} took {format_duration(seconds)} on {where}{paid}")
+    if told:
+        yield f"Your own runs of {command.name}: {'; '.join(told[-_MOST_EARLIER:])}."

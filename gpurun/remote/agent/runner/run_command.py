@@ -1,0 +1,287 @@
+"""Runs one command as the trainer is run: its log on standard output, its steps as events, its outputs in a manifest.
+
+    python -m gpurun.remote.agent.runner.run_command command.json     (in bundle/; the command runs in bundle/work)
+
+It ends with the command's own exit code, once every finished output is published.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from gpurun.remote.agent.runner.progress_lines import Progress
+from gpurun.remote.agent.runner.published import Outputs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LOOK_S, TICK_S, IDLE_S, EVENT_S = 2.0, 0.1, 0.5, 0.5
+NOTHING_S = 300.0
+"""How long a command may run before it is said that its globs match nothing."""
+MOST_HELD_BYTES = 64 << 10
+MOST_WORDS = 300
+
+
+class Events:
+    """Appends to events.jsonl."""
+
+    def __init__(self, out: str) -> None:
+        self.began = time.monotonic()
+        self.lock = threading.Lock()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.file = os.open(os.path.join(out, "events.jsonl"), flags, 0o644)
+
+    def tell(self, kind: str, **more: Any) -> None:
+        """Write one event; a disk that is full must not end the command."""
+        elapsed_s = time.monotonic() - self.began
+        told = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=round(elapsed_s, 3))
+        told = {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in told.items()}
+        with self.lock:
+            try:
+                os.write(self.file, json.dumps(told).encode() + b"\n")
+            except OSError:
+                return
+
+
+class Curve:
+    """Turns lines into `step` and `eval` events, at most two a second: the last one is never lost."""
+
+    def __init__(self, events: Events) -> None:
+        self.events, self.progress = events, Progress()
+        self.waiting: dict[str, Any] | None = None
+        self.told_s, self.last = 0.0, (0, 0.0)
+        self.is_lost = False
+
+    def take(self, line: str) -> None:
+        """Hear a line."""
+        told = self.progress.take(line)
+        if told is None:
+            return
+        if "val_loss" in told:
+            self.flush()
+            self.events.tell("eval", step=told["step"], val_loss=told["val_loss"])
+        if "loss" in told and "val_loss" not in told:
+            self.warn_lost(told)
+            self.waiting = dict(told, at=time.monotonic() - self.events.began)
+            if time.monotonic() - self.told_s >= EVENT_S:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the step that waits."""
+        if self.waiting is None:
+            return
+        told, self.waiting = self.waiting, None
+        step, at = told["step"], told.pop("at")
+        if self.last[0] and step > self.last[0]:
+            told["step_s"] = round((at - self.last[1]) / (step - self.last[0]), 6)
+        self.last, self.told_s = (step, at), time.monotonic()
+        self.events.tell("step", steps=self.progress.total or None, **told)
+
+    def warn_lost(self, told: dict[str, Any]) -> None:
+        """Say once that the loss is no number any more."""
+        if not math.isfinite(told["loss"]) and not self.is_lost:
+            self.is_lost = True
+            message = "the loss is %s at step %d" % (told["loss"], told["step"])
+            self.events.tell("warning", step=told["step"], code="loss_not_finite", message=message)
+
+
+class Log:
+    """Passes on what the command prints, line by line, without the values that are secret."""
+
+    def __init__(self, secrets: list[bytes], curve: Curve) -> None:
+        self.secrets, self.curve, self.held = secrets, curve, b""
+        self.last = ""
+
+    def take(self, piece: bytes) -> None:
+        """Take in what was printed; half a line waits for its end, or until the command is idle."""
+        self.held += piece
+        if len(self.held) > MOST_HELD_BYTES:
+            self.flush()
+        end = max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1
+        self.put(self.held[:end])
+        self.held = self.held[end:]
+
+    def flush(self, is_last: bool = False) -> None:
+        """Pass on half a line, too, but for what may be the beginning of a secret."""
+        kept = 0 if is_last else max([0, *(begun(self.held, one) for one in self.secrets)])
+        self.put(self.held[: len(self.held) - kept])
+        self.held = self.held[len(self.held) - kept :]
+
+    def put(self, content: bytes) -> None:
+        """Write it to the log, and hear its lines."""
+        for secret in self.secrets:
+            content = content.replace(secret, b"[secret]")
+        if not content:
+            return
+        try:
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        except OSError:  # A disk that is full ends no command.
+            return
+        for line in content.replace(b"\r", b"\n").split(b"\n"):
+            if line.strip():
+                self.last = line.decode("utf-8", "replace").strip()
+                self.curve.take(self.last)
+
+
+def begun(content: bytes, secret: bytes) -> int:
+    """How many bytes at the end are the beginning of a secret."""
+    longest = min(len(secret) - 1, len(content))
+    return next((size for size in range(longest, 0, -1) if content.endswith(secret[:size])), 0)
+
+
+class Command:
+    """The command, while it runs."""
+
+    def __init__(self, order: dict[str, Any], root: str) -> None:
+        out, work = os.path.join(root, "out"), os.path.join(root, "bundle", "work")
+        os.makedirs(work, exist_ok=True)
+        for name in order["executable"]:  # An upload keeps no modes.
+            os.chmod(os.path.join(work, name), 0o755)
+        self.order, self.events, self.asked_s = order, Events(out), 0.0
+        self.curve = Curve(self.events)
+        self.curve.progress.total = order["total_steps"]
+        secrets = [os.environ[name].encode() for name in order["secrets"] if os.environ.get(name)]
+        self.log = Log(sorted(secrets, key=len, reverse=True), self.curve)
+        self.outputs = Outputs(work, out, order, self.events.tell)
+        self.events.tell("start", steps=order["total_steps"] or None, python=sys.version.split()[0])
+        self.child = subprocess.Popen(
+            [sys.executable if word == "{python}" else word for word in order["argv"]],
+            cwd=work, env=command_environment(root), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.looker = threading.Thread(target=self.look, daemon=True)
+        self.over = threading.Event()
+
+    def read(self) -> None:
+        """Pass on what it prints until nobody has its end of the pipe any more."""
+        assert self.child.stdout is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.child.stdout, selectors.EVENT_READ)
+            while True:
+                if not ready.select(IDLE_S):
+                    self.log.flush()
+                    self.curve.flush()
+                    if self.over.is_set():  # What it left running holds the pipe.
+                        return
+                    continue
+                piece = os.read(self.child.stdout.fileno(), 1 << 16)
+                if not piece:
+                    return
+                self.log.take(piece)
+
+    def look(self) -> None:
+        """Publish what is finished, again and again."""
+        said, began = False, time.monotonic()
+        while not self.over.wait(LOOK_S):
+            try:
+                self.outputs.look(self.curve.progress.step)
+            except Exception as error:  # noqa: BLE001 - outputs are looked for again; the command goes on
+                self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
+            if not (said or self.outputs.published) and time.monotonic() - began > NOTHING_S:
+                said = True
+                self.warn_nothing()
+
+    def warn_nothing(self) -> None:
+        """Say while it still runs that no output is there, with what its folder has."""
+        globs = self.order["outputs"] + ([self.order["checkpoints"]] if self.order["checkpoints"] else [])
+        if globs:
+            there = ", ".join(sorted(os.listdir(self.outputs.work))[:8]) or "nothing"
+            message = "nothing new matches %s yet; its folder has %s" % (", ".join(globs), there)
+            self.events.tell("warning", code="outputs.none", message=message)
+
+    def stop(self, *_: Any) -> None:
+        """Ask it to stop, with all that it has started in its session."""
+        self.asked_s = self.asked_s or time.monotonic()
+        self.send(getattr(signal, "SIG" + self.order["stop_signal"]))
+
+    def send(self, number: int) -> None:
+        """Signal its processes."""
+        try:
+            os.killpg(self.child.pid, number)
+        except OSError:
+            return
+
+    def run(self) -> int:
+        """Wait for its end, publish, and say how it ended; its exit code."""
+        signal.signal(signal.SIGTERM, self.stop)
+        self.reader.start()
+        self.looker.start()
+        while self.child.poll() is None:
+            if self.asked_s and time.monotonic() - self.asked_s > self.order["grace_s"]:
+                self.send(signal.SIGKILL)
+            time.sleep(TICK_S)
+        left = left_running()
+        self.over.set()
+        self.reader.join(IDLE_S * 4)
+        self.log.flush(is_last=True)
+        self.curve.flush()
+        self.looker.join()
+        if left:
+            what = "the command has ended and left %s running, which ends with it: run it in the foreground"
+            self.events.tell("warning", code="command.left_running", message=what % ", ".join(left[:5]))
+        self.outputs.look(self.curve.progress.step, is_last=True)
+        if not self.outputs.published:
+            self.warn_nothing()
+        code = self.child.returncode
+        reason = "signal" if self.asked_s else "failed" if code else "done"
+        how = "the command ended " + ("by signal %d" % -code if code < 0 else "with exit code %d" % code)
+        if code and self.log.last:
+            how += "; its last words: " + self.log.last[:MOST_WORDS]
+        self.events.tell("stop", reason=reason, message=how if code else "", step=self.curve.progress.step)
+        return code if code >= 0 else 128 - code
+
+
+def command_environment(root: str) -> dict[str, str]:
+    """Its environment: this process's own, and the folder of this Python first in the path."""
+    there = os.environ.get("PATH", os.defpath)
+    data = os.path.join(root, "data")
+    more = {"GPURUN_DATA": data} if os.path.isdir(data) else {}
+    return dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + there, **more)
+
+
+def left_running() -> list[str]:
+    """The names of processes that the command has left behind: as it has ended, they are this process's children."""
+    names = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        try:
+            with open("/proc/%s/stat" % entry) as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+        except (OSError, ValueError):
+            continue
+        if rest.split()[1] == str(os.getpid()) and rest.split()[0] not in "ZX":
+            names.append(name)
+    return names
+
+
+def main() -> int:
+    """Run what COMMAND.json says."""
+    with open(sys.argv[1]) as file:
+        order = json.load(file)
+    if sys.platform == "linux":  # What it leaves behind becomes a child of this process, and is seen.
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    root = os.path.dirname(os.getcwd())
+    try:
+        command = Command(order, root)
+    except OSError as error:
+        why = "%s cannot be started: %s" % (order["argv"][0], error.strerror)
+        sys.stdout.write(why + "\n")
+        Events(os.path.join(root, "out")).tell("stop", reason="failed", message=why)
+        return 127
+    return command.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""A script of one's own on a rented machine: the cap, the proof and the receipt are those of the bundled trainer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.money import usd
+from gpurun.remote.key_pairs import make_keys
+from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
+from tests.emulators import guests
+from tests.emulators.guests import Guest, Meter
+
+pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
+
+EVERY_DAY = "runpod"  # The other clouds' are for `make full`.
+ALL = [
+    pytest.param(name, marks=[pytest.mark.xdist_group(f"command on {name}")] + [pytest.mark.slow] * (name != EVERY_DAY))
+    for name in sorted(CLOUDS)
+]
+SCRIPT = """\
+import json, os, signal, sys, time
+ckpt, out = "out/ckpt.json", "out/log.txt"
+os.makedirs("out", exist_ok=True)
+first = json.load(open(ckpt))["step"] + 1 if "--resume" in sys.argv else 0
+assert open("more/words.txt").read() == "hello"
+print("token", os.environ["MY_TOKEN"], os.environ["MODE"], flush=True)
+def save(step):
+    json.dump({"step": step}, open(ckpt, "w"))
+for step in range(first, first + int(sys.argv[1])):
+    def stop(*_):
+        save(step)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, stop)
+    line = f"step {step} | loss {4 / (step + 1):.4f} | lr 3.0e-04 | 40,000 tok/s"
+    print(line, flush=True)
+    open(out, "a").write(line + "\\n")
+    if step % 50 == 0:
+        save(step)
+    time.sleep(0.02)
+save(step)
+"""
+
+
+@pytest.fixture(scope="module", params=ALL)
+def user(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    folder = tmp_path_factory.mktemp("command")
+    with CLOUDS[request.param](folder / "cloud") as cloud, somebody(cloud, folder / "home") as user:
+        lab = folder / "lab"
+        (lab / "more").mkdir(parents=True)
+        (lab / "more" / "words.txt").write_text("hello")
+        (lab / "train.py").write_text(SCRIPT)
+        yield user
+
+
+def lab_of(user: User) -> str:
+    return str(user.home.parent / "lab")
+
+
+def runs(user: User, *words: str, name: str, more: tuple[str, ...] = ()) -> Any:
+    return user.types(
+        "run", "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--name", name, *user.cloud.asks,
+        "--upload", lab_of(user), "--checkpoint-glob", "out/ckpt.json", "--resume-arg", "--resume",
+        "--secret", "MY_TOKEN", "--env", "MODE=paid", *more, "--", "python", "train.py", *words, MY_TOKEN="canary-77",
+    )  # fmt: skip
+
+
+def receipt(user: User, name: str) -> Any:
+    return user.tells("receipt", name)[1]["data"]["statement"]["predicate"]
+
+
+def brought(user: User, name: str) -> Path:
+    return user.home / "runs" / name / "artifacts" / "outputs" / "out"
+
+
+def test_a_script_gives_its_outputs_home_within_the_cap_and_its_machine_is_proven_gone(user: User) -> None:
+    done = runs(user, "120", name="fox-41")
+    assert done.returncode == 0, done.stderr + user.said()
+    assert user.cloud.alive() == []
+    told = receipt(user, "fox-41")
+    assert user.cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(5)
+    assert told["teardown"]["is"] == "destroyed"
+    assert told["asked"]["command"] == {"argv": ["python", "train.py", "120"], "env": ["MODE"], "secrets": ["MY_TOKEN"]}
+    assert json.loads((brought(user, "fox-41") / "ckpt.json").read_text()) == {"step": 119}
+    assert (brought(user, "fox-41") / "log.txt").read_text().count("loss") == 120
+    assert "token [secret] paid" in (user.home / "runs/fox-41/run.log").read_text()
+    assert [path for path in user.home.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
+    assert user.tells("audit")[1]["ok"] is True
+
+
+@pytest.mark.slow
+def test_a_script_is_ended_by_its_hours_with_its_newest_checkpoint_at_home_and_goes_on_elsewhere(user: User) -> None:
+    done = runs(user, "100000", name="owl-1", more=("--hours", "0.002"))
+    assert done.returncode == 7, done.stderr + user.said("owl-1")
+    step = json.loads((brought(user, "owl-1") / "ckpt.json").read_text())["step"]
+    assert step > 20
+    assert "gpurun run --from owl-1" in done.stderr + done.stdout + user.types("receipt", "owl-1").stdout
+    again = runs(user, "30", name="owl-2", more=("--from", "owl-1"))
+    assert again.returncode == 0, again.stderr + user.said("owl-2")
+    assert json.loads((brought(user, "owl-2") / "ckpt.json").read_text())["step"] == step + 30
+    assert user.cloud.alive() == []
+    assert user.tells("audit")[1]["ok"] is True
+
+
+@pytest.mark.slow
+def test_its_supervisor_may_be_killed_while_it_runs(user: User) -> None:
+    begun = runs(user, "400", name="hen-1", more=("--detach",))
+    assert begun.returncode == 0, begun.stderr + user.said("hen-1")
+    kill_supervisors(user.home)
+    resumed = user.types("resume", "hen-1", MY_TOKEN="canary-77")
+    assert resumed.returncode == 0, resumed.stderr + user.said("hen-1")
+    assert json.loads((brought(user, "hen-1") / "ckpt.json").read_text()) == {"step": 399}
+    assert user.cloud.alive() == []
+    assert user.tells("audit")[1]["ok"] is True
+
+
+@pytest.mark.slow
+def test_on_a_box_of_ones_own_nothing_of_it_is_left(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "identity")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "run.sh").write_text("echo step 1 '|' loss 2.5; mkdir out; echo $MY_TOKEN | wc -c > out/count")
+    with Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box:
+        box.wait_ready()
+        place = f"{box.user}@{box.host}:{box.port}"
+        asks = ("--host", place, "--identity", str(tmp_path / "identity" / "client"), "--gpu", "cpu")
+        with somebody(Cloud("ssh", {}, Meter(time.time), list, asks), tmp_path / "home") as user:
+            done = user.types(
+                "run", "--provider", "ssh", *asks, "--yes", "--json", "--name", "fox-41", "--secret", "MY_TOKEN",
+                "--upload", str(tmp_path / "lab"), "--", "bash", "run.sh", MY_TOKEN="canary-77",
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr + user.said()
+            assert (brought(user, "fox-41") / "count").read_text().strip() == "10"
+            assert receipt(user, "fox-41")["teardown"]["is"] == "user_operated"
+        assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
+    assert not list(Path("/dev/shm").glob("gpurun-*"))

@@ -1,0 +1,349 @@
+"""A command of the user's own on this machine, as a person runs it: any script under the same promise."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home
+from gpurun.ledger.journal import read_journal
+from gpurun.providers.local import LocalProvider
+
+COURSE = """\
+import os, time
+log = open("gpu_train_log.txt", "w")
+for step in range(1, 21):
+    line = f"step {step:04d} | loss {4.0 / step:.4f} | lr 3.0e-04"
+    print(line, flush=True)
+    log.write(line + "\\n")
+    time.sleep(0.02)
+log.close()
+open("mini_gpt2_checkpoint.pt", "wb").write(b"weights")
+print("the key is", os.environ.get("MY_TOKEN"))
+"""
+NANOGPT = """\
+import json, os, signal, sys, time
+steps = int(next(one for one in sys.argv if one.startswith("--max_iters=")).split("=")[1])
+out = "out-char"
+os.makedirs(out, exist_ok=True)
+first = json.load(open(f"{out}/ckpt.pt"))["iter"] + 1 if "--init_from=resume" in sys.argv else 0
+def save(i):
+    json.dump({"iter": i}, open(f"{out}/ckpt.pt", "w"))
+for i in range(first, steps):
+    def stop(*_):
+        save(i)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, stop)
+    if i % 10 == 0:
+        print(f"step {i}: train loss {4 / (i + 1):.4f}, val loss {5 / (i + 1):.4f}", flush=True)
+        save(i)
+    print(f"iter {i}: loss {4 / (i + 1):.4f}, time 12.00ms, mfu 3.10%", flush=True)
+    time.sleep(0.02)
+save(steps - 1)
+"""
+
+HUGGING_FACE = """\
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+torch.manual_seed(1)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
+rows = [{"input_ids": torch.arange(i, i + 16) % 64, "labels": torch.arange(i, i + 16) % 64} for i in range(64)]
+told = TrainingArguments(
+    "out", max_steps=int(sys.argv[1]), logging_steps=5, save_steps=10, save_total_limit=2, report_to=[], use_cpu=True,
+)
+Trainer(model, told, train_dataset=rows).train(resume_from_checkpoint=sys.argv[2] if sys.argv[2:] else None)
+"""
+
+
+class Person:
+    """Somebody in a folder of scripts."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        folder.mkdir()
+
+    def types(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gpurun.cli.app", *words]
+        return subprocess.run(
+            command, cwd=self.folder, env={**os.environ, **more}, capture_output=True, text=True, timeout=120,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def runs(self, *words: str, name: str = "fox-41", **more: str) -> subprocess.CompletedProcess[str]:
+        return self.types("run", "--provider", "local", "--name", name, "--json", *words, **more)
+
+    def kinds(self, name: str = "fox-41") -> list[str]:
+        events = (self.home / "runs" / name / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["kind"] for line in events]
+
+    def brought(self, name: str = "fox-41") -> dict[str, str]:
+        artifacts = self.home / "runs" / name / "artifacts" / "outputs"
+        return {
+            path.relative_to(artifacts).as_posix(): path.read_text() for path in artifacts.rglob("*") if path.is_file()
+        }
+
+    def receipt(self, name: str = "fox-41") -> Any:
+        return json.loads(self.types("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
+
+    def holds(self) -> bool:
+        """Whether the audit finds nothing, and no machine is left."""
+        audit = json.loads(self.types("audit", "--json").stdout.splitlines()[-1])
+        return bool(audit["ok"]) and LocalProvider(Home(self.home), SystemClock()).find(None) == []
+
+
+@pytest.fixture
+def person(own_home: Path, tmp_path: Path) -> Person:
+    return Person(own_home, tmp_path / "lab")
+
+
+def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_secret_to_nobody(person: Person) -> None:
+    (person.folder / "mini_gpt2_train.py").write_text(COURSE)
+    done = person.runs("--secret", "MY_TOKEN", "mini_gpt2_train.py", MY_TOKEN="canary-77")
+    assert done.returncode == 0, done.stderr
+    brought = person.brought()
+    assert sorted(brought) == ["gpu_train_log.txt", "mini_gpt2_checkpoint.pt"]
+    assert brought["gpu_train_log.txt"].count("loss") == 20
+    log = (person.home / "runs/fox-41/run.log").read_text()
+    assert "step 0020 | loss 0.2000" in log
+    assert "the key is [secret]" in log
+    written = [path for path in person.home.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()]
+    assert written == []
+    told = person.receipt()
+    assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
+    assert told["training"]["figures"]["last_loss"] == 0.2
+    assert {one["name"] for one in told["checkpoint"]["files"]} == {f"outputs/{name}" for name in brought}
+    assert person.holds()
+
+
+def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Person) -> None:
+    """nanoGPT's own flags: a stop lets it save, what it saved comes home, and the next run finds it where it lay."""
+    (person.folder / "train.py").write_text(NANOGPT)
+    words = ("--checkpoint-glob", "out-*/ckpt.pt", "--resume-arg", "--init_from=resume", "--")
+    detached = person.runs("--detach", *words, "python", "train.py", "--max_iters=100000")
+    assert detached.returncode == 0, detached.stderr
+    until(lambda: "iter 30" in text_of(person.home / "runs/fox-41/run.log"))
+    assert person.types("stop", "fox-41").returncode == 0
+    reached = json.loads(person.brought()["out-char/ckpt.pt"])["iter"]
+    assert reached >= 30
+    told = person.receipt()
+    assert (told["training"]["outcome"], told["training"]["exit_code"]) == ("stopped", 0)
+
+    again = person.runs("--from", "fox-41", "--", "python", "train.py", f"--max_iters={reached + 20}", name="fox-42")
+    assert again.returncode == 0, again.stderr
+    assert f"iter {reached + 1}:" in text_of(person.home / "runs/fox-42/run.log").splitlines()[0]
+    assert json.loads(person.brought("fox-42")["out-char/ckpt.pt"])["iter"] == reached + 19
+    assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
+    assert person.holds()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "outcome", "said"),
+    [
+        pytest.param("exit 3", 6, "failed", "exit code 3", id="fails at once", marks=pytest.mark.slow),
+        pytest.param("kill -9 $$", 6, "failed", "signal 9", id="is killed", marks=pytest.mark.slow),
+        pytest.param("trap '' TERM; while true; do sleep 0.1; done", 7, "stopped", "signal 9", id="ignores TERM"),
+        pytest.param("(trap '' HUP; sleep 600) & exit 0", 0, "done", "", id="leaves a process behind"),
+    ],
+)
+def test_however_a_script_ends_its_machine_ends_with_it(
+    person: Person, script: str, code: int, outcome: str, said: str
+) -> None:
+    (person.folder / "run.sh").write_text(script)
+    hours = ("--hours", "0.0005", "--grace", "1") if "trap '' TERM" in script else ()
+    done = person.runs(*hours, "--", "bash", "run.sh")
+    assert done.returncode == code, done.stdout + done.stderr
+    told = person.receipt()["training"]
+    assert told["outcome"] == outcome
+    assert said in told["message"]
+    if "600" in script:
+        assert "command.left_running" in text_of(person.home / "runs/fox-41/events.jsonl")
+    assert person.holds()
+
+
+def test_a_rehearsal_runs_it_here_for_so_long_and_then_stops_it(person: Person) -> None:
+    (person.folder / "train.py").write_text(NANOGPT)
+    began = time.monotonic()
+    done = person.types("run", "--gpu", "8xH100", "--max-cost", "60", "--dry-run", "--dry-run-seconds", "2",
+                        "--name", "fox-41", "--", "python", "train.py", "--max_iters=100000")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 60
+    assert json.loads(person.brought()["out-char/ckpt.pt"])["iter"] > 10
+    assert person.holds()
+
+
+def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None:
+    (person.folder / "train.py").write_text("print('step 1 | loss 2.0')")
+    (person.folder / "tell.sh").write_text(f"cat >> {person.folder}/told.jsonl; echo >> {person.folder}/told.jsonl")
+    command = [sys.executable, "-m", "gpurun.cli.app", "run", "--provider", "local", "--name", "fox-41",
+               "--exec", f"sh {person.folder}/tell.sh", "train.py"]  # fmt: skip
+    leader, follower = pty.openpty()
+    said = b""
+    with subprocess.Popen(command, cwd=person.folder, stdin=follower, stdout=follower, stderr=follower) as shell:
+        os.close(follower)
+        with contextlib.suppress(OSError):  # So a terminal ends.
+            while piece := os.read(leader, 1 << 16):
+                said += piece
+    os.close(leader)
+    assert shell.returncode == 0, said
+    rung = re.findall(rb"\a\x1b\]9;fox-41 ([a-z]+): [^\x1b]*\x1b\\", said)
+    assert rung == [b"started", b"trained", b"finished"]
+    told = [json.loads(line) for line in (person.folder / "told.jsonl").read_text().splitlines() if line]
+    assert [one["notice"] for one in told] == ["started", "trained", "finished"]
+    files = [path for path in (person.home / "runs/fox-41").rglob("*") if path.is_file()]
+    assert [path for path in files if b"tell.sh" in path.read_bytes() and "work" not in path.parts] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["train.py"], "gpu.missing"),
+        (["--gpu", "1xT4", "train.py"], "cap.missing"),
+        (["--provider", "local", "absent.py"], "run.no_script"),
+        (["--provider", "local", "--", "python", "absent.py"], "run.no_script"),
+        (["--provider", "local", "--", "python", "ignored.py"], "run.ignored"),
+        (["--provider", "local", "--outputs", "/etc/*", "train.py"], "run.glob"),
+        (["--provider", "local", "--outputs", "../x", "train.py"], "run.glob"),
+        (["--provider", "local", "--env", "NOVALUE", "train.py"], "run.env"),
+        (["--provider", "local", "--secret", "NOT_THERE", "train.py"], "secret.missing"),
+        (["--provider", "local", "--data", "absent", "train.py"], "data.missing"),
+        (["--provider", "local", "imports.py"], "run.needs_folder"),
+        (["--provider", "local", "--upload", ".", "--", "python", "keyed/train.py"], "pack.secret"),
+        (["--provider", "local", "--from", "owl-1"], "run.unknown"),
+        (["--provider", "local"], "run.no_command"),
+    ],
+)
+def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: list[str], code: str) -> None:
+    (person.folder / "train.py").write_text("print(1)")
+    (person.folder / "imports.py").write_text("import train")
+    (person.folder / "ignored.py").write_text("print(1)")
+    (person.folder / ".gpurunignore").write_text("ignored.py\n")
+    (person.folder / "keyed").mkdir()
+    (person.folder / "keyed" / "train.py").write_text("print(1)")
+    if code == "pack.secret":
+        (person.folder / "keyed" / ".env").write_text("KEY=1")
+    done = person.types("run", "--json", *words)
+    assert json.loads(done.stdout)["errors"][0]["code"] == code, done.stdout + done.stderr
+    assert list((person.home / "runs").glob("*/plan.json")) == []
+
+
+@pytest.mark.slow
+def test_trackers_get_the_figures_while_it_runs_and_read_them_back(person: Person) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+    from wandb.proto import wandb_internal_pb2
+
+    (person.folder / "train.py").write_text(NANOGPT)
+    done = person.runs(
+        "--log-to", "tensorboard,wandb", "--", "python", "train.py", "--max_iters=60", WANDB_MODE="offline"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = person.home / "runs/fox-41"
+    until(lambda: not subprocess.run(["pgrep", "-f", f"curve_log {person.home}"], capture_output=True).stdout)
+    assert text_of(folder / "curve_log.log") == ""
+    curves = EventAccumulator(str(folder / "tensorboard" / "fox-41")).Reload()
+    assert make_ndarray(curves.Tensors("val_loss")[0].tensor_proto) == 5.0
+    assert max(one.step for one in curves.Tensors("loss")) == 59
+    (written,) = folder.glob("wandb/offline-run-*/*.wandb")
+    told = dict[str, list[float]]()
+    for content in records_of(written.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content)
+        for item in record.history.item:
+            told.setdefault(item.key or item.nested_key[0], []).append(json.loads(item.value_json))
+    assert (told["val_loss"][0], max(told["step"])) == (5.0, 59)
+
+
+@pytest.mark.parametrize(("trackers", "code"), [("wandb", "log_to.no_login"), ("comet", "usage.log_to")])
+def test_a_tracker_that_would_not_take_it_is_told_before_anything_is_rented(
+    person: Person, trackers: str, code: str
+) -> None:
+    done = person.runs("--log-to", trackers, "--", "true", HOME=str(person.folder), WANDB_MODE="online")
+    assert json.loads(done.stdout)["errors"][0]["code"] == code
+
+
+@pytest.mark.slow
+def test_a_script_of_the_hugging_face_trainer_goes_on_from_its_newest_folder(person: Person) -> None:
+    (person.folder / "hf.py").write_text(HUGGING_FACE)
+    words = ("--checkpoint-glob", "out/checkpoint-*", "--resume-arg", "{}")
+    done = person.runs(*words, "hf.py", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = [json.loads(line) for line in (person.home / "runs/fox-41/events.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events if event["kind"] == "step"]
+    assert 20 <= steps[-1] <= 30, "a bar is drawn ten times a second, and these steps take less"
+    files = person.receipt()["checkpoint"]["files"]
+    newest = {one["name"] for one in files if one["kind"] == "checkpoint"}
+    assert "outputs/out/checkpoint-30/model.safetensors" in newest
+    assert not any("checkpoint-10/" in one["name"] for one in files), "the Trainer removes it, and so does the list"
+
+    again = person.runs("--from", "fox-41", "hf.py", "40", name="fox-42")
+    assert again.returncode == 0, again.stdout + again.stderr
+    told = [json.loads(line) for line in (person.home / "runs/fox-42/events.jsonl").read_text().splitlines()]
+    assert max(event["step"] for event in told if event["kind"] == "step") > 30
+    assert person.holds()
+
+
+@pytest.mark.slow
+def test_a_script_that_prints_a_flood_and_writes_nothing_is_told_of_while_it_runs(person: Person) -> None:
+    (person.folder / "flood.sh").write_text(
+        "head -c 100000000 /dev/zero | tr '\\0' 'x' | fold -w 200; sleep 3; echo end"
+    )
+    done = person.runs("--outputs", "out/**", "--", "bash", "flood.sh")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (person.home / "runs/fox-41/run.log").read_bytes().endswith(b"end\n")
+    assert "outputs.none" in text_of(person.home / "runs/fox-41/events.jsonl")
+    assert person.holds()
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_misses_nothing_of_a_command(person: Person) -> None:
+    (person.folder / "train.py").write_text(NANOGPT)
+    words = ("--checkpoint-glob", "out-*/ckpt.pt", "--", "python", "train.py", "--max_iters=400")
+    assert person.runs("--detach", *words).returncode == 0
+    until(lambda: "iter 20" in text_of(person.home / "runs/fox-41/run.log"))
+    found = subprocess.run(
+        ["pgrep", "-f", f"gpurun.lifecycle.supervisor {person.home}"], capture_output=True, text=True
+    )
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    until(lambda: person.types("resume", "fox-41").returncode == 0)
+    assert person.kinds().count("start") == 1
+    assert json.loads(person.brought()["out-char/ckpt.pt"])["iter"] == 399
+    assert [str(one.event) for one in read_journal(person.home / "runs/fox-41/journal.jsonl").records].count(
+        "train.intended"
+    ) == 1
+    assert person.holds()
+
+
+def records_of(log: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log after its file's header: a small one is one block, and divides none of them."""
+    place = 7
+    while place + 7 <= len(log):
+        _, size, kind = struct.unpack_from("<IHB", log, place)
+        assert kind == 1
+        yield log[place + 7 : place + 7 + size]
+        place += 7 + size
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def until(true: Callable[[], Any], limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)

@@ -1,0 +1,126 @@
+"""What of a folder is uploaded for a command, and what is said of it before anything is rented."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.command_options import _with_pip
+from gpurun.core.errors import UsageError
+from gpurun.core.job import Command
+from gpurun.core.run_plan import Choices, Request
+from gpurun.planning import work_folder as folders
+from gpurun.planning.work_folder import work_folder
+
+
+def command(folder: Path, *argv: str) -> Command:
+    return Command(argv=argv or ("python", "train.py"), folder=str(folder))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A folder as people have them."""
+    files = {
+        "train.py": "import model",
+        "model.py": "",
+        ".gitignore": "data/\n*.bin\n!keep.bin\n",
+        "data/big.txt": "x" * 5000,
+        "keep.bin": "x",
+        "drop.bin": "x" * 300,
+        "sub/.gitignore": "local.txt\n",
+        "sub/local.txt": "x",
+        "sub/words.txt": "x",
+        ".git/HEAD": "x",
+        "__pycache__/a.pyc": "x",
+    }
+    for name, text in files.items():
+        path = tmp_path / "lab" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "lab"
+
+
+def test_what_git_ignores_stays_here_and_is_named_with_its_size(lab: Path) -> None:
+    found = work_folder(command(lab))
+    assert sorted(found.files) == [".gitignore", "keep.bin", "model.py", "sub/.gitignore", "sub/words.txt", "train.py"]
+    assert found.left_out["data"] == 5000
+    assert found.words == "data (5 kB), drop.bin (300 B), sub/local.txt (1 B)"
+    (lab / ".gpurunignore").write_text("!drop.bin\nsub/\n")
+    again = work_folder(command(lab))
+    assert "drop.bin" in again.files
+    assert "sub" in again.left_out
+
+
+def test_a_link_brings_its_file_and_no_folder_and_the_copy_keeps_what_may_be_started(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "vocab.txt").write_text("words")
+    (lab / "vocab.txt").symlink_to(tmp_path / "outside" / "vocab.txt")
+    (lab / "elsewhere").symlink_to(tmp_path / "outside")
+    (lab / "run.sh").write_text("true")
+    (lab / "run.sh").chmod(0o755)
+    found = work_folder(command(lab))
+    copied = folders.copied(command(lab), found, tmp_path / "copy")
+    assert (tmp_path / "copy" / "vocab.txt").read_text() == "words"
+    assert not (tmp_path / "copy" / "vocab.txt").is_symlink()
+    assert "elsewhere" in found.left_out
+    assert copied.executable == ("run.sh",)
+
+
+def test_a_folder_that_is_no_program_is_refused_with_what_is_large_in_it(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab / "videos").mkdir()
+    (lab / "videos" / "a.mp4").write_bytes(b"x" * 2000)
+    monkeypatch.setattr(folders, "MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match=r"Large are videos \(2 kB\)") as refused:
+        work_folder(command(lab))
+    assert "--data" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("train.py", "--n", "3"), ["{python}", "train.py", "--n", "3"]),
+        (("python", "-m", "x"), ["{python}", "-m", "x"]),
+        (("torchrun", "train.py"), ["torchrun", "train.py"]),
+    ],
+)
+def test_python_is_the_one_that_has_torch_and_a_checkpoint_is_added_where_it_goes_on(
+    argv: tuple[str, ...], words: list[str]
+) -> None:
+    told = Command(argv=argv, resume_arg="--resume {}", checkpoints="*.pt")
+    assert told.words == words
+    assert told.model_copy(update={"resumed": "out/c 1.pt"}).words == [*words, "--resume", "out/c 1.pt"]
+
+
+def test_pip_installs_for_the_python_that_has_torch_after_the_users_own_script(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torchtune==0.6\n# why\neinops\n")
+    request = Request(recipe="", choices=Choices(setup="echo first >> told"), python="")
+    choices = _with_pip(request, [str(tmp_path / "requirements.txt"), "rich>=13"], is_dry_run=False)
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 0\necho "$@" >> told\ncat requirements.gpurun.txt >> told\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["sh", "-e", "-c", choices.setup], cwd=tmp_path, env=environment, check=True)
+    installed = "-m pip install -q --no-input -r requirements.gpurun.txt"
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told == ["first", installed, "torchtune==0.6", "# why", "einops", "rich>=13"]
+
+
+def test_a_script_alone_needs_nothing_beside_it(tmp_path: Path, lab: Path) -> None:
+    with pytest.raises(UsageError, match="imports model, which lies beside it"):
+        work_folder(command(lab / "train.py", "train.py"))
+    (lab / "bad.py").write_text("def (:")
+    with pytest.raises(UsageError, match=r"is no Python \(line 1\)"):
+        work_folder(command(lab / "bad.py", "bad.py"))
+    assert sorted(work_folder(command(lab / "model.py", "model.py")).files) == ["model.py"]
+
+
+def test_no_value_of_a_variable_is_told(lab: Path) -> None:
+    told: dict[str, Any] = Command(argv=("x",), env={"A": "secret-1"}, secrets=("B",)).told
+    assert told == {"argv": ["x"], "env": ["A"], "secrets": ["B"]}
