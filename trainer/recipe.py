@@ -1,8 +1,7 @@
 """The recipe: the one schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
 
-It needs the standard library alone and nothing else of trainer: gpurun reads recipes by it before anything is rented,
-and the trainer on the machine. A table is a frozen dataclass and a key is a field; what a key may be stands in its
-annotation, and what keys may not be together stands in `_ONLY` and `_conflicts`.
+It needs the standard library alone: gpurun reads recipes by it before anything is rented, the trainer on the machine.
+A table is a dataclass, a key a field; its annotation says what it may be, `_ONLY` and `_conflicts` what fits together.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ NotNegative = Annotated[float, Must(lambda x: x >= 0, "at least 0")]
 Turned = Annotated[float, Must(lambda x: 0 < x <= 1, "above 0 and at most 1")]
 Text = Annotated[str, Must(len, "the name of a text")]
 InsideData = Annotated[str, Must(_INSIDE.fullmatch, "a name inside the data folder")]
+Challenge = Annotated[str, Must(re.compile(r"(\w[\w.-]{3,63}:[0-9a-f]{64})?", re.A).fullmatch, "a WORD:KEYID")]
 Overlay = Mapping[str, Any]
 
 
@@ -129,6 +129,7 @@ class TrainConfig:
     batch_tokens: BatchTokens  # An optimiser step's, over all processes.
     micro_batch: Whole  # Sequences a process and micro-step, at most.
     seed: Seed = 42
+    challenge: Challenge = ""  # A teacher's word and a key's id, which give the seed (`recipe_file.seed_of`).
     loop: Literal["own", "huggingface"] = "own"  # The same run by the Hugging Face Trainer, for comparison.
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # Of a card bf16, or fp16 if it must; else fp32.
     compile: bool = False
@@ -213,8 +214,7 @@ TABLES: dict[str, Any] = {name: kind for name, kind in _hints(Recipe).items() if
 """The tables that stand in recipe.json, in its order."""
 REHEARSED = tuple(name for name in TABLES if name in _hints(RehearsalConfig))  # What a rehearsal may change.
 PAIR_TOKENIZERS = _PAIRS = ("char-pairs", "word-pairs")
-MOST_SAMPLES = 9_000
-"""Of a whole run: each is a file, and with its checkpoints' files they must fit into a manifest that is believed."""
+MOST_SAMPLES = 9_000  # Of a run: each is a file, and a manifest that is believed has no more with its checkpoints.
 
 
 def parse_recipe(record: Any, *, is_whole: bool = True) -> Recipe:

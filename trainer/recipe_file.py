@@ -8,6 +8,7 @@ for TOML only.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "parse_override",
     "parse_toml",
     "read_recipe",
+    "seed_of",
 ]
 
 Override = tuple[tuple[str, ...], Any]
@@ -95,7 +97,17 @@ def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) 
             tables[name].update(tables["rehearsal"][name])
         tables["hardware"]["on_cpu"] = "as_written"  # What a machine without CUDA should do has just been done.
     _put(tables, (one for one in overrides if one[0][0] != "rehearsal"))
+    train = tables["train"]
+    if train["challenge"]:
+        if any(path == ("train", "seed") for path, _ in overrides):
+            raise RecipeError("does_not_add_up", "train.challenge gives the seed; leave --set train.seed out")
+        train["seed"] = seed_of(train["challenge"])
     return tables
+
+
+def seed_of(challenge: str) -> int:
+    """Return the seed that a challenge gives: weights, order and masks follow from a word that nobody knew before."""
+    return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:4], "big")
 
 
 def parse_override(text: str) -> Override:

@@ -39,7 +39,7 @@ from trainer.room import end_with_the_others, read_room, without_room
 from trainer.saving import restore_model, restore_optimizer
 from trainer.shards import open_data
 
-__all__ = ["After", "Progress", "Run", "asked_to_stop", "places"]
+__all__ = ["After", "Progress", "Run", "asked_to_stop", "kind_of", "places"]
 
 LAUNCHER_EVERY_S = 1.0
 """How often a process looks whether torchrun is still there: without it nobody would wait for the end, nor know it."""
@@ -270,6 +270,21 @@ def places(ideas: Mapping[str, Callable[..., Any]]) -> str:
         f"{idea} {codes[idea].co_filename.removeprefix(root)}:{codes[idea].co_firstlineno}"
         for idea in ("embedding", "attention", "loss", "checkpoint", "generation")
     )
+
+
+def kind_of(device: Device) -> str:
+    """Return what must be the same for the same bits to come out: card or processor, instructions, threads, torch."""
+    if device.is_cuda:
+        return f"{device.cuda_name} | torch {torch.__version__}"
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        named = next(
+            (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), ""
+        )
+    except OSError:
+        named = ""
+    with_what = torch.backends.cpu.get_cpu_capability()
+    return f"{named or platform.machine()} {with_what} | {torch.get_num_threads()} threads | torch {torch.__version__}"
 
 
 def asked_to_stop() -> threading.Event:

@@ -42,7 +42,7 @@ from trainer.events import UNKNOWN_S, Reporter
 from trainer.optim import learning_rate, optimizer_tensors, set_learning_rate
 from trainer.recipe_file import add_recipe_words, as_planned, read_recipe
 from trainer.room import begins_anew
-from trainer.run import Progress, Run, asked_to_stop
+from trainer.run import Progress, Run, asked_to_stop, kind_of
 from trainer.saving import Snapshot
 
 __all__ = ["main", "train"]
@@ -273,7 +273,8 @@ def save(run: Run) -> None:
     progress, model = run.progress, run.parallel.whole(run.model.state_dict())
     state = {
         "v": 1, "step": progress.step, "tokens": progress.step * run.recipe.train.batch_tokens,
-        "torch": torch.__version__, "loss": progress.loss, "val_loss": progress.val_loss,
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "kind": kind_of(run.device),
+        "processes": run.processes.count, "loss": progress.loss, "val_loss": progress.val_loss,
         "skipped_steps": progress.skipped_steps, "room": {**run.asked, "fits": run.plan.micro_batch},
         "loss_scale": run.scale.as_record(), "recent": run.spikes.as_record(),
         "recipe": run.recipe.as_record(), "data": run.task.data.identity(),

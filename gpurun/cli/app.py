@@ -38,6 +38,8 @@ VERBS = {
     "destroy": "Destroy the machine now, without downloading anything, and prove that it is gone.",
     "receipt": "Show a run's signed receipt.",
     "audit": "Check journals, receipts, signatures, costs and checkpoints, by a second computation.",
+    "evidence": "Write a run's evidence into one file to hand in: card, receipt, journal, log and events.",
+    "roster": "Give each learner of a class a challenge.",
     "reap": "Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.",
     "report": (
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
@@ -60,6 +62,7 @@ GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "stop", "resume", "collect", "destroy"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "export"),
     "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
+    "Hand in": ("evidence", "roster"),
     "Data": ("data", "recipes", "pack"),
     "Set-up": ("doctor", "auth", "aws", "config", "version"),
 }

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpurun.core.money import format_usd, total, usd
 from gpurun.ledger import audit as ledger
 from gpurun.ledger.audit.findings import NO
 from gpurun.lifecycle.charges import Bill
 from gpurun.view.audit_table import AuditRow, AuditSummary
+
+if TYPE_CHECKING:
+    from gpurun.cli.replay import Replayed
 
 MORE_MICROS = usd("0.01")
 """How much more than a receipt's bound may be billed, since bills are rounded in their own way."""
@@ -22,6 +26,13 @@ def with_bill(row: ledger.AuditRow, bill: Bill | None) -> ledger.AuditRow:
         return row
     told = f"{format_usd(billed)} was billed, and the receipt says {format_usd(bound)} at most"
     return replace(row, problems=(*row.problems, told), verdict=row.verdict if row.may_be_billing else NO)
+
+
+def with_replay(row: ledger.AuditRow, replayed: Replayed | None) -> ledger.AuditRow:
+    """The row with what a replay contradicts."""
+    if replayed is None or not replayed.problems:
+        return row
+    return replace(row, problems=(*row.problems, *replayed.problems), verdict=row.verdict if row.may_be_billing else NO)
 
 
 def bill_notes(bill: Bill) -> list[str]:

@@ -112,7 +112,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     choices = renting["choices"].model_copy(update=own)
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=tuple(typed["overrides"]),
+        overrides=(*typed["overrides"], *_challenged(session, typed["challenge"])),
         **{**renting, "choices": choices},
     )
     if continues is None:
@@ -161,6 +161,28 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             give_up_after_s=_seconds(typed["give_up_after"]),
         ),
     }
+
+
+_CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
+
+
+def _challenged(session: Session, challenge: str) -> tuple[str, ...]:
+    """The override by which a run's seed follows from a teacher's word and the key that will sign its receipt."""
+    if not challenge:
+        return ()
+    from gpurun.core.errors import SetupError, UsageError
+    from gpurun.ledger.signing import load_signer
+
+    if not _CHALLENGE.fullmatch(challenge):
+        what = f"--challenge {challenge[:80]!r} is no challenge: 4 to 64 letters, digits, dots and dashes."
+        raise UsageError("usage.challenge", what, hint="Copy the one that your teacher gave you, whole.")
+    signer = load_signer(session.home.prepare().keys)
+    if signer is None:
+        what = (
+            f"A challenge is bound to the key that signs receipts, and {session.home.keys} has none that can be read."
+        )
+        raise SetupError("challenge.no_key", what, hint="See The form in docs/RECEIPTS.md for how to begin again.")
+    return (f'train.challenge="{challenge}:{signer.keyid}"',)
 
 
 _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
@@ -302,6 +324,8 @@ REQUEST = Shared(
         "recipe": (RecipeArgument, ""),
         **RENTING,
         "overrides": (Set, []),
+        # Hidden: who needs it has it from a teacher, in the whole command that `roster new` prints.
+        "challenge": (Annotated[str, typer.Option("--challenge", metavar="C", hidden=True)], ""),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
         "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),

@@ -46,7 +46,12 @@ def put_bytes(content: bytes) -> int:
 
 def write_file(path: Path, text: str, *, flag: str) -> int:
     """Put a text where a flag asks for it, whole or not at all; its size in bytes, or a SetupError."""
-    content, part = text.encode("utf-8"), path.parent / f"{path.name}.part"
+    return write_bytes(path, text.encode("utf-8"), flag=flag)
+
+
+def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
+    """The same for what is no text."""
+    part = path.parent / f"{path.name}.part"
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")

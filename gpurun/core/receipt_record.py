@@ -58,6 +58,7 @@ class Asked(TypedDict):
     form: str
     provider: str
     continues: NotRequired[Continues]
+    challenge: NotRequired[str]
     command: NotRequired[CommandTold]
     trainer: NotRequired[str]
 
@@ -301,9 +302,18 @@ class TeardownTold(TypedDict("_Teardown", {"is": str | None})):
 
 
 class Verdict(Is):
-    """`gpu` or `smoke`, and the sentence that goes with it."""
+    """What the run may be called, the sentence that goes with it, and one of what it does not show (new with them).
+
+    Older receipts have `gpu` or `smoke`; ledger/log_facts.py has the words of today.
+    """
 
     says: str
+    not_shown: NotRequired[str]
+
+
+def on_gpu(verdict: Verdict) -> bool:
+    """Whether a verdict, of today or of an older receipt, calls the run one on a GPU."""
+    return verdict["is"].partition(",")[0] == "gpu"
 
 
 class Incident(TypedDict):

@@ -1,23 +1,40 @@
-"""What the trainer's own words show: the log lines, losses, device and sample that stand on a receipt.
+"""What the trainer's own words show: the log lines, losses, device and sample of a receipt, and what it may be called.
 
-All of it is the instance's word. It is quoted, never believed: the verdict `gpu` needs the log and every start event to
-agree, and no figure of money or time rests on it.
+All of it is the instance's word. It is quoted, never believed: a run was on a GPU only if the first `device:` line of
+its log says `cuda` and every start event agrees, and no figure of money or time rests on that. Whose word it is divides
+the verdicts: a provider that told of what it rented out, or the machine alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.paths import RunFolder, open_regular
-from gpurun.core.receipt_record import UNKNOWN, Digested, SampleTold
+from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
 from gpurun.core.trainer_events import Alert, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, plain_text
 from gpurun.ledger.paid_phases import TrainingSplit
+
+RENTED, BY_ITS_WORD, SMOKE = "gpu, rented", "gpu, as the machine says", "smoke"
+NOT_A_PROVIDER = "not a provider"
+
+GPU_SENTENCE = "ran on a GPU, as its log shows"
+RENTED_SENTENCE = "ran on a rented GPU: the provider told of it, and the log agrees"
+SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
+STOPPED_SENTENCE = "smoke test stopped early, GPU run still pending"
+NOTHING_SENTENCE = "no training was completed, GPU run still pending"
+
+_NOT_SHOWN = {
+    RENTED: "It does not show who ran it, nor that the provider's answers were signed as they came.",
+    BY_ITS_WORD: "It does not show whose card it was, nor that there was one: its owner could write that log.",
+    SMOKE: "It does not show a GPU, nor who ran it.",
+    NOT_A_PROVIDER: "It does not show that anything was rented: whoever runs that address could answer anything.",
+}
 
 _DEVICE = re.compile(r"device: (cuda|cpu)")
 _CODE = re.compile(r"code: embedding trainer/\S+ \| .+")
@@ -157,3 +174,38 @@ def _sample(event: Sample | None) -> SampleTold | None:
     if event is None:
         return None
     return {"step": event.step, "prompt": plain_line(event.prompt), "text": plain_text(event.text or "")}
+
+
+def verdict_of(opened: Mapping[str, Any], machine: Machine | None, device: str, outcome: str) -> Verdict:
+    """The verdict of a run that was opened so, on that machine; `device` is "" where log and events do not agree."""
+    provider, endpoint = opened["provider"], opened.get("endpoint")
+    if endpoint:
+        trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
+        return _with_limits(NOT_A_PROVIDER, plain_line(f"asked {endpoint} in place of {provider}; {trained}"))
+    if device != "cuda":
+        return _with_limits(SMOKE, _smoke_sentence(device, outcome))
+    if opened["mode"] == "paid" and machine is not None and _is_told(machine):
+        return _with_limits(RENTED, RENTED_SENTENCE)
+    return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
+
+
+def older_verdict(device: str, outcome: str) -> Verdict:
+    """The verdict as receipts had it before they told whose word it is."""
+    if device == "cuda":
+        return {"is": "gpu", "says": GPU_SENTENCE}
+    return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
+
+
+def _with_limits(kind: str, says: str) -> Verdict:
+    return {"is": kind, "says": says, "not_shown": _NOT_SHOWN[kind]}
+
+
+def _smoke_sentence(device: str, outcome: str) -> str:
+    told = {"done": SMOKE_SENTENCE, "stopped": STOPPED_SENTENCE}.get(outcome, NOTHING_SENTENCE)
+    return told if device == "cpu" else NOTHING_SENTENCE
+
+
+def _is_told(machine: Machine) -> bool:
+    """Whether the provider itself named the card, or the type of machine; of a box of the user's own nobody did."""
+    untold = machine.get("as_ordered", [])
+    return machine["provider"] != "ssh" and not {"gpu", "type"} <= set(untold) and bool(machine["id"])

@@ -35,18 +35,13 @@ from gpurun.core.receipt_record import (
     Verdict,
 )
 from gpurun.core.untrusted import plain_data, plain_line
-from gpurun.ledger.log_facts import Evidence, read_evidence
+from gpurun.ledger.log_facts import Evidence, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import phases_s, planned
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, last_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
 MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-reported"
-
-GPU_SENTENCE = "ran on a GPU, as its log shows"
-SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
-STOPPED_SENTENCE = "smoke test stopped early, GPU run still pending"
-NOTHING_SENTENCE = "no training was completed, GPU run still pending"
 
 # What may follow the end of a rental and changes nothing about it.
 _AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
@@ -70,6 +65,7 @@ def build_statement(
     """The in-toto Statement of a run. `records` are its `basis_of`, `head` the sha256 of the last one's line."""
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
+    instance = _instance(records, rentals)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []
     predicate: Predicate = {
@@ -84,7 +80,7 @@ def build_statement(
         "shipping": _shipping(records),
         "gpurun": {"version": opened["gpurun_version"]},
         "platform": plain_data(opened.get("platform", UNKNOWN)),
-        "instance": _instance(records, rentals),
+        "instance": instance,
         "timeline": _timeline(records),
         "runtime": _runtime(folder, rentals, evidence),
         "cost": _cost(opened, rentals),
@@ -92,7 +88,7 @@ def build_statement(
         "checkpoint": _checkpoint(collected, files),
         "sample": evidence.sample,
         "teardown": _teardown(rentals),
-        "verdict": _verdict(records, evidence),
+        "verdict": _verdict(records, instance, evidence),
         "incidents": _incidents(records),
     }
     return {
@@ -113,6 +109,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
     asked: Asked = {"mode": mode, "recipe": recipe, "form": form, "provider": provider}
     if opened.get("continues"):
         asked["continues"] = opened["continues"]
+    if opened.get("challenge"):
+        asked["challenge"] = plain_line(str(opened["challenge"]))
     if opened.get("command"):
         asked["command"] = plain_data(opened["command"])
     if opened.get("trainer"):
@@ -343,13 +341,13 @@ def _teardown(rentals: Sequence[Rental]) -> TeardownTold:
     return {"is": how, "evidence": [rental.proof() for rental in rented]}
 
 
-def _verdict(records: Sequence[Record], evidence: Evidence) -> Verdict:
-    if evidence.device == "cuda":
-        return {"is": "gpu", "says": GPU_SENTENCE}
-    seen = last_of(records, Event.TRAIN_OBSERVED)
+def _verdict(records: Sequence[Record], machine: Machine | None, evidence: Evidence) -> Verdict:
+    """Older runs, which were opened without a challenge or the lack of one, have the verdict of their time."""
+    opened, seen = records[0].data, last_of(records, Event.TRAIN_OBSERVED)
     outcome = seen.data["outcome"] if seen else "none"
-    says = {"done": SMOKE_SENTENCE, "stopped": STOPPED_SENTENCE}.get(outcome, NOTHING_SENTENCE)
-    return {"is": "smoke", "says": says if evidence.device == "cpu" else NOTHING_SENTENCE}
+    if "challenge" not in opened:
+        return older_verdict(evidence.device, outcome)
+    return verdict_of(opened, machine, evidence.device, outcome)
 
 
 def _incidents(records: Sequence[Record]) -> list[Incident]:

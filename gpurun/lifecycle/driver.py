@@ -335,6 +335,7 @@ class Driver:
             "cap_micros": plan.cap_micros,
             "worst_micros": plan.most_micros,
             "stage": plan.choices.stage,
+            "challenge": plan.resolved.get("train", {}).get("challenge", ""),
             "continues": plan.continues.model_dump(
                 include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
             )

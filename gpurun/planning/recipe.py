@@ -117,8 +117,11 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
     `processes` None means what the recipe says: its rehearsal's number, or one for each GPU. Raises UsageError.
     """
     parsed = [parse_override(text) for text in overrides]
-    tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
     where = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else "")
+    try:
+        tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
+    except schema.RecipeError as error:
+        raise _refusal(error, where) from None
     checked = check_tables(tables, where=where)
     if processes is None:
         asked = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count

@@ -76,8 +76,10 @@ class Facts(_Said):
     torch: Torch
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as plain data, for the journal."""
-        return self.model_dump(mode="json")
+        """The facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is."""
+        told = self.model_dump(mode="json")
+        told["torch"]["python"] = self.torch.python and self.torch.python.rpartition("/")[2]
+        return told
 
 
 class Begun(_Said):

@@ -13,7 +13,7 @@ from typing import Any
 from gpurun.core.clock import local_time, utc
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime
+from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_duration, short_hash
 from gpurun.view.style import Style
@@ -52,14 +52,14 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     right = line(title, chain, mark[signature_word(receipt)])
     lines = [line(), *_headed(line("  ", Span(f"Receipt {told['run']}", "title")), right, style), line()]
     lines += fields([(name, parts) for name, parts in _pairs(told, now, shutdown, then) if parts], style)
-    for title_of, texts in (("log", _log(told)), ("sample", safe_text(_sample(told), most_lines=12))):
+    for title_of, texts in (("log", log_lines(told)), ("sample", safe_text(sample_text(told), most_lines=12))):
         if any(texts):
             lines += [line(), line(Span(f"  ── {title_of} " + "─" * (style.width - 6 - len(title_of)), "dim"))]
             for text in texts:
                 lines += fold(text, style, indent=2)
-    smoke = told["verdict"]["is"] != "gpu"
-    lines += [line(), *wrap(told["verdict"]["says"], style, indent=2, look="warn" if smoke else "good")]
-    return lines
+    verdict = told["verdict"]
+    lines += [line(), *wrap(verdict["says"], style, indent=2, look="good" if on_gpu(verdict) else "warn")]
+    return lines + wrap(verdict.get("not_shown", ""), style, indent=2, look="dim")
 
 
 def signature_word(receipt: Receipt) -> str:
@@ -102,7 +102,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
     is_command = "command" in told["asked"]
     whose = "folder" if is_command else told["asked"].get("trainer", "trainer")
     trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
-    files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in _checkpoints(told)]
+    files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in checkpoint_files(told)]
     incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
     return [
         ("Command" if is_command else "Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
@@ -146,11 +146,13 @@ def _when(wall: float | None, now: float) -> str:
     return UNKNOWN if wall is None else local_time(wall, now=now)
 
 
-def _log(told: Predicate) -> list[str]:
+def log_lines(told: Predicate) -> list[str]:
+    """The lines of the trainer's log that the receipt quotes."""
     return [safe_line(text) for text in told["training"]["log"]["lines"]]
 
 
-def _checkpoints(told: Predicate) -> list[FileAtHome]:
+def checkpoint_files(told: Predicate) -> list[FileAtHome]:
+    """What came home, but for the samples."""
     return [file for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
 
 
@@ -296,7 +298,7 @@ def _proof(told: Predicate) -> str:
     return f"{reads} read{'s' if reads > 1 else ''} GONE{over} + absent from the list"
 
 
-def _sample(told: Predicate) -> str:
+def sample_text(told: Predicate) -> str:
     """What the model wrote, with the prompt that it went on from; a translation stands below its source."""
     if told["sample"] is None:
         return ""
@@ -313,18 +315,19 @@ def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
     """The same as Markdown: a table with whole digests and UTC times, then log and sample as literal blocks."""
     told = receipt.predicate
     lines = [
-        f"# Receipt {_escape(told['run'])} #{told['seq']:04d}",
+        f"# Receipt {escape_markdown(told['run'])} #{told['seq']:04d}",
         "",
-        f"**{_escape(told['verdict']['says'])}**",
+        f"**{escape_markdown(told['verdict']['says'])}**"
+        + escape_markdown(f" {told['verdict'].get('not_shown', '')}".rstrip()),
         "",
         "| | |",
         "| --- | --- |",
     ]
-    lines += [f"| {name} | {_escape(value)} |" for name, value in _markdown_pairs(receipt, shutdown)]
-    if files := _checkpoints(told):
+    lines += [f"| {name} | {escape_markdown(value)} |" for name, value in card_pairs(receipt, shutdown)]
+    if files := checkpoint_files(told):
         lines += ["", "| checkpoint | sha256 |", "| --- | --- |"]
-        lines += [f"| {_escape(file['name'])} | `{_escape(file['sha256'])}` |" for file in files]
-    for title, texts in (("Log", _log(told)), ("Sample", safe_text(_sample(told)))):
+        lines += [f"| {escape_markdown(file['name'])} | `{escape_markdown(file['sha256'])}` |" for file in files]
+    for title, texts in (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told)))):
         if any(texts):
             longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
             fence = "`" * max(3, longest + 1)
@@ -332,7 +335,8 @@ def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
     return "\n".join(lines)
 
 
-def _markdown_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
+def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
+    """What is handed in of a receipt, name by name: whole digests, and times in UTC."""
     told = receipt.predicate
     pairs: list[tuple[str, str]] = []
     for name, parts in _pairs(told, 0.0, shutdown, ""):
@@ -356,6 +360,6 @@ def _markdown_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
     return [*pairs, ("Signature", words[signature_word(receipt)])]
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that Markdown and HTML leave as it is."""
     return _MARKDOWN.sub(r"\\\1", safe_line(text))

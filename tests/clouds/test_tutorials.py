@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +40,10 @@ def test_the_course_lab_ends_with_what_a_learner_hands_in(tmp_path: Path) -> Non
     said = {line.partition(" --")[0]: typed(line, tmp_path, environment) for line in commands("COURSE-LAB.md")}
     assert "28 k parameters" in said["gpurun plan course-lab"]
     assert "0 problems" in said["gpurun audit"]
-    card = (tmp_path / "receipt.md").read_text()
+    assert "steps 0 to 300 are the same to the bit" in said["gpurun audit"]
+    assert "left out" not in said["gpurun evidence -o card.zip"]
+    with zipfile.ZipFile(tmp_path / "card.zip") as handed_in:
+        card = handed_in.read("card.md").decode()
     for what in (
         "smoke test complete",
         "device: cpu",
@@ -49,6 +53,10 @@ def test_the_course_lab_ends_with_what_a_learner_hands_in(tmp_path: Path) -> Non
         "sha256",
     ):
         assert what in card
+    checked = typed(
+        "mkdir cards; mv card.zip cards; gpurun audit --roster cards --replay --strict", tmp_path, environment
+    )
+    assert "steps 0 to 300 are the same to the bit" in checked
 
 
 def test_gpt_2_is_rehearsed_and_planned_under_its_cap_as_the_page_says(tmp_path: Path) -> None:

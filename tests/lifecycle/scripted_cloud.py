@@ -49,6 +49,7 @@ from tests.lifecycle.tiny_runs import make_run
 BOOT_S = 12.0
 MOST_CALLS = 20_000
 RATE = usd(2)
+CARD = "NVIDIA A100-SXM4-80GB"
 LEASE = Lease(boot_s=120, ship_s=60, train_s=300, collect_s=60, destroy_s=60, kill_allowance_s=60)
 # The best checkpoint and the latest, which come home, and the one before the latest, which is there just in case.
 WEIGHTS = [
@@ -161,7 +162,7 @@ class ScriptedFar(FarSide):
 
     def hello(self, python: str | None = None) -> Facts:
         self._call("hello")
-        card = Gpu(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30)
+        card = Gpu(name=CARD, memory_bytes=80 << 30)
         torch = Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))
         return Facts(
             v=1, python="3.12", platform="Linux", cpus=8, memory_bytes=1 << 36, disk_free_bytes=1 << 40,
@@ -276,7 +277,7 @@ class ScriptedFar(FarSide):
         return bool(self.stopped) or self.clock.monotonic() - self.started_s >= self.train_s
 
     def _events(self) -> list[dict[str, Any]]:
-        start = {"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": 0, "device": "cuda"}
+        start = {"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": 0, "device": "cuda", "cuda_name": CARD}
         stop = {"kind": "stop", "reason": "signal" if self.stopped else "done", "message": "", "step": 30}
         return [start, stop] if self._has_ended else [start]
 

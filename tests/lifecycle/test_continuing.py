@@ -116,6 +116,15 @@ def test_what_the_earlier_run_was_asked_is_asked_again_but_for_the_cap_and_the_c
     assert (asked.max_cost_micros, asked.choices) == (None, OUTFIT)
 
 
+def test_another_challenge_is_another_training(home: Home) -> None:
+    """The earlier run's own is among its overrides, so `--from` keeps it; a copied run is not made one's own by it."""
+    stopped_run(home)
+    other = FROM.model_copy(update={"overrides": (f'train.challenge="ml-2026-word:{"a" * 64}"',)})
+    resolved = resolve(load_recipe("gpt2-124m"), "full", as_before(other, home).overrides)
+    with pytest.raises(UsageError, match=r"other values of .*train\.challenge, train\.seed"):
+        going_on(resolved, as_before(other, home), home)
+
+
 def test_elsewhere_the_image_and_the_set_up_of_the_other_place_mean_nothing(home: Home) -> None:
     stopped_run(home)
     asked = as_before(FROM.model_copy(update={"providers": ("aws",)}), home)

@@ -44,6 +44,9 @@ class Older:
             archive.extractall(into, filter="data")
         self.home = Home(into / kind)
         self.folder = self.home.run(RUN)
+        if kind == "training":  # The files that will come are of no model's size, so its start is to tell of none.
+            events = self.folder.events.read_bytes()
+            self.folder.events.write_bytes(events.replace(b'"parameters":4848', b'"parameters":null'))
         self.clock = VirtualClock(start=self.records[-1].wall + 30)
         asked = self.all_of(Event.CREATE_INTENDED)[-1]
         self.cloud = FakeCloud(PROFILES["runpod"], self.clock, account=asked["account"])

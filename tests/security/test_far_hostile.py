@@ -141,7 +141,19 @@ def manifest(*entries: dict[str, Any]) -> bytes:
 # Names and manifests --------------------------------------------------------------------------------------------------
 
 NAMES = (
-    *("../x", "../../x", "/etc/x", "/", "..", ".", "", "checkpoints/../../x", "checkpoints//x", "a/b/c", "~/x"),
+    *(
+        "../x",
+        "../../x",
+        "/etc/x",
+        "/",
+        "..",
+        ".",
+        "",
+        "checkpoints/../../x",
+        "checkpoints//x",
+        "a/b/c/d/e/f/g/h/i/j",
+        "~/x",
+    ),
     *("a\nb", "a\tb", "a\0b", "a\rb", "a\x1b[2Jb", "a\\b", "C:\\x", "\\\\host\\x", "a\x7f", "a\x9bb"),
     *("CON", "con.bin", "checkpoints/NUL", "COM1.txt", "LPT9", "aux", "a.", "a..", "checkpoints/a.", "a ", " a"),
     *("caf\u00e9", "cafe\u0301", "\u202egnp.exe", "a\u2066b", "\uff0e\uff0e\uff0fx", "a\u200bb", "\u2024\u2024/x"),

@@ -55,8 +55,8 @@ def test_what_json_cannot_hold_becomes_null_or_is_cut(value: Any) -> None:
 def test_escapes_in_log_events_facts_and_names_are_spelled_out(home: Home) -> None:
     run = CloudRun(home)
     run.instance_id = f"pod{ESCAPES}"
-    run.folder.log.write_text(f"device: cuda\ncuda_name: {ESCAPES}\nstep 1 | loss {ESCAPES!s} |\n")
-    run.folder.events.write_text(json.dumps({"kind": "start", "device": "cuda", "cuda_name": ESCAPES}) + "\n")
+    run.folder.log.write_text(f"device: cuda\ncuda_name: H100 {ESCAPES}\nstep 1 | loss {ESCAPES!s} |\n")
+    run.folder.events.write_text(json.dumps({"kind": "start", "device": "cuda", "cuda_name": f"H100 {ESCAPES}"}) + "\n")
     with run.folder.events.open("a") as events:
         events.write(json.dumps({"kind": "sample", "step": 1, "prompt": ESCAPES, "text": ESCAPES * 1000}) + "\n")
     text = json.dumps(stated(run.until_gone()), ensure_ascii=False)

@@ -74,7 +74,11 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("and not extras:", ":"),
         ("check_made(born, context.plan)", "pass"),
         ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
-        ("check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu)", "()"),
+        (
+            "check_box(\n        facts, plan.offer, accept_cpu=plan.choices.accept_cpu, "
+            "is_command=plan.command is not None\n    )",
+            "()",
+        ),
         (" and instance.token == token", ""),
         ("        if told.taken:\n", "        if True:\n"),
     ),
@@ -219,7 +223,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/remote/messages.py": (
         ("check_name(file.name)", "pass"),
         ("if folded in taken:", "if False:"),
-        ('if any(name.partition("/")[0] in taken for name in taken if "/" in name):', "if False:"),
+        ("if any(name[:end] in taken for name in taken for end in _slashes(name)):", "if False:"),
         ("if manifest.total_bytes > most_bytes:", "if False:"),
         ("if len(line) > most_bytes:", "if False:"),
     ),

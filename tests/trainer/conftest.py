@@ -41,8 +41,8 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
         },
         "schedule": {"kind": "cosine", "warmup_steps": 2, "min_lr": 1e-3, "cooldown_fraction": 0.0},
         "train": {
-            "steps": 20, "batch_tokens": 128, "micro_batch": 2, "seed": 42, "loop": "own", "precision": "fp32",
-            "compile": False, "parallel": "auto", "init_from": "", "spike": "warn", "spike_z": 7.0,
+            "steps": 20, "batch_tokens": 128, "micro_batch": 2, "seed": 42, "challenge": "", "loop": "own",
+            "precision": "fp32", "compile": False, "parallel": "auto", "init_from": "", "spike": "warn", "spike_z": 7.0,
             "label_smoothing": 0.0, "log_every": 1, "checkpoint_every": 10,
         },
         "eval": {"every": 10, "tokens": 256, "hellaswag_items": 0},

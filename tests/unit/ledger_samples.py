@@ -24,6 +24,8 @@ Note = tuple[Event, dict[str, Any]]
 class CloudRun:
     """A paid run of one hour on one H100, event by event; every test changes the one thing it is about."""
 
+    parameters = 124_475_904
+
     def __init__(self, home: Home, name: str = "fox-41", *, device: str = "cuda", cap: int | None = 12_000_000) -> None:
         self.home, self.folder, self.clock = home, home.prepare().run(name), VirtualClock()
         self.device, self.cap = device, cap
@@ -41,10 +43,18 @@ class CloudRun:
         steps = [(step, 4.0 - step / 60) for step in range(10, 121, 10)]
         lines = [f"step {step:04d} | loss {loss:.4f} | lr 3.00e-04 | elapsed {step}.0 s" for step, loss in steps]
         code = "code: embedding trainer/model.py:130 | attention trainer/model.py:45 | loss trainer/loss.py:104"
-        log = [f"device: {self.device}", *name, "parameters: 124,475,904", code, *lines, f"checkpoint: {WEIGHTS}"]
+        log = [
+            f"device: {self.device}",
+            *name,
+            f"parameters: {self.parameters:,}",
+            code,
+            *lines,
+            f"checkpoint: {WEIGHTS}",
+        ]
+        log += [f"a run of its own: {self.folder.name}"]
         self.folder.log.write_text("\n".join([*log, "--- sample ---", "The def of device: cuda", ""]))
-        start = {"kind": "start", "device": self.device, "cuda_name": gpu, "torch": "2.13.0"}
-        start |= {"python": "3.12.1", "world_size": 1, "parameters": 124_475_904, "steps": 120, "precision": "bf16"}
+        start = {"kind": "start", "device": self.device, "cuda_name": gpu, "torch": "2.13.0", "of": self.folder.name}
+        start |= {"python": "3.12.1", "world_size": 1, "parameters": self.parameters, "steps": 120, "precision": "bf16"}
         events = [start, *({"kind": "step", "step": s, "loss": x, "tokens": s * 1024} for s, x in steps)]
         events += [{"kind": "eval", "step": s, "val_loss": 5.0 - s / 40} for s in (60, 120)]
         events += [
@@ -87,7 +97,7 @@ class CloudRun:
         told |= {"data_sha256": plan["data"]["sha256"], "gpurun_version": "0.1.0", "provider": "runpod"}
         for part, path in (("request", self.folder.request), ("plan", self.folder.plan)):
             told[f"{part}_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return Event.RUN_OPENED, {**told, "platform": "Linux x86_64, Python 3.12"}
+        return Event.RUN_OPENED, {**told, "platform": "Linux x86_64, Python 3.12", "endpoint": "", "challenge": ""}
 
     def intended(self, attempt: int = 1) -> Note:
         lease = {"boot_s": 300, "ship_s": 600, "train_s": 3600, "collect_s": 300, "destroy_s": 300}

@@ -16,6 +16,8 @@ def told_of(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[str, Any
     """The receipt of a run whose machine was not what was ordered, audited."""
     run = CloudRun(Home(tmp_path / "home").prepare())
     event, data = run.opened()
+    for never_begun in (run.folder.log, run.folder.events):
+        never_begun.unlink()
     run.write((event, {**data, "home": "0a1b2c", "endpoint": endpoint}), run.intended(), run.created(**came))
     wrong = {"step": "await_ready", "code": "ssh.strange_host", "message": "a strange host key", "hint": ""}
     run.write((Event.STEP_FAILED, {**wrong, "exit_code": 1})).play(run.death()).settle(1)

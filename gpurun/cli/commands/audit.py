@@ -17,6 +17,7 @@ from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, UsageError, 
 from gpurun.ledger.run_lock import holder_of
 
 if TYPE_CHECKING:
+    from gpurun.cli.replay import Replayed
     from gpurun.ledger.audit import AuditReport
     from gpurun.lifecycle.charges import Bill
 
@@ -38,23 +39,49 @@ def audit(
         str | None, typer.Option("--head", metavar="HASH", help="The head that you wrote down earlier, whole.")
     ] = None,
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
+    replay: Annotated[bool, typer.Option("--replay", help="Compute the last checkpoint's losses again, too.")] = False,
+    roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check a folder of cards instead.")] = "",
+    class_file: Annotated[str, typer.Option("--class", metavar="CLASS", help="The class that they are of.")] = "",
+    csv: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write the table of --roster there, too.")] = "",
 ) -> Result:
     """Check journals, receipts, signatures, costs and checkpoints, by a second computation.
 
     Exit 0 when all holds, 10 when something does not, 9 when something may be billing. With `against_bill` the
     providers are asked what they billed, and more than a receipt's bound is a problem.
     """
-    from gpurun.cli.audit_rows import audit_data, audit_row, audit_summary, bill_notes, with_bill
+    from gpurun.cli.audit_rows import with_bill, with_replay
     from gpurun.ledger.audit import audit as audit_home
     from gpurun.ledger.runs import find_run
-    from gpurun.view.audit_table import audit_screen
 
+    if roster or class_file or csv:
+        from gpurun.cli.roster_audit import audit_roster
+
+        beside = bool(runs or since or head or key or against_bill)
+        return audit_roster(session, roster, class_file, csv, replay=replay, strict=strict, beside=beside)
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(with_bill(row, bills.get(row.run)) for row in report.rows))
+    replays = _replays(session, report) if replay else {}
+    report = replace(report, rows=tuple(with_replay(row, replays.get(row.run)) for row in report.rows))
+    return _shown(session, report, bills, replays, driven, strict=strict)
+
+
+def _shown(
+    session: Session,
+    report: AuditReport,
+    bills: dict[str, Bill],
+    replays: dict[str, Replayed],
+    driven: set[str],
+    *,
+    strict: bool,
+) -> Result:
+    """The table and what is said below it; `driven` are the runs that somebody drove when their journals were read."""
+    from gpurun.cli.audit_rows import audit_data, audit_row, audit_summary, bill_notes
+    from gpurun.view.audit_table import audit_screen
+
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
     warnings = [warning for row in report.rows for warning in row.warnings]
     failed = bool(problems or (strict and warnings))
@@ -70,8 +97,10 @@ def audit(
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
     said += [f"  {row.run}: {row.trainer}" for row in report.rows if row.trainer.startswith("changed")]
     said += [f"  {run}: {text}" for run, bill in bills.items() for text in bill_notes(bill)]
+    said += [f"  {run}: {text}" for run, one in replays.items() for text in one.notes]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
-    return Result(data=audit_data(report, bills), text=text, errors=_errors(session, lost, failed), exit_code=code)
+    data = audit_data(report, bills) | {"replay": {run: list(one.notes) for run, one in replays.items()}}
+    return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
 
 
 def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
@@ -82,6 +111,26 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
     opened = cache(partial(open_provider, home=session.home, clock=session.clock))
     found = {row.run: bill_of(session.home.run(row.run), opened) for row in report.rows if row.measured_micros}
     return {run: bill for run, bill in found.items() if bill is not None}
+
+
+def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
+    """What a replay says of each run that has a receipt."""
+    from gpurun.cli.replay import Replayed, replay_run
+    from gpurun.core.untrusted import plain_line
+    from gpurun.ledger.runs import look
+    from gpurun.ledger.write_receipt import read_receipt
+
+    found: dict[str, Replayed] = {}
+    for row in (row for row in report.rows if row.seq is not None):
+        folder = session.home.run(row.run)
+        session.say(f"computing {row.run} again")
+        try:
+            plan, told = look(session.home, row.run).plan, read_receipt(session.home, folder).predicate
+            data = Path(folder.now_at(plan.data.folder))
+            found[row.run] = replay_run(folder, {**told}, plan.resolved, data)
+        except (GpurunError, OSError, ValueError, KeyError, TypeError) as error:
+            found[row.run] = Replayed(notes=(plain_line(f"not checked: {error}"),))
+    return found
 
 
 def _is_driven(session: Session, run: str) -> bool:

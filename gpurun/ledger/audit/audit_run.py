@@ -14,13 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Signature, trainer_told
-from gpurun.core.records import canonical
+from gpurun.core.records import canonical, digest_of
 from gpurun.core.untrusted import plain_line
+from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
-from gpurun.ledger.audit.findings import NO, AuditRow, Mark
+from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
 from gpurun.ledger.audit.shutdown_check import check_shutdown
 from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
+from gpurun.ledger.log_facts import NOT_A_PROVIDER, verdict_of
 from gpurun.ledger.signing import payload_of, verify
 from gpurun.ledger.statement import build_statement
 
@@ -32,9 +34,13 @@ _MOST_NAMED = 8
 
 @dataclass
 class _Findings:
-    """What is gathered about a run on the way through it. `is_partial`: its journal is not all that there was."""
+    """What is gathered about a run on the way through it. `is_partial`: its journal is not all that there was.
+
+    `has_travelled`: only its evidence is here, with the plan in a form without paths, and no request.
+    """
 
     must_be_signed: bool = False
+    has_travelled: bool = False
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     chain: Mark = "none"
@@ -45,6 +51,7 @@ class _Findings:
     receipt_proves_death: bool = False
     is_partial: bool = False
     death: str = "proven"
+    marks: frozenset[str] = frozenset()
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
         """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
@@ -65,13 +72,19 @@ def audit_run(
     lines: Lines,
     *,
     must_be_signed: bool = False,
+    has_travelled: bool = False,
 ) -> AuditRow:
-    """One run's row, by the `lines` of its journal; `chain` has the place of each receipt in the chain, by its run."""
-    found, link = _Findings(must_be_signed), chain.get(folder.name)
+    """One run's row, by the `lines` of its journal; `chain` has the place of each receipt in the chain, by its run.
+
+    Of a run that `has_travelled` only the evidence is here: files that are not are not missed, and what it went on from
+    stands in another home.
+    """
+    found, link = _Findings(must_be_signed, has_travelled), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
-        found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
+        if not has_travelled:
+            found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
     late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
@@ -97,6 +110,7 @@ def audit_run(
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
         trainer=plain_line(found.trainer),
+        marks=found.marks,
     )
 
 
@@ -249,12 +263,20 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
         found.problems.append(f"the receipt does not follow from the run: {', '.join(unlike[:_MOST_NAMED])}{more}")
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
-    found.verdict = again["predicate"]["verdict"]["is"]
-    opened = basis[0]["data"]
-    for name, path in (("request", folder.request), ("plan", folder.plan)):
+    opened, made = basis[0]["data"], again["predicate"]
+    training = made["training"]
+    found.verdict = verdict_of(opened, made["instance"], training["device"], training["outcome"])["is"]
+    if found.verdict == NOT_A_PROVIDER:
+        found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
+    found.marks = marks_of(made)
+    for name, path in (("request", folder.request), ("plan", folder.plan)) if not found.has_travelled else ():
         if opened[f"{name}_sha256"] != sha256_of(path):
             found.problems.append(f"{name}.json is not the one that the run was opened with")
-    found.problems += _opening_problems(opened, json.loads(read_regular(folder.plan)))
+    plan = json.loads(read_regular(folder.plan))
+    if found.has_travelled and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
+        found.problems.append("its recipe is not the one that the run was opened with")
+    found.problems += contradictions(folder, basis, plan, made)
+    found.problems += _opening_problems(opened, plan)
 
 
 def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
@@ -291,7 +313,7 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
         if not path.resolve().is_relative_to(folder.artifacts.resolve()):
             found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
         elif not path.is_file():
-            found.warnings.append(f"{file['name']} is not here any more")
+            found.warnings += [] if found.has_travelled else [f"{file['name']} is not here any more"]
         elif path.stat().st_size != file["bytes"] or sha256_of(path) != file["sha256"]:
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:

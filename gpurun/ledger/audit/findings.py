@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from gpurun.core.money import Micros
+from gpurun.core.untrusted import plain_line
 
 Mark = Literal["ok", "bad", "none"]
 NO = "does not hold"
@@ -19,9 +21,10 @@ class AuditRow:
     the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
     was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
     `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
-    where the journal does not bound it, or is damaged. `verdict` is "gpu", "smoke" or "none" (there is no receipt), but
-    "does not hold" where there are problems, and before all "may be billing". A row without problems and warnings is
-    sound. `trainer` is what its receipt calls the trainer, with its digest where that is a changed one; else "".
+    where the journal does not bound it, or is damaged. `verdict` is a word of ledger/log_facts.py or "none" (no
+    receipt), but "does not hold" where there are problems, and before all "may be billing". A row without problems and
+    warnings is sound. `marks` are what no other run can have too: its rented machine, its log, its events. `trainer` is
+    what its receipt calls the trainer, with its digest where that is a changed one; else "".
     """
 
     run: str
@@ -36,7 +39,33 @@ class AuditRow:
     is_floor: bool
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    marks: frozenset[str] = frozenset()
     trainer: str = ""
+
+
+def marks_of(told: Mapping[str, Any]) -> frozenset[str]:
+    """What stands in one receipt only, of all that are honest: "the rented machine runpod abc", "the log SHA256"."""
+    machine, digests = told["instance"], told["digests"]
+    marks = {f"the {name} {digests[name]['sha256']}" for name in ("log", "events") if digests[name]["bytes"]}
+    if machine and machine["id"] and told["asked"]["mode"] == "paid" and told["teardown"]["is"] != "user_operated":
+        marks.add(f"the rented machine {machine['provider']} {machine['id']}")
+    return frozenset(marks)
+
+
+def told_twice(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
+    """The rows with what two of them say that only one can: a rental, a log or events in two receipts."""
+    owners: dict[str, list[str]] = {}
+    for row in rows:
+        for mark in row.marks:
+            owners.setdefault(mark, []).append(row.run)
+
+    def found(row: AuditRow) -> AuditRow:
+        shared = [(mark, [one for one in owners[mark] if one != row.run]) for mark in sorted(row.marks)]
+        told = tuple(plain_line(f"{mark} is that of {', '.join(others)} too") for mark, others in shared if others)
+        verdict = NO if told and not row.may_be_billing else row.verdict
+        return replace(row, problems=(*row.problems, *told), verdict=verdict) if told else row
+
+    return tuple(found(row) for row in rows)
 
 
 @dataclass(frozen=True)

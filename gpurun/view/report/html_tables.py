@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gpurun.core.money import Micros, format_usd
+from gpurun.core.receipt_record import on_gpu
 from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss, format_percent, short_hash
 from gpurun.view.receipt_screen import cost_label, signature_word
 from gpurun.view.report.escape import escaped, tag
@@ -102,8 +103,8 @@ def _verdict(run: RunMaterial) -> str:
     signed = signature_word(receipt)
     if signed == "bad":
         return tag("span", "bad signature", class_="pill bad") + _small("nothing on this receipt can be trusted")
-    verdict = receipt.predicate["verdict"]["is"]
-    pill = tag("span", escaped(verdict), class_="pill good" if verdict == "gpu" else "pill warn")
+    verdict = receipt.predicate["verdict"]
+    pill = tag("span", escaped(verdict["is"]), class_="pill good" if on_gpu(verdict) else "pill warn")
     return pill + _small(f"receipt #{receipt.predicate['seq']:04d} {short_hash(receipt.sha256)}, {signed}")
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gpurun.core.money import format_usd
+from gpurun.core.receipt_record import on_gpu
 from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss
 from gpurun.view.receipt_screen import shutdown_words, signature_word
 from gpurun.view.report.report_model import RunMaterial, is_drawn, own_settings, why_unranked
@@ -77,5 +78,5 @@ def _verdict(run: RunMaterial) -> Span:
         return Span(run.no_receipt, "warn")
     if signature_word(run.receipt) == "bad":
         return Span("BAD SIGNATURE", "bad")
-    verdict = run.receipt.predicate["verdict"]["is"]
-    return Span(verdict, "good" if verdict == "gpu" else "warn")
+    verdict = run.receipt.predicate["verdict"]
+    return Span(verdict["is"], "good" if on_gpu(verdict) else "warn")

@@ -1,0 +1,57 @@
+"""`gpurun evidence`: what is handed in of a run, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import UsualRun
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "evidence", examples=["gpurun evidence fox-41", "gpurun evidence -o card.zip --with-checkpoint"])
+def evidence(
+    session: Session,
+    run: UsualRun = None,
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RUN.card.zip.")] = "",
+    with_checkpoint: Annotated[
+        bool, typer.Option("--with-checkpoint", help="The last checkpoint and a small text's shards, too.")
+    ] = False,
+) -> Result:
+    """Write a run's evidence into one file to hand in: card, receipt, journal, log and events.
+
+    No key of yours is in it, and no path of this computer; a file that names one is left out, and the card says so.
+    """
+    from gpurun.cli.render import write_bytes
+    from gpurun.cli.run_control import find
+    from gpurun.cli.shutdown_probe import shutdown_line
+    from gpurun.core.installed_files import bundle_root
+    from gpurun.ledger.evidence.card import pack_card
+    from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.view.evidence_card import card_html, card_markdown
+    from gpurun.view.number_format import format_bytes
+
+    sight = find(session, run)
+    folder, plan = sight.folder, sight.plan
+    receipt = read_receipt(session.home, folder)
+    words = {
+        "platform": f"{plan.offer.provider}, {plan.offer.label}",
+        "shutdown": shutdown_line(session, folder.name, receipt),
+    }
+    pages = {"card.md": card_markdown(receipt, **words), "card.html": card_html(receipt, **words)}
+    private = tuple({str(session.home.root), str(Path.home()), str(bundle_root())})
+    content, left_out = pack_card(
+        folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},
+        private=private, with_checkpoint=with_checkpoint, data=Path(folder.now_at(plan.data.folder)),
+    )  # fmt: skip
+    path = Path(output or f"{folder.name}.card.zip").expanduser()
+    write_bytes(path, content, flag="-o")
+    said = [f"left out: {name}, because {why}" for name, why in left_out.items()]
+    data = {"run": folder.name, "file": str(path), "bytes": len(content), "left_out": left_out}
+    return Result(data=data, text="\n".join([f"Wrote {path}, {format_bytes(len(content))}.", *said]))

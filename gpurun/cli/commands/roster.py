@@ -1,0 +1,45 @@
+"""`gpurun roster`: the challenges of a class, one a learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(help="Give each learner of a class a challenge.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@verb(app, "roster new", examples=["gpurun roster new ml-2026 --students students.txt"])
+def new(
+    session: Session,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="The class's name: letters, digits and dashes.")],
+    *,
+    students: Annotated[str, typer.Option("--students", metavar="FILE", help="One learner a line.")],
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else CLASS.roster.json.")] = "",
+) -> Result:
+    """Draw a challenge for each learner, which a run's seed then follows from; keep the file, hand out the words."""
+    from gpurun.cli.render import write_file
+    from gpurun.ledger.evidence.roster import new_roster, read_students
+
+    roster = new_roster(name, read_students(Path(students).expanduser()), session.clock.wall())
+    path = Path(output or f"{name}.roster.json").expanduser()
+    _refuse_another(path)
+    write_file(path, roster.to_json(), flag="-o")
+    width = max(len(one.name) for one in roster.students)
+    lines = [f"{one.name:{width}}  gpurun train course-lab --challenge {one.challenge}" for one in roster.students]
+    after = f"Wrote {path}. Check what they hand in: gpurun audit --roster FOLDER --class {path}"
+    return Result(data=roster.model_dump(mode="json"), text="\n".join(lines), after=after)
+
+
+def _refuse_another(path: Path) -> None:
+    """Whoever drew again would make all cards of those who began already wrong."""
+    from gpurun.core.errors import UsageError
+
+    if path.exists():
+        what = f"{path} is there already, and its challenges may be handed out."
+        raise UsageError("roster.there", what, hint="Name another file with -o, or move that one away.")

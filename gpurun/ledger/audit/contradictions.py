@@ -1,0 +1,220 @@
+"""What a run's own evidence cannot say at once: its log, events, machine, plan, clocks and checkpoints, side by side.
+
+Each yield is a problem in a sentence. An honest run gives none: what may differ for a good reason (a resumed trainer,
+a set-up that changed torch, a file of which the last lines were lost) is not compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.core.installed_files import cards, recipe_file
+from gpurun.core.installed_files import recipe as schema
+from gpurun.core.paths import RunFolder, read_regular
+from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
+from gpurun.core.untrusted import lines_of, plain_line
+from gpurun.ledger.audit.rentals import named, seconds_between
+from gpurun.ledger.audit.strict_lines import Json
+
+MOST_STATE_BYTES = 16 << 20
+CLOCK_SLACK_S, CLOCK_DRIFT = 60.0, 1.01
+"""What a trainer may count more than this computer did: records are written a little later, and no two clocks agree."""
+_STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
+_BYTES = 4
+"""Of a parameter in a checkpoint: weights are kept in fp32, whatever is computed in."""
+_FREE = {"micro_batch", "parallel"}
+"""Keys of `train` that the machine may have chosen for itself."""
+
+
+@dataclass
+class _Said:
+    """One pass over the events."""
+
+    starts: list[Start] = field(default_factory=list)
+    losses: dict[int, set[float | None]] = field(default_factory=lambda: defaultdict(set))
+    val_losses: dict[int, set[float | None]] = field(default_factory=lambda: defaultdict(set))
+    rates: list[float] = field(default_factory=list)
+    run_s: float = 0.0
+    """What its processes say that they have run, all together."""
+    turned_back: bool = False
+    spans: list[tuple[int, float]] = field(default_factory=list)
+    """Tokens and seconds between the first and the last step of each process."""
+
+
+def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
+    """What contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
+    said = _listen(folder)
+    if told["training"]["device"] == "cuda":
+        yield from _card_problems(said, told)
+        yield from _speed_problems(said, plan)
+    yield from _challenge_problems(told, plan)
+    yield from _size_problems(said, told, plan)
+    yield from _log_problems(folder, said)
+    yield from _time_problems(said, records)
+    for file in told["checkpoint"]["files"]:
+        if file["kind"] == "state" and (state := _state(folder, file)):
+            yield from _state_problems(state, said, plan, str(file["name"]))
+
+
+def _listen(folder: RunFolder) -> _Said:
+    said = _Said()
+    first: Step | None = None
+    last: Step | None = None
+
+    def end() -> None:
+        if first and last and first.elapsed_s is not None and last.elapsed_s is not None:
+            said.run_s += last.elapsed_s
+            said.spans.append(((last.tokens or 0) - (first.tokens or 0), last.elapsed_s - first.elapsed_s))
+
+    for event in events_of(folder.events):
+        match event:
+            case Start():
+                end()
+                first = last = None
+                said.starts.append(event)
+            case Step():
+                before = last.elapsed_s if last else None
+                said.turned_back |= before is not None and event.elapsed_s is not None and event.elapsed_s < before
+                first, last = first or event, event
+                said.rates += [event.tokens_per_s] if event.tokens_per_s else []
+                if event.step is not None:
+                    said.losses[event.step].add(event.loss)
+            case Evaluation() if event.step is not None:
+                said.val_losses[event.step].add(event.val_loss)
+    end()
+    return said
+
+
+def _card_problems(said: _Said, told: Mapping[str, Any]) -> Iterator[str]:
+    """Whether a run that says cuda can have had a card."""
+    asked, machine = told["asked"], told["instance"]
+    hello = ((machine or {}).get("facts") or {}).get("hello") or {}
+    torch, gpus = hello.get("torch") or {}, hello.get("gpus") or ()
+    versions = {version for version in (torch.get("version"), *(one.torch for one in said.starts)) if version}
+    if built := sorted(version for version in versions if str(version).endswith("+cpu")):
+        yield f"the log says cuda, and torch {plain_line(str(built[0]))} is built without it"
+    if not all(one.cuda_name for one in said.starts):
+        yield "the log says cuda, and names no card"
+    if asked["form"] == "rehearsal" and asked["mode"] != "rehearsal":
+        yield "the log says cuda, and the form that was trained is the one for machines without it"
+    if "devices" in torch and not torch["devices"] and not gpus:
+        yield "the log says cuda, and before it began the machine told of no GPU"
+    known = {str(one.get("name")) for one in torch.get("devices") or ()}
+    for name in sorted({one.cuda_name for one in said.starts if one.cuda_name}):
+        if known and name not in known:
+            yield f"the log names a {name}, and the machine told of {plain_line(', '.join(sorted(known)))}"
+        if machine and "gpu" not in machine.get("as_ordered", ()) and not _is_of_family(str(machine["gpu"]), name):
+            yield f"the log names a {name}, and the provider told of a {plain_line(str(machine['gpu']))}"
+
+
+def _is_of_family(gpu: str, cuda_name: str) -> bool:
+    """Whether the word that names a provider's card (A100, 4090) is in the name that CUDA gives it."""
+    words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
+    spaced = cuda_name.upper().replace("RTX", "RTX ")
+    return not words or bool(re.search(rf"(?<![0-9A-Z]){re.escape(words[0])}(?![0-9A-Z])", spaced))
+
+
+def _speed_problems(said: _Said, plan: Json) -> Iterator[str]:
+    """Whether the cards can have been so quick: the multiplications of the weights alone, against their data sheet."""
+    start = said.starts[0] if said.starts else None
+    peak = cards.peak_tflops(start.cuda_name) if start and start.cuda_name else None
+    if start is None or peak is None or "model" not in plan.get("resolved", ()):
+        return
+    model = schema.read_table(schema.ModelConfig, plan["resolved"]["model"], "model", is_whole=False)
+    # Without what attention costs: a kernel may leave half of that out.
+    flops = schema.flops_per_token(dataclasses.replace(model, context=1), int(plan["data"]["vocab_size"]))
+    most = peak * 1e12 * (start.world_size or 1) / flops
+    rates = [tokens / seconds if seconds > 0 else float("inf") for tokens, seconds in said.spans if tokens > 0]
+    quickest = max([*rates, statistics.median(said.rates) if said.rates else 0.0], default=0.0)
+    if quickest > most:
+        speed = "no time" if quickest == float("inf") else f"{quickest:,.0f} tokens a second"
+        yield f"it says {speed}, and {start.world_size or 1} x {start.cuda_name} can do {most:,.0f} of this model"
+
+
+def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Whether the seed follows from the challenge, and the challenge was for the key that signed."""
+    train = plan.get("resolved", {}).get("train", {})
+    challenge = train.get("challenge", "")
+    if told["asked"].get("challenge", "") != challenge:
+        yield "the run was not opened with the plan's challenge"
+    if challenge and recipe_file.seed_of(challenge) != train.get("seed"):
+        yield "its seed is not the one that its challenge gives"
+    if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
+        yield "its challenge was given to another key than the one that its receipt names"
+
+
+def _size_problems(said: _Said, told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Whether the model that was trained, and the weights that came home, are as large as the recipe makes them."""
+    counts = {one.parameters for one in said.starts if one.parameters is not None}
+    if not counts or "model" not in plan.get("resolved", ()):
+        return
+    model = schema.read_table(schema.ModelConfig, plan["resolved"]["model"], "model", is_whole=False)
+    wanted = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
+    for count in sorted(counts - {wanted}):
+        yield f"the events tell of {count:,} parameters, and the recipe's model has {wanted:,}"
+    for file in told["checkpoint"]["files"]:
+        if file["kind"] == "weights" and file["bytes"] < _BYTES * wanted:
+            yield f"{file['name']} has {file['bytes']:,} bytes, and {wanted:,} parameters take {_BYTES * wanted:,}"
+
+
+def _log_problems(folder: RunFolder, said: _Said) -> Iterator[str]:
+    """Whether the log tells the losses that the events tell."""
+    for text in lines_of(folder.log):
+        found = _STEP_LINE.fullmatch(text)
+        known = said.losses.get(int(found[1])) if found else None
+        if found and known and None not in known and found[2] not in {f"{loss:.4f}" for loss in known}:
+            yield f"the log's loss of step {found[1]} ({plain_line(found[2])}) is not the one of the events"
+            return
+
+
+def _time_problems(said: _Said, records: Sequence[Json]) -> Iterator[str]:
+    """Whether the trainer's own seconds go into those that passed here."""
+    if said.turned_back:
+        yield "the events' own time runs back"
+    begun, ended = named(records, "train.intended"), named(records, "train.observed")
+    if len(begun) == len(ended) == 1:
+        passed_s = float(seconds_between(records, begun[0]["seq"], ended[0]["seq"]))
+        if said.run_s > CLOCK_DRIFT * passed_s + CLOCK_SLACK_S:
+            yield f"the trainer says that it ran {said.run_s:.0f} s, and {passed_s:.0f} s passed here"
+
+
+def _state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
+    """A checkpoint's own word about itself; empty where it is not here, or no object."""
+    try:
+        state = json.loads(read_regular(folder.artifacts / str(file["name"]), MOST_STATE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _state_problems(state: Json, said: _Said, plan: Json, name: str) -> Iterator[str]:
+    """Whether a checkpoint is of this run: its losses, its torch, and the recipe that it was trained by."""
+    step = state.get("step")
+    for key, losses in (("loss", said.losses), ("val_loss", said.val_losses)):
+        known, own = losses.get(step) if isinstance(step, int) else None, state.get(key)
+        if known and None not in known and own is not None and own not in known:
+            shown = ", ".join(sorted(f"{loss:.6g}" for loss in known))
+            yield f"{name} says {key} {plain_line(str(own))} of step {step}, and the events say {shown}"
+    torches = {one.torch for one in said.starts}
+    if "torch" in state and torches and None not in torches and plain_line(str(state["torch"])) not in torches:
+        yield f"{name} was written by another torch than the log's"
+    before, planned = state.get("recipe"), plan.get("resolved")
+    if isinstance(before, dict) and isinstance(planned, dict):
+        unlike = list(_unlike(recipe_file.completed(planned), recipe_file.completed(before)))
+        if unlike:
+            yield f"{name} was trained by another recipe: {', '.join(unlike[:4])}"
+
+
+def _unlike(planned: Json, trained: Json) -> Iterator[str]:
+    """The keys by which weights come out otherwise, and which the machine does not choose."""
+    for table in ("model", "data", "optim", "schedule", "train"):
+        for key, value in planned.get(table, {}).items():
+            if key not in _FREE and trained.get(table, {}).get(key) != value:
+                yield f"{table}.{key}"

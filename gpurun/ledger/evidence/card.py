@@ -1,0 +1,239 @@
+"""A run's evidence in one file: a zip of few names, each listed with its digest in card.json (docs/FORMATS.md).
+
+It is read as a stranger's: nothing is unpacked by a name that it brings, nothing is read past its bound, and what is no
+card is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.paths import RunFolder, open_regular, read_regular
+from gpurun.core.records import canonical
+from gpurun.core.untrusted import plain_line
+from gpurun.ledger.signing import PUBLIC_NAME
+
+VERSION = 1
+INDEX, KEY, RECEIPT, JOURNAL, PLAN, LOG, EVENTS = (
+    "card.json", "key.pub", "receipt.json", "journal.jsonl", "plan.json", "run.log", "events.jsonl",
+)  # fmt: skip
+_SMALL = {INDEX: 1 << 20, KEY: 1 << 14, RECEIPT: 4 << 20, PLAN: 4 << 20, "card.md": 1 << 20, "card.html": 2 << 20}
+_LARGE = {JOURNAL: 16 << 20, LOG: 16 << 20, EVENTS: 32 << 20}
+_CHECKPOINT = re.compile(r"checkpoints/\d{6}\.(model\.safetensors|optim\.safetensors|state\.json)")
+_SHARD = re.compile(r"data/(?!\.)[A-Za-z0-9._-]{1,80}")
+MOST_STATE_BYTES = 1 << 20
+MOST_ENTRIES = 200
+MOST_SHARD_BYTES = 64 << 20
+"""Of the shards that go along with a checkpoint: a learner's text, and no corpus."""
+MOST_WEIGHTS_BYTES = 4 << 30
+_ABSOLUTE = re.compile(rb'"(?:~?/[^"/]+/|[A-Za-z]:\\\\)')
+_END, _END_BYTES = b"PK\x05\x06", 22
+_STAMP = (1980, 1, 1, 0, 0, 0)  # The same run gives the same bytes.
+
+
+class NoCard(ValueError):
+    """Why a file is not taken for a card, in a sentence without its full stop."""
+
+
+@dataclass
+class Card:
+    """A card as it was read: its small files by name. Weights and shards stay in the zip until they are asked for."""
+
+    path: Path
+    files: dict[str, bytes]
+    left_out: dict[str, str]
+    large: dict[str, str] = field(default_factory=dict)
+    """The digest of each file of a checkpoint or of the shards."""
+
+    def unpack_large(self, folder: Path) -> None:
+        """Write weights and shards under a folder, by names of ours; NoCard where one is not what the card lists."""
+        with open_regular(self.path) as file, _opened(file) as archive:
+            for name, sha256 in self.large.items():
+                into, digest, size = folder / name, hashlib.sha256(), 0
+                into.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, into.open("wb") as target:
+                    while block := source.read(1 << 20):
+                        size += len(block)
+                        if size > MOST_WEIGHTS_BYTES:
+                            raise NoCard(f"{name} is larger than {MOST_WEIGHTS_BYTES >> 30} GB")
+                        digest.update(block)
+                        target.write(block)
+                if digest.hexdigest() != sha256:
+                    raise NoCard(f"{name} is not the file that it lists")
+
+
+def pack_card(
+    run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], told: Mapping[str, Any],
+    *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None,
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    """The bytes of a run's card, and what was left out of it with why.
+
+    `private` are folders of this computer that no file of a card may name; `data` is where the shards lie.
+    """
+    wanted = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
+    files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in wanted.items() if path.is_file()}
+    files[PLAN] = canonical(without_paths(plan))
+    files |= {name: text.encode() for name, text in pages.items()}
+    left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_not(name, files.get(name), private))}
+    files = {name: content for name, content in files.items() if name not in left_out}
+    files |= dict(_kept(run, told, with_checkpoint=with_checkpoint))
+    if with_checkpoint and data is not None:
+        shards = [path for path in sorted(data.glob("*")) if path.is_file() and _SHARD.fullmatch(f"data/{path.name}")]
+        if sum(path.stat().st_size for path in shards) <= MOST_SHARD_BYTES:
+            files |= {f"data/{path.name}": path for path in shards}
+        else:
+            left_out["data"] = f"the shards have more than {MOST_SHARD_BYTES >> 20} MB"
+    return _zipped(files, str(told["run"]), left_out), left_out
+
+
+def _kept(run: RunFolder, told: Mapping[str, Any], *, with_checkpoint: bool) -> Iterator[tuple[str, Path]]:
+    """The last checkpoint's files; without weights and optimiser only what it says of itself."""
+    files = [one for one in told["checkpoint"]["files"] if one["kind"] in ("weights", "optimizer", "state")]
+    last = max((one["step"] for one in files), default=None)
+    for one in files:
+        path = run.artifacts / one["name"]
+        if one["step"] == last and (with_checkpoint or one["kind"] == "state") and path.is_file():
+            yield str(one["name"]), path
+
+
+def without_paths(value: Any) -> Any:
+    """A plan's data with the last part alone of each absolute path: what is above it is this computer's.
+
+    The recipe stays as it is, since the run was opened with its digest.
+    """
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if key not in ("notes", "warnings")}
+        return {key: one if key == "resolved" else without_paths(one) for key, one in kept.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(one) for one in value]
+    is_path = isinstance(value, str) and re.match(r"(~?/|[A-Za-z]:\\)", value)
+    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_path else value
+
+
+def _why_not(name: str, content: bytes | Path | None, private: tuple[str, ...]) -> str:
+    """Why a file is left out of a card; "" where it is not."""
+    if not isinstance(content, bytes):
+        return "it is not in the run's folder"
+    if len(content) > _LARGE[name]:
+        return f"it has more than {_LARGE[name] >> 20} MB"
+    own = any(len(folder) > 1 and folder.encode() in content for folder in private)
+    return "it names a folder of this computer" if own or (name == JOURNAL and _ABSOLUTE.search(content)) else ""
+
+
+def _zipped(files: Mapping[str, bytes | Path], run: str, left_out: Mapping[str, str]) -> bytes:
+    out = io.BytesIO()
+    listed: dict[str, dict[str, Any]] = {}
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            content = files[name]
+            content = content if isinstance(content, bytes) else read_regular(content, MOST_WEIGHTS_BYTES)
+            listed[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            _put(archive, name, content)
+        index = {"v": VERSION, "run": run, "files": listed, "left_out": dict(left_out)}
+        _put(archive, INDEX, json.dumps(index, indent=1, sort_keys=True).encode() + b"\n")
+    return out.getvalue()
+
+
+def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    member = zipfile.ZipInfo(name, _STAMP)
+    is_dense = name.endswith((".safetensors", ".bin"))
+    member.compress_type = zipfile.ZIP_STORED if is_dense else zipfile.ZIP_DEFLATED
+    member.external_attr = 0o644 << 16
+    archive.writestr(member, content)
+
+
+def read_card(path: Path) -> Card:
+    """Read a card's small files; NoCard for whatever is none, within the time that its bounds take."""
+    try:
+        with open_regular(path) as file, _opened(file) as archive:
+            names = [member.filename for member in archive.infolist()]
+            _check_names(archive, names)
+            index = _index(_read(archive, INDEX, _SMALL[INDEX]))
+            listed = {str(name): dict(one) for name, one in index["files"].items()}
+            if unlisted := sorted(set(names) ^ {*listed, INDEX}):
+                raise NoCard(f"{plain_line(unlisted[0])} is listed and not there, or there and not listed")
+            bounds = {name: _bound(name) for name in listed}
+            files = {name: _read(archive, name, most) for name, most in bounds.items() if most}
+    except OSError as error:
+        raise NoCard(f"it cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
+            NotImplementedError, RecursionError, struct.error, EOFError) as error:  # fmt: skip
+        if isinstance(error, NoCard):
+            raise
+        raise NoCard(f"it is no sound zip file of a card ({type(error).__name__})") from error
+    except Exception as error:  # zlib.error has no other parent.
+        raise NoCard(f"it is damaged ({type(error).__name__})") from error
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != listed[name].get("sha256"):
+            raise NoCard(f"{name} is not the file that it lists: it was changed after it was packed")
+    if RECEIPT not in files or KEY not in files:
+        raise NoCard("it has no receipt, or no public key")
+    left_out = {plain_line(str(name)): plain_line(str(why)) for name, why in dict(index.get("left_out", {})).items()}
+    large = {name: str(listed[name].get("sha256")) for name, most in bounds.items() if not most}
+    return Card(path, files, left_out, large)
+
+
+def _opened(file: Any) -> zipfile.ZipFile:
+    """The zip, once its own end says that it has few entries: a million of them would be read first of all."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END_BYTES - 65_535))
+    tail = file.read()
+    place = tail.rfind(_END)
+    if place < 0 or len(tail) < place + _END_BYTES:
+        raise NoCard("it is no zip file, or it was cut short")
+    if struct.unpack("<H", tail[place + 10 : place + 12])[0] > MOST_ENTRIES:
+        raise NoCard(f"it has more than {MOST_ENTRIES} entries")
+    file.seek(0)
+    return zipfile.ZipFile(file)
+
+
+def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
+    for member in archive.infolist():
+        if not (member.filename in _SMALL or member.filename in _LARGE or _is_large(member.filename)):
+            raise NoCard(f"it holds {plain_line(member.filename)!r}, which no card has")
+        if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise NoCard(f"{member.filename} is packed in a way that no card is")
+    if len(set(names)) != len(names):
+        raise NoCard("it has a name twice")
+    if INDEX not in names:
+        raise NoCard("it has no card.json")
+
+
+def _is_large(name: str) -> bool:
+    return bool(_CHECKPOINT.fullmatch(name) or _SHARD.fullmatch(name))
+
+
+def _bound(name: str) -> int:
+    """The most bytes that a file is read with; 0 for what stays in the zip."""
+    if name in _SMALL or name in _LARGE:
+        return _SMALL.get(name) or _LARGE[name]
+    return MOST_STATE_BYTES if name.endswith(".state.json") and name.startswith("checkpoints/") else 0
+
+
+def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """A file's bytes; one that is longer than its bound is not read any further, whatever its header says."""
+    with archive.open(name) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise NoCard(f"{name} has more than {most >> 10:,} KB")
+    return content
+
+
+def _index(content: bytes) -> dict[str, Any]:
+    index = json.loads(content)
+    if not isinstance(index, dict) or type(index.get("v")) is not int:
+        raise NoCard("its card.json is none")
+    if index["v"] > VERSION:
+        raise NoCard(f"a newer gpurun made it (version {index['v']}); this one reads version {VERSION}")
+    if index["v"] != VERSION or not isinstance(index.get("files"), dict):
+        raise NoCard("its card.json is none")
+    return index

@@ -1,0 +1,216 @@
+"""A folder of cards held against one another, and against the class that they were asked of.
+
+Each card is audited as a home's run is, from its own files. What two cards share that only one can have is a problem of
+both: the files do not say which of the two copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.money import Micros
+from gpurun.core.paths import RUN_NAME, Home, RunFolder
+from gpurun.core.untrusted import plain_line
+from gpurun.ledger.audit.audit_run import audit_run
+from gpurun.ledger.audit.findings import NO
+from gpurun.ledger.audit.strict_lines import journal_lines
+from gpurun.ledger.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
+from gpurun.ledger.evidence.roster import Roster
+from gpurun.ledger.signing import parse_public_key, payload_of
+
+NO_CARD, UNREADABLE = "no card", "not a card"
+_DAY_S = 86_400.0
+
+
+@dataclass
+class CardRow:
+    """One file of the folder, or one learner of whom there is none.
+
+    `notes` are warnings, which count under --strict; `checked` is what was computed again, or was not and why. `marks`
+    are what no second card may have, in words; `weights` the digests of the checkpoints'.
+    """
+
+    file: str
+    student: str = ""
+    run: str = ""
+    verdict: str = UNREADABLE
+    device: str = ""
+    loss: float | None = None
+    val_loss: float | None = None
+    cost_micros: Micros | None = None
+    receipt_sha256: str = ""
+    challenge: str = ""
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
+    weights: set[str] = field(default_factory=set)
+    place: tuple[str, int, str] = ("", 0, "")
+    """Whose chain it is in, where, and after which receipt."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_class(cards: Iterable[Path], roster: Roster | None) -> list[CardRow]:
+    """A row for each file, in their order, then one for each learner of the class who has none."""
+    rows = [_row(path, roster) for path in cards]
+    _hold_together(rows, is_class=roster is not None)
+    handed_in = {row.student for row in rows}
+    absent = (one.name for one in (roster.students if roster else ()) if one.name not in handed_in)
+    rows += [CardRow(file="", student=name, verdict=NO_CARD) for name in absent]
+    for row in rows:
+        row.problems = [plain_line(problem) for problem in row.problems]
+        row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
+    return rows
+
+
+def _row(path: Path, roster: Roster | None) -> CardRow:
+    row = CardRow(file=plain_line(path.name))
+    try:
+        card = read_card(path)
+        with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
+            _judge(row, card, Path(own))
+        _hold_against(row, roster)
+    except NoCard as error:
+        row.problems.append(str(error))
+    except Exception as error:  # noqa: BLE001 - A stranger's card, whatever it holds, keeps no other from its row.
+        row.problems.append(f"it cannot be followed: {type(error).__name__}")
+    return row
+
+
+def lay_out(card: Card, root: Path) -> RunFolder:
+    """The folder of a run with a card's small files in it, where there is nothing else; NoCard for a strange name."""
+    told = json.loads(payload_of(json.loads(card.files[RECEIPT])))
+    name = told["predicate"]["run"]
+    if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
+        raise NoCard("its run has a name that none can have")
+    folder = Home(root).run(name)
+    (folder.artifacts / "checkpoints").mkdir(parents=True)
+    places = {RECEIPT: folder.receipt, JOURNAL: folder.journal, PLAN: folder.plan, LOG: folder.log}
+    for member, place in (places | {EVENTS: folder.events}).items():
+        if member in card.files:
+            place.write_bytes(card.files[member])
+    for member, content in card.files.items():
+        if member.startswith("checkpoints/"):
+            (folder.artifacts / member).write_bytes(content)
+    return folder
+
+
+def _judge(row: CardRow, card: Card, root: Path) -> None:
+    """What the card's own files say, and say against one another."""
+    folder = lay_out(card, root)
+    keys = parse_public_key(card.files[KEY])
+    content = card.files[RECEIPT]
+    told = json.loads(payload_of(json.loads(content)))["predicate"]
+    row.told, row.run, row.receipt_sha256 = told, folder.name, hashlib.sha256(content).hexdigest()
+    if told["signing"]["keyid"] not in keys:
+        row.problems.append("it was signed by another key than the one that it brings")
+    link = {"run": row.run, "seq": told["seq"], "prev": told["prev"], "receipt_sha256": row.receipt_sha256}
+    found = audit_run(
+        folder, {row.run: link}, keys, journal_lines(folder.journal), must_be_signed=True, has_travelled=True
+    )
+    left_out = [name for name in (JOURNAL, LOG, EVENTS) if name in card.left_out and name not in card.files]
+    if JOURNAL in left_out:  # Then nothing else follows from anything.
+        row.notes.append(f"not checked, as its journal was left out: {card.left_out[JOURNAL]}")
+        row.verdict = "not checked"
+    else:
+        row.problems += found.problems
+        row.notes += [*found.warnings, *(f"{name} was left out: {card.left_out[name]}" for name in left_out)]
+        row.verdict = found.verdict
+    figures, start = told["training"]["figures"], told["training"]["start"]["event"] or {}
+    row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
+    row.loss, row.val_loss = (_number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
+    row.cost_micros = found.measured_micros
+    row.challenge = str(told["asked"].get("challenge", ""))
+    row.marks = {*found.marks}
+    row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))
+    row.weights = {str(one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights"}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) else None
+
+
+def _hold_against(row: CardRow, roster: Roster | None) -> None:
+    """Whether the card is one of the class."""
+    if roster is None or not row.told:
+        return
+    word = row.challenge.rpartition(":")[0]
+    student = next((one for one in roster.students if one.challenge == word), None)
+    if student is None:
+        row.problems.append(f"its challenge {word!r} is none of {roster.name}" if word else "it has no challenge")
+        return
+    row.student = student.name
+    asked = row.told["timeline"]["asked"]
+    if asked != "unknown" and _wall(asked) < roster.made_wall - _DAY_S:
+        row.problems.append(f"it says that it began before {roster.name} had its challenges")
+
+
+def _wall(utc: Any) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(str(utc)).timestamp()
+
+
+def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
+    """What two cards cannot both have: a word, a key, a rental, a log, a receipt, a place in a chain, weights."""
+    judged = _each_once([row for row in rows if row.told])
+    for mark, owners in _shared((mark, row) for row in judged for mark in row.marks):
+        _accuse(owners, f"{mark} is that of {{others}} too")
+    for word, owners in _shared((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):
+        _accuse(owners, f"the challenge {word} is used by {{others}} too")
+    if is_class:
+        for _, owners in _shared((row.place[0], row) for row in judged):
+            if len({row.challenge for row in owners}) > 1:
+                _accuse(owners, "one key signed it and {others}")
+    for _, owners in _shared((sha256, row) for row in judged for sha256 in row.weights):
+        if all(row.challenge for row in owners) and len({row.challenge for row in owners}) > 1:
+            _accuse(owners, "its checkpoint is that of {others} too, and another seed gives other weights")
+        else:
+            for row in owners:
+                said = "the same weights as {others}: without a challenge the same training gives them, too"
+                row.notes.append(said.format(others=_others(owners, row)))
+    _hold_chains(judged)
+
+
+def _each_once(rows: Sequence[CardRow]) -> list[CardRow]:
+    """The rows, one of those that are the same card; whose card it is its challenge says, whoever handed it in."""
+    for _, owners in _shared((row.receipt_sha256, row) for row in rows):
+        for row in owners:
+            files = [one.file for one in owners if one is not row]
+            row.notes.append(f"the same card as {', '.join(files[:3])}")
+    return list({row.receipt_sha256: row for row in rows}.values())
+
+
+def _hold_chains(rows: Sequence[CardRow]) -> None:
+    """Two receipts of one home: one place each, and the later one after the earlier."""
+    for _, owners in _shared((row.place[:2], row) for row in rows):
+        _accuse(owners, "one home gave its place in the chain to {others} too")
+    at = {row.place[:2]: row for row in rows}
+    for row in rows:
+        before = at.get((row.place[0], row.place[1] - 1))
+        if before is not None and before.receipt_sha256 != row.place[2]:
+            _accuse([before, row], "it is not in one chain with {others}, though one key signed both")
+
+
+def _shared(pairs: Iterable[tuple[Any, CardRow]]) -> Iterator[tuple[Any, list[CardRow]]]:
+    owners: dict[Any, list[CardRow]] = defaultdict(list)
+    for key, row in pairs:
+        owners[key].append(row)
+    return ((key, found) for key, found in owners.items() if len(found) > 1)
+
+
+def _accuse(rows: Sequence[CardRow], said: str) -> None:
+    for row in rows:
+        row.problems.append(said.format(others=_others(rows, row)))
+
+
+def _others(rows: Sequence[CardRow], row: CardRow) -> str:
+    names = [one.student or one.file for one in rows if one is not row]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

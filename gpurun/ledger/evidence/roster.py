@@ -1,0 +1,78 @@
+"""A class: who is in it, and the challenge that each got.
+
+A challenge is random, so that nobody has a run that fits it before it is handed out, and nobody else's fits.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from gpurun.core.errors import UsageError
+from gpurun.core.paths import read_regular
+from gpurun.core.records import Frozen
+from gpurun.core.untrusted import plain_line
+
+CLASS_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+MOST_STUDENTS = 10_000
+_MOST_BYTES = 4 << 20
+_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"  # Nothing that is read as something else from a blackboard.
+
+
+class Student(Frozen):
+    """One learner, as the teacher wrote the name."""
+
+    name: str
+    challenge: str
+
+
+class Roster(Frozen):
+    """A class as `roster new` made it at `made_wall`; no run of it can be older."""
+
+    v: Literal[1] = 1
+    name: str
+    made_wall: float
+    students: tuple[Student, ...]
+
+
+def new_roster(name: str, students: Sequence[str], wall: float) -> Roster:
+    """Draw a challenge for each; a UsageError for a name that no challenge can begin with."""
+    if not CLASS_NAME.fullmatch(name):
+        what = f"{name!r} cannot be the name of a class."
+        raise UsageError("roster.name", what, hint="Use letters, digits, dots and dashes, at most 40: ml-2026.")
+    drawn = [f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(12))}" for _ in students]
+    made = (Student(name=one, challenge=word) for one, word in zip(students, drawn, strict=True))
+    return Roster(name=name, made_wall=wall, students=tuple(made))
+
+
+def read_students(path: Path) -> list[str]:
+    """The names in a file, one a line, blank lines left out; a UsageError where there is none, or one twice."""
+    try:
+        text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        what = f"--students {path} cannot be read: {why}."
+        raise UsageError("roster.unreadable", what, hint="Write one name a line.") from None
+    names = [plain_line(line.strip()) for line in text.splitlines() if line.strip()]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if not names or twice or len(names) > MOST_STUDENTS:
+        what = f"{path} names {twice[0]} twice." if twice else f"{path} names {len(names)} learners."
+        raise UsageError("roster.students", what, hint=f"Name 1 to {MOST_STUDENTS:,}, each once, one a line.")
+    return names
+
+
+def read_roster(path: Path) -> Roster:
+    """A class's file; a UsageError where it is none."""
+    try:
+        return Roster.from_json(read_regular(path, _MOST_BYTES))
+    except (OSError, ValidationError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no roster that this gpurun knows"
+        what = f"--class {path} cannot be read: {why}."
+        hint = "`gpurun roster new CLASS --students FILE` makes one."
+        raise UsageError("roster.unreadable", what, hint=hint) from None

@@ -1,0 +1,102 @@
+"""A run's evidence card, as Markdown and as a page that loads nothing; and a class's cards as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpurun.core.money import format_usd
+from gpurun.core.receipt_record import Predicate, Receipt
+from gpurun.core.untrusted import safe_text
+from gpurun.view.number_format import UNKNOWN, format_loss
+from gpurun.view.receipt_screen import (
+    card_pairs,
+    checkpoint_files,
+    escape_markdown,
+    log_lines,
+    receipt_markdown,
+    sample_text,
+)
+from gpurun.view.report.escape import escaped, lines_escaped, tag
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Line, Span, line
+from gpurun.view.table import Column, table
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{border:1px solid #8884;padding:.3rem .6rem;text-align:left;"
+    "vertical-align:top;overflow-wrap:anywhere}pre{overflow:auto;background:#8881;padding:.6rem}"
+)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def card_markdown(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
+    """The card for a platform that takes text; `platform` is where it ran, in the words of who chose it."""
+    told = receipt.predicate
+    rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in _first(told, platform))
+    return f"# Evidence card: {escape_markdown(told['run'])}\n\n| | |\n| --- | --- |\n{rows}\n" + receipt_markdown(
+        receipt, shutdown=shutdown
+    ).replace("# Receipt", "## Receipt", 1)
+
+
+def card_html(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
+    """The same as one page without a script or a link."""
+    told, verdict = receipt.predicate, receipt.predicate["verdict"]
+    pairs = [*_first(told, platform), *card_pairs(receipt, shutdown)]
+    pairs += [(file["name"], f"sha256 {file['sha256']}") for file in checkpoint_files(told)]
+    rows = "".join(tag("tr", tag("th", escaped(name)) + tag("td", escaped(text))) for name, text in pairs)
+    texts = (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told))))
+    blocks = "".join(tag("h2", escaped(title)) + tag("pre", lines_escaped(lines)) for title, lines in texts if lines)
+    title = escaped(f"Evidence card: {told['run']}")
+    says = tag("p", tag("strong", escaped(verdict["says"])) + " " + escaped(verdict.get("not_shown", "")))
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
+        f"<style>{_STYLE}</style>"
+    )
+    body = f"<h1>{title}</h1>{says}<table>{rows}</table>{blocks}"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+
+def _first(told: Predicate, platform: str) -> list[tuple[str, str]]:
+    """What a card has before its receipt."""
+    challenge = told["asked"].get("challenge", "")
+    verdict = told["verdict"]
+    first = [("Platform", platform), ("Challenge", challenge), ("Verdict", verdict["is"])]
+    return [(name, text) for name, text in first if text]
+
+
+def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
+    """A row for each card or learner, then how many of each verdict there are; rows are `CardRow`s."""
+    columns = (
+        Column("LEARNER"),
+        Column("FILE", leaves=3),
+        Column("RUN", leaves=2),
+        Column("DEVICE", leaves=4),
+        Column("LOSS", right=True, leaves=5),
+        Column("VAL", right=True, leaves=6),
+        Column("COST", right=True, leaves=1),
+        Column("VERDICT", least=22),
+    )
+    cells = [
+        [
+            Span(row.student or UNKNOWN, "title"),
+            row.file or UNKNOWN,
+            row.run or UNKNOWN,
+            row.device or UNKNOWN,
+            UNKNOWN if row.loss is None else format_loss(row.loss),
+            UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
+            UNKNOWN if row.cost_micros is None else format_usd(row.cost_micros),
+            Span(row.verdict.upper() if row.problems else row.verdict, "bad" if row.problems else _look(row.verdict)),
+        ]
+        for row in rows
+    ]
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    told = " · ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    return [*(table(columns, cells, style) if rows else []), line(f"  {told or 'no card in that folder'}")]
+
+
+def _look(verdict: str) -> str:
+    return "good" if verdict.startswith("gpu") else "warn"

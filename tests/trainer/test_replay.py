@@ -1,0 +1,85 @@
+"""A checkpoint is computed again: an honest one to the bit, one whose weights were moved is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import Train, events, recipe_record
+from trainer.checkpoint import read_tensors, write_tensors
+from trainer.errors import Refused
+from trainer.replay import replay
+
+pytestmark = pytest.mark.torch
+LAST = "checkpoints/000020.model.safetensors"
+
+
+@pytest.fixture
+def out(train: Train, tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    assert train(recipe_record(), folder) == 0
+    return folder
+
+
+def nudge(out: Path, by: float) -> None:
+    """Move every weight a little, as somebody would who wants another checkpoint to show."""
+    weights = {name: tensor + by for name, tensor in read_tensors(out / LAST).items()}
+    with (out / LAST).open("wb") as file:
+        write_tensors(file.write, weights)
+    (out / "MANIFEST.json").unlink()
+
+
+@pytest.mark.parametrize("before", [0, 10])
+def test_an_honest_run_comes_out_the_same_to_the_bit(out: Path, data: Path, before: int) -> None:
+    told = replay(out / LAST, data, before=before)
+    (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
+    taken = {event["step"]: event["loss"] for event in events(out, "step") if event["step"] > before}
+    assert (told["step"], told["device"], told["val_loss"]) == (20, "cpu", judged["val_loss"])
+    assert told["again"] == {"from": before, "equal": True, "most": 0.0, "losses": taken}
+
+
+def test_weights_that_were_moved_by_a_thousandth_are_found(out: Path, data: Path) -> None:
+    nudge(out, 1e-3)
+    told = replay(out / LAST, data, before=10)
+    (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
+    assert abs(told["val_loss"] - judged["val_loss"]) > 1e-6
+    assert told["again"]["equal"] is False
+    assert told["again"]["most"] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_nothing_of_the_run_is_changed(out: Path, data: Path) -> None:
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    replay(out / LAST, data, before=10)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        ({"step": 10}, "does not say that it is of"),
+        ({"data": {"tokenizer": "0" * 64}}, "other values of data.json"),
+        ({"recipe": {}}, "its recipe is none"),
+        ({"recent": "nothing"}, "does not fit the recipe's model"),
+    ],
+)
+def test_a_state_that_lies_is_refused_in_a_sentence(out: Path, data: Path, lie: dict[str, Any], says: str) -> None:
+    state = out / "checkpoints" / "000020.state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | lie))
+    with pytest.raises(Refused, match=says):
+        replay(out / LAST, data)
+
+
+def test_a_checkpoint_before_that_is_not_here_is_refused(out: Path, data: Path) -> None:
+    with pytest.raises(Refused, match=r"000005"):
+        replay(out / LAST, data, before=5)
+
+
+def test_a_recipe_from_elsewhere_is_believed_and_not_the_checkpoints(out: Path, data: Path, tmp_path: Path) -> None:
+    other = recipe_record()
+    other["optim"]["lr"] = 0.5
+    (tmp_path / "recipe.json").write_text(json.dumps(other))
+    with pytest.raises(Refused, match=r"other values of optim\.lr"):
+        replay(out / LAST, data, recipe=tmp_path / "recipe.json")

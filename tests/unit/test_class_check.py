@@ -1,0 +1,292 @@
+"""Forty cards of a class: what was forged is named and why, and nobody honest is accused."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.records import canonical
+from gpurun.ledger.evidence.card import INDEX, NoCard, read_card
+from gpurun.ledger.evidence.class_check import CardRow, check_class
+from gpurun.ledger.signing import load_signer, make_envelope, payload_of
+from tests.command_line import gpurun
+from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
+from tests.unit.ledger_samples import WEIGHTS
+
+HONEST = 28
+
+
+def cards_in(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def test_of_forty_cards_the_twelve_that_were_forged_are_named_and_no_honest_one(tmp_path: Path) -> None:
+    into, roster = tmp_path / "cards", a_class(40)
+    words = [one.challenge for one in roster.students]
+
+    def lab(number: int, word: str | None = None, **told: object) -> Lab:
+        return Lab(tmp_path, number, words[number] if word is None else word, **told)  # type: ignore[arg-type]
+
+    kinds = ({}, {"device": "cpu"}, {"mode": "local", "provider": "local"})
+    honest = [lab(number, **kinds[number % 3]) for number in range(HONEST)]
+    for run in honest:
+        run.hand_in(into)
+    says: dict[str, str] = {}
+
+    def forged(name: str, run: Lab, problem: str) -> None:
+        run.hand_in(into, name)
+        says[name] = problem
+
+    signed_log = lab(28, device="cpu").forge(("device: cpu", "device: cuda"), ('"cpu"', '"cuda"'))
+    forged("a re-signed log.zip", signed_log, "names no card")
+    better = lab(29).forge(('"loss": 2.0,', '"loss": 1.58,'), ("loss 2.0000", "loss 1.5800"))
+    forged("re-signed losses.zip", better, "says loss 2.0 of step 120, and the events say 1.58")
+    copied = lab(30)
+    copied.state = {"recipe": honest[0].recipe}
+    forged("a copied checkpoint.zip", copied.again(), "was trained by another recipe: train.seed, train.challenge")
+    shutil.copy(into / "lab-01.zip", into / "a copied card.zip")
+    swapped = lab(32).hand_in(into, "a swapped checkpoint.zip")
+    pack_again(swapped, lambda files: relisted(files, STATE_NAME, b'{"step": 120, "loss": 1.0}'))
+    says["a swapped checkpoint.zip"] = "is not the file that was collected"
+    forged("the challenge of another.zip", lab(33, words[34]), "is used by ")
+    forged("and of the other.zip", lab(34), "is used by ")
+    forged("no provider.zip", lab(35, endpoint="http://127.0.0.1:4010"), "")
+    first = lab(36)
+    forged("a chain that was begun again.zip", first, "one home gave its place in the chain to")
+    again = Lab(tmp_path / "anew", 37, words[37])
+    shutil.copytree(first.home.keys, again.home.keys, dirs_exist_ok=True)
+    forged("the chain before.zip", Rebound(again, words[37]).run, "one home gave its place in the chain to")
+    forged("a CPU's torch.zip", lab(38).forge(('"2.13.0"', '"2.13.0+cpu"')), "is built without it")
+    rentals = lab(31), lab(39)
+    for run in rentals:
+        run.token, run.instance_id = f"gr-{run.folder.name}-1", "pod-of-two"
+        forged(f"one rental twice, {run.number}.zip", run, "the rented machine runpod pod-of-two is that of")
+
+    began = time.process_time()
+    found = check_class(cards_in(into), roster)
+    assert time.process_time() - began < 40 * 0.06, "500 cards are to take 30 CPU-seconds"
+    rows = {row.file: row for row in found}
+    for name, problem in says.items():
+        row = rows[name]
+        if not problem:
+            assert row.verdict == "not a provider", row
+            assert row.notes, "--strict calls it a problem"
+            continue
+        assert any(problem in said for said in row.problems), (name, row.problems)
+        assert row.verdict == "does not hold"
+    for run in honest:
+        row = rows[f"{run.folder.name}.zip"]
+        assert (row.problems, row.student) == ([], f"Learner {run.number:02d}")
+        assert row.verdict == ("gpu, rented", "smoke", "gpu, as the machine says")[run.number % 3]
+    copy = rows["a copied card.zip"]
+    assert (copy.student, copy.notes) == ("Learner 01", ["the same card as lab-01.zip"]), "whose it is its word says"
+    assert [row.student for row in found if row.verdict == "no card"] == ["Learner 33"], "whose word nobody used"
+
+
+class Rebound:
+    """A run made over for the key that was copied into its home after it had been given one."""
+
+    def __init__(self, run: Lab, word: str) -> None:
+        shutil.rmtree(run.folder.path)
+        self.run = Lab(run.home.root.parent, run.number, word)
+
+
+def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:
+    """Files with another content of one, and its digest in the list."""
+    index = json.loads(files[INDEX])
+    index["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {**files, name: content, INDEX: json.dumps(index).encode()}
+
+
+# What is no card ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    return Lab(tmp_path, 0, "").hand_in(tmp_path / "cards")
+
+
+def bomb(path: Path) -> None:
+    pack_again(path, lambda files: relisted(files, "run.log", b"0" * (200 << 20)))
+
+
+def traversal(path: Path) -> None:
+    pack_again(path, lambda files: {**files, "../../evil": b"1"})
+
+
+def absolute(path: Path) -> None:
+    pack_again(path, lambda files: {**files, "/tmp/evil": b"1"})
+
+
+def changed(path: Path) -> None:
+    pack_again(path, lambda files: {**files, "run.log": files["run.log"] + b"device: cuda\n"})
+
+
+def future(path: Path) -> None:
+    pack_again(path, lambda files: {**files, INDEX: json.dumps(json.loads(files[INDEX]) | {"v": 2}).encode()})
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def torn(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[200:260] = b"\xff" * 60
+    path.write_bytes(bytes(content))
+
+
+def many(path: Path) -> None:
+    content = path.read_bytes()
+    place = content.rfind(b"PK\x05\x06")
+    path.write_bytes(content[: place + 10] + struct.pack("<H", 65_535) + content[place + 12 :])
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def text(path: Path) -> None:
+    path.write_text("my evidence")
+
+
+def keyless(path: Path) -> None:
+    pack_again(path, lambda files: without(files, "key.pub"))
+
+
+def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+    index = json.loads(files[INDEX])
+    del index["files"][name]
+    return {key: one for key, one in files.items() if key != name} | {INDEX: json.dumps(index).encode()}
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (bomb, "run.log has more than 16,384 KB"),
+        (traversal, "'../../evil', which no card has"),
+        (absolute, "'/tmp/evil', which no card has"),
+        (changed, "run.log is not the file that it lists"),
+        (future, "a newer gpurun made it (version 2)"),
+        (truncated, "no zip file, or it was cut short"),
+        (torn, ""),
+        (many, "more than 200 entries"),
+        (pipe, "no regular file"),
+        (text, "no zip file"),
+        (keyless, "no receipt, or no public key"),
+    ],
+)
+def test_what_is_no_card_is_named_and_nothing_hangs(card: Path, harm: Callable[[Path], None], says: str) -> None:
+    harm(card)
+    began = time.process_time()
+    with pytest.raises(NoCard) as refused:
+        read_card(card)
+    assert says in str(refused.value)
+    assert time.process_time() - began < 2
+    (row,) = check_class([card], None)
+    assert (row.verdict, len(row.problems)) == ("not a card", 1)
+
+
+def test_a_receipt_that_is_broken_anywhere_and_signed_again_is_a_row_and_never_a_trace(tmp_path: Path) -> None:
+    run = Lab(tmp_path, 0, "")
+    path = run.hand_in(tmp_path / "cards")
+    envelope = json.loads(run.folder.receipt.read_bytes())
+    signer = load_signer(run.home.keys)
+    predicate = json.loads(payload_of(envelope))["predicate"]
+    for key, odd in itertools.product(sorted(predicate), (None, [], "no", 10**30)):
+        statement = json.loads(payload_of(envelope))
+        statement["predicate"][key] = odd
+        made = json.dumps(make_envelope(canonical(statement), signer)).encode()
+        pack_again(path, lambda files, made=made: relisted(files, "receipt.json", made))  # type: ignore[misc]
+        (row, *_) = check_class([path], a_class(1))
+        assert row.problems, f"{key} = {odd}"
+
+
+def test_a_checkpoint_in_a_card_that_is_not_the_one_it_lists_is_not_opened(tmp_path: Path) -> None:
+    path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
+    pack_again(path, lambda files: {**files, WEIGHTS: b"other weights"})
+    with pytest.raises(NoCard, match="is not the file that it lists"):
+        read_card(path).unpack_large(tmp_path / "there")
+
+
+def test_receipts_of_one_key_are_of_one_chain_or_neither_holds(tmp_path: Path) -> None:
+    first = Lab(tmp_path, 0, "")
+    first.hand_in(tmp_path / "honest")
+    Lab(tmp_path, 1, "", beside=first).hand_in(tmp_path / "honest")
+    assert [row.problems for row in check_class(cards_in(tmp_path / "honest"), None)] == [[], []]
+    rewritten = Lab(tmp_path / "anew", 2, "")
+    shutil.copytree(first.home.keys, rewritten.home.keys, dirs_exist_ok=True)
+    rewritten.hand_in(tmp_path / "unused")
+    Lab(tmp_path, 3, "", beside=rewritten).hand_in(tmp_path / "honest")
+    (tmp_path / "honest" / "lab-01.zip").unlink()
+    rows = check_class(cards_in(tmp_path / "honest"), None)
+    assert all("is not in one chain with" in row.problems[0] for row in rows), [row.problems for row in rows]
+
+
+def test_a_key_that_is_not_the_signers_does_not_hold(tmp_path: Path, card: Path) -> None:
+    other = Lab(tmp_path, 1, "").home.keys / "ed25519.pub"
+    pack_again(card, lambda files: relisted(files, "key.pub", other.read_bytes()))
+    (row,) = check_class([card], None)
+    assert "it was signed by another key than the one that it brings" in row.problems
+    assert row.verdict == "does not hold"
+
+
+def test_no_file_of_a_card_names_a_folder_of_the_computer_or_holds_a_key(tmp_path: Path) -> None:
+    run = Lab(tmp_path, 0, "")
+    run.folder.log.write_text(f"{run.folder.log.read_text()}Traceback in {run.home.root}/x.py\n")
+    path = run.hand_in(tmp_path / "cards")
+    with zipfile.ZipFile(path) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+    assert str(tmp_path).encode() not in content
+    assert b"PRIVATE KEY" not in content
+    row: CardRow = check_class([path], None)[0]
+    assert "run.log was left out: it names a folder of this computer" in row.notes
+
+
+def test_a_class_without_challenges_cannot_tell_copies_of_weights_and_says_so(tmp_path: Path) -> None:
+    runs = [Lab(tmp_path, number, "") for number in (0, 1)]
+    for run in runs:
+        run.number = 0
+        run.again().hand_in(tmp_path / "cards")
+    rows = check_class(cards_in(tmp_path / "cards"), None)
+    assert [row.problems for row in rows] == [[], []]
+    assert all("without a challenge the same training gives them, too" in row.notes[0] for row in rows)
+
+
+# The verb ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_names_everyone_and_the_csv_holds_no_formula(own_home: Path, tmp_path: Path) -> None:
+    roster = a_class(2)
+    word = roster.students[0].challenge
+    Lab(tmp_path, 0, word).hand_in(tmp_path / "cards", "=1+1.zip")
+    (tmp_path / "ml.roster.json").write_text(roster.to_json())
+    asked = ("audit", "--roster", str(tmp_path / "cards"), "--class", str(tmp_path / "ml"))
+    done = gpurun(*asked, "--csv", str(tmp_path / "out.csv"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gpu, rented" in done.stdout
+    assert "no card" in done.stdout
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [(row["student"], row["file"], row["verdict"]) for row in rows] == [
+        ("Learner 00", "'=1+1.zip", "gpu, rented"), ("Learner 01", "", "no card")
+    ]  # fmt: skip
+    assert gpurun("audit", "--class", str(tmp_path / "ml")).returncode == 2
+    assert gpurun("audit", "fox-41", "--roster", str(tmp_path / "cards")).returncode == 2
+
+
+def test_under_strict_a_machine_of_no_provider_is_a_problem(own_home: Path, tmp_path: Path) -> None:
+    Lab(tmp_path, 0, "", endpoint="http://127.0.0.1:4010").hand_in(tmp_path / "cards")
+    asked = ("audit", "--roster", str(tmp_path / "cards"))
+    assert (gpurun(*asked).returncode, gpurun(*asked, "--strict").returncode) == (0, 10)

@@ -1,0 +1,223 @@
+"""What a run's evidence cannot say at once is a problem of its row: a log that was edited and signed again is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.installed_files import recipe_file
+from gpurun.core.paths import Home
+from gpurun.ledger.audit import AuditRow, audit
+from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
+from gpurun.ledger.signing import payload_of
+from gpurun.planning.recipe import load_recipe, resolve
+from tests.unit.ledger_samples import WEIGHTS, CloudRun, Note
+
+RESOLVED = resolve(load_recipe("course-lab"), "full").record
+STATE_NAME = "checkpoints/000120.state.json"
+STATE = {"v": 1, "step": 120, "loss": 2.0, "val_loss": 2.0, "torch": "2.13.0", "recipe": RESOLVED}
+
+
+class Forged(CloudRun):
+    """A run whose owner wrote the files as it pleased him, and then let gpurun sign them: every digest fits."""
+
+    parameters = 28_032
+    state: dict[str, Any] = STATE
+    planned: dict[str, Any] = RESOLVED
+    opened_with: dict[str, Any] = {}  # noqa: RUF012
+    hello: dict[str, Any] = {"gpus": [{"name": "NVIDIA H100"}]}  # noqa: RUF012
+
+    def plan(self) -> dict[str, Any]:
+        told = super().plan()
+        return {**told, "resolved": self.planned, "data": {**told["data"], "vocab_size": 30}, **self.opened_with}
+
+    def opened(self) -> Note:
+        event, data = super().opened()
+        return event, {**{key: one for key, one in data.items() if key != "resolved"}, **self.opened_with}
+
+    def contents(self) -> dict[str, bytes]:  # type: ignore[override]
+        return {**super().contents(), WEIGHTS: bytes(4 * self.parameters), STATE_NAME: json.dumps(self.state).encode()}
+
+    def through_training(self) -> Any:
+        for seconds, (event, data) in super().through_training():
+            if "facts" in data:
+                data["facts"] = {**data["facts"], **self.hello}
+            yield seconds, (event, data)
+
+    def forge(self, path: Path, *edits: tuple[str, str]) -> None:
+        text = path.read_text()
+        for old, new in edits:
+            assert old in text, f"{path.name} has no {old}"
+            text = text.replace(old, new)
+        path.write_text(text)
+
+    def row(self) -> AuditRow:
+        self.until_gone().settle()
+        return audit(self.home).rows[0]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+def cpu_as_cuda(run: Forged) -> None:
+    run.forge(run.folder.log, ("device: cpu", "device: cuda"))
+    run.forge(run.folder.events, ('"device": "cpu"', '"device": "cuda"'))
+
+
+def cpu_build(run: Forged) -> None:
+    run.forge(run.folder.events, ('"torch": "2.13.0"', '"torch": "2.13.0+cpu"'))
+
+
+def another_card(run: Forged) -> None:
+    run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA A100-SXM4-80GB"'))
+
+
+def no_card(run: Forged) -> None:
+    run.hello = {"torch": {"found": True, "version": "2.13.0", "devices": []}, "gpus": []}
+
+
+def too_quick(run: Forged) -> None:
+    run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA H100 80GB HBM3"'))
+    text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    told = [{**one, "tokens_per_s": 9e12} if one["kind"] == "step" else one for one in text]
+    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+
+
+def a_larger_model(run: Forged) -> None:
+    run.forge(run.folder.events, ('"parameters": 28032', '"parameters": 124475904'))
+
+
+def made_up_weights(run: Forged) -> None:
+    run.contents = lambda: {**Forged.contents(run), WEIGHTS: b"weights"}  # type: ignore[method-assign]
+
+
+def better_losses(run: Forged) -> None:
+    run.forge(run.folder.events, ('"loss": 2.0,', '"loss": 1.58,'))
+    run.forge(run.folder.log, ("loss 2.0000", "loss 1.5800"))
+
+
+def better_log(run: Forged) -> None:
+    run.forge(run.folder.log, ("loss 2.0000", "loss 1.5800"))
+
+
+def longer_than_it_was(run: Forged) -> None:
+    text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    told = [{**one, "elapsed_s": 90.0 * one["step"]} if one["kind"] == "step" else one for one in text]
+    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+
+
+def backwards(run: Forged) -> None:
+    text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    told = [{**one, "elapsed_s": 900.0 - one["step"]} if one["kind"] == "step" else one for one in text]
+    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+
+
+def challenge_of_another(run: Forged) -> None:
+    train = {**RESOLVED["train"], "challenge": f"ml-2026-word:{'0' * 64}"}
+    run.planned = {**RESOLVED, "train": {**train, "seed": recipe_file.seed_of(train["challenge"])}}
+    run.state = {**STATE, "recipe": run.planned}
+    run.opened_with = {"challenge": train["challenge"]}
+    run.folder.plan.write_text(json.dumps(run.plan()) + "\n")
+
+
+def seed_of_its_own(run: Forged) -> None:
+    challenge_of_another(run)
+    run.planned["train"]["seed"] = 7
+    run.folder.plan.write_text(json.dumps(run.plan()) + "\n")
+
+
+def another_recipe(run: Forged) -> None:
+    run.state = {**STATE, "recipe": {**RESOLVED, "train": {**RESOLVED["train"], "seed": 7}}}
+
+
+@pytest.mark.parametrize(
+    ("forge", "device", "says"),
+    [
+        (cpu_as_cuda, "cpu", "names no card"),
+        (cpu_build, "cuda", "torch 2.13.0+cpu is built without it"),
+        (another_card, "cuda", "and the provider told of a H100"),
+        (no_card, "cuda", "the machine told of no GPU"),
+        (too_quick, "cuda", "9,000,000,000,000 tokens a second"),
+        (a_larger_model, "cuda", "the events tell of 124,475,904 parameters, and the recipe's model has 28,032"),
+        (made_up_weights, "cuda", "has 7 bytes, and 28,032 parameters take 112,128"),
+        (better_losses, "cuda", "says loss 2.0 of step 120, and the events say 1.58"),
+        (better_log, "cuda", "the log's loss of step 120 (1.5800) is not the one of the events"),
+        (longer_than_it_was, "cuda", "the trainer says that it ran 10800 s"),
+        (backwards, "cuda", "the events' own time runs back"),
+        (challenge_of_another, "cuda", "its challenge was given to another key than the one that its receipt names"),
+        (seed_of_its_own, "cuda", "its seed is not the one that its challenge gives"),
+        (another_recipe, "cuda", "was trained by another recipe: train.seed"),
+    ],
+)
+def test_a_run_that_was_written_by_hand_and_signed_again_does_not_hold(
+    home: Home, monkeypatch: pytest.MonkeyPatch, forge: Callable[[Forged], None], device: str, says: str
+) -> None:
+    monkeypatch.setattr(Forged, "state", {**STATE, "torch": "2.13.0+cpu"} if forge is cpu_build else STATE)
+    run = Forged(home, device=device)
+    forge(run)
+    for name, content in run.contents().items():
+        (run.folder.artifacts / name).write_bytes(content)
+    row = run.row()
+    assert [says in problem for problem in row.problems].count(True) == 1, row.problems
+    assert row.verdict == "does not hold"
+
+
+def test_an_honest_run_of_the_same_kind_is_accused_of_nothing(home: Home) -> None:
+    row = Forged(home).row()
+    assert (row.problems, row.verdict) == ((), RENTED)
+
+
+def test_cuda_in_the_form_for_machines_without_it_does_not_hold(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forged, "opened_with", {"form": "rehearsal"})
+    (problem,) = Forged(home).row().problems
+    assert "the form that was trained is the one for machines without it" in problem
+
+
+@pytest.mark.parametrize(
+    ("opened", "device", "verdict"),
+    [
+        ({}, "cuda", RENTED),
+        ({"mode": "local", "provider": "local"}, "cuda", BY_ITS_WORD),
+        ({}, "cpu", SMOKE),
+        ({"endpoint": "http://127.0.0.1:4010"}, "cuda", NOT_A_PROVIDER),
+    ],
+)
+def test_a_verdict_says_whose_word_it_is_and_what_it_does_not_show(
+    home: Home, monkeypatch: pytest.MonkeyPatch, opened: dict[str, Any], device: str, verdict: str
+) -> None:
+    monkeypatch.setattr(Forged, "opened_with", opened)
+    run = Forged(home, device=device)
+    row = run.row()
+    told = json.loads(payload_of(json.loads(run.folder.receipt.read_bytes())))
+    assert told["predicate"]["verdict"]["is"] == row.verdict == verdict
+    assert told["predicate"]["verdict"]["not_shown"].startswith("It does not show ")
+    assert bool(row.warnings) is (verdict == NOT_A_PROVIDER), "under --strict that is a problem"
+
+
+def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
+    first, second = CloudRun(home), CloudRun(home, "owl-07")
+    second.instance_id = first.instance_id
+    for run in (first, second):
+        run.until_gone().settle()
+    told = {row.run: row for row in audit(home).rows}
+    assert told["owl-07"].problems == ("the rented machine runpod pod-fox-41 is that of fox-41 too",)
+    assert {row.verdict for row in told.values()} == {"does not hold"}
+
+
+def test_one_log_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
+    first, second = CloudRun(home), CloudRun(home, "owl-07")
+    second.folder.log.write_bytes(first.folder.log.read_bytes())
+    for run in (first, second):
+        run.until_gone().settle()
+    sha256 = hashlib.sha256(first.folder.log.read_bytes()).hexdigest()
+    assert [row.problems for row in audit(home).rows] == [
+        (f"the log {sha256} is that of owl-07 too",),
+        (f"the log {sha256} is that of fox-41 too",),
+    ]
