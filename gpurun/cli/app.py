@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import io
+import keyword
 import os
 import sys
 from importlib import import_module
@@ -25,6 +26,8 @@ VERBS = {
     ),
     "plan": "Show what a run would take and cost, on the offers that finish it, and spend nothing.",
     "train": "Rent a machine, train, download the checkpoints, prove the machine gone.",
+    "notebook": "Write a notebook that trains a recipe on Colab, Kaggle or any Jupyter, and gives evidence to import.",
+    "import": "Make a run of the evidence that a notebook gave: signed here, and called what its log shows at most.",
     "run": "Rent a machine, run any command on it, download its outputs, prove the machine gone.",
     "ps": "List the unfinished runs; a run that may be billing while no supervisor drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",
@@ -56,10 +59,11 @@ VERBS = {
     "data": "Make shards from text, and check them.",
     "config": "Show the settings, and where each comes from.",
 }
-"""Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (a hyphen is an underscore there)."""
+"""Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (as `module_of` writes it)."""
 
 GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "stop", "resume", "collect", "destroy"),
+    "Train elsewhere": ("notebook", "import"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "export"),
     "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
@@ -67,6 +71,11 @@ GROUPS = {
     "Set-up": ("doctor", "auth", "aws", "config", "version"),
 }
 """The verbs as the help lists them."""
+
+
+def module_of(verb: str) -> str:
+    """The module of a verb: a hyphen is an underscore there, and a word of Python's own ends with one."""
+    return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
 class LazyVerbs(TyperGroup):
@@ -79,7 +88,7 @@ class LazyVerbs(TyperGroup):
         """The verb, or the group of its own verbs, from its module; None where there is no such verb."""
         if cmd_name not in VERBS:
             return None
-        module = import_module(f"gpurun.cli.commands.{cmd_name.replace('-', '_')}")
+        module = import_module(f"gpurun.cli.commands.{module_of(cmd_name)}")
         group = typer.main.get_group(module.app)
         return group.commands.get(cmd_name, group)
 

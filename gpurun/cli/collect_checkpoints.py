@@ -217,7 +217,8 @@ def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> R
             what = f"{file.name} of {name} is not here any more as it came home."
             hint = f"gpurun audit {name} says what else is not as it was."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
-    lines = [_here(sight, manifest, files), "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."]
+    ended = "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."
+    lines = [_here(sight, manifest, files), *([] if sight.state.imported else [ended])]
     if lost:
         lines.append(f"Lost with it: {', '.join(lost[:_MOST_NAMED])}{' and more' if lost[_MOST_NAMED:] else ''}.")
     if left:

@@ -19,7 +19,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpurun.cli.notebook import COLUMNS, load_run
+from gpurun.cli.loaded_run import COLUMNS, load_run
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.filelock import open_lock, taken

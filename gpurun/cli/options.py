@@ -112,7 +112,7 @@ def request_from(session: Session, **typed: Any) -> Request:
     choices = renting["choices"].model_copy(update=own)
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=(*typed["overrides"], *_challenged(session, typed["challenge"])),
+        overrides=(*typed["overrides"], *challenged(session, typed["challenge"])),
         **{**renting, "choices": choices},
     )
     if continues is None:
@@ -166,7 +166,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
 _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 
 
-def _challenged(session: Session, challenge: str) -> tuple[str, ...]:
+def challenged(session: Session, challenge: str) -> tuple[str, ...]:
     """The override by which a run's seed follows from a teacher's word and the key that will sign its receipt."""
     if not challenge:
         return ()

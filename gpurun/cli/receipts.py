@@ -29,7 +29,7 @@ def _recipe_word(folder: RunFolder) -> str:
 def next_command(told: Predicate, folder: RunFolder) -> str:
     """What a person types after this."""
     asked = told["asked"]
-    if told["teardown"]["is"] == "user_operated":
+    if told["teardown"]["is"] == "user_operated" and "imported" not in asked:
         return f"gpurun confirm-shutdown {told['run']}   # once you have shut the box down"
     recipe = _recipe_word(folder)
     if recipe and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":

@@ -64,6 +64,9 @@ def box_login(receipt: Receipt, run: str) -> Login:
         how = "no machine was made for it" if ended is None else f"its machine ended as {ended!r}"
         raise UsageError("shutdown.not_yours", f"There is nothing to confirm for {run}: {how}.",
                          hint=f"What is known of its end: gpurun receipt {run}")  # fmt: skip
+    if "imported" in receipt.predicate["asked"]:
+        what = f"{run} ran in a notebook, and nothing here can see its session."
+        raise UsageError("shutdown.no_box", what, hint="End the session where it ran; docs/ROUTES.md says where.")
     return parse_host(box_of(receipt), name="the box of the receipt")
 
 

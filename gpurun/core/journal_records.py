@@ -161,6 +161,7 @@ class RunState(Frozen):
     `armed` says that the machine's own timer was read back (an old journal does not say, and is believed); `ends_wall`
     is when the machine ends itself, where that was brought forward by it.
     `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
+    `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
     `rated` says that the measured rate is on record. `signal` names the signal that asked for the `stop`, if one did.
     """
 
@@ -198,6 +199,7 @@ class RunState(Frozen):
     leftover: tuple[str, ...] = ()
     exit_code: int | None = None
     newer: str = ""
+    imported: bool = False
 
     @property
     def late(self) -> dict[str, str]:

@@ -51,7 +51,10 @@ class CommandTold(TypedDict):
 
 
 class Asked(TypedDict):
-    """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer"."""
+    """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer".
+
+    `imported` has the platform of a notebook that ran where nothing here could see it, and its evidence's digests.
+    """
 
     mode: str
     recipe: str
@@ -61,6 +64,7 @@ class Asked(TypedDict):
     challenge: NotRequired[str]
     command: NotRequired[CommandTold]
     trainer: NotRequired[str]
+    imported: NotRequired[dict[str, str]]
 
 
 def trainer_told(told: Any) -> str:

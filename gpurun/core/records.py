@@ -110,8 +110,9 @@ class Offer(Frozen):
 
     @property
     def label(self) -> str:
-        """`8×A100 80G`, or `cpu`."""
-        return f"{self.gpu_count}×{self.gpu} {self.vram_gb}G" if self.gpu_count else "cpu"
+        """`8×A100 80G`, or `cpu`; without the memory of a card that nobody told of."""
+        memory = f" {self.vram_gb}G" if self.vram_gb else ""
+        return f"{self.gpu_count}×{self.gpu}{memory}" if self.gpu_count else "cpu"
 
     @property
     def place(self) -> str:

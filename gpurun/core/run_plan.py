@@ -21,11 +21,12 @@ CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 
 
 class Mode(StrEnum):
-    """What kind of run this is: paid for, on this machine, or the free rehearsal of a paid one."""
+    """What kind of run this is: paid for, on this machine, the free rehearsal of a paid one, or a notebook's."""
 
     PAID = "paid"
     LOCAL = "local"
     REHEARSAL = "rehearsal"
+    IMPORTED = "imported"
 
 
 class Choices(Frozen):

@@ -56,6 +56,8 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
     """The one thing to do now; None when the run is closed."""
     abandoned = bool(state.failure or state.stop or lease_over)
     failed_in = str((state.failure or {}).get("step", ""))
+    if state.imported and state.phase not in (Phase.SETTLED, Phase.CLOSED):
+        return Step.SETTLE
     match state.phase:
         case Phase.OPENED:
             if state.failure or state.stop:
@@ -102,6 +104,11 @@ def exit_code_of(state: RunState) -> ExitCode:
     if state.stop == "destroy" or (state.stop and not state.outcome) or (state.signal and state.outcome == "stopped"):
         return ExitCode.TERMINATED if state.signal == "SIGTERM" else ExitCode.INTERRUPTED
     return ExitCode.DONE
+
+
+def _run_opened(state: RunState, record: Record) -> dict[str, Any]:
+    stage = "wanted" if record.data.get("stage") else ""
+    return {"stage": stage, "imported": bool(record.data.get("imported"))}
 
 
 def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
@@ -254,7 +261,7 @@ def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:
 
 
 _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
-    Event.RUN_OPENED: lambda state, record: {"stage": "wanted" if record.data.get("stage") else ""},
+    Event.RUN_OPENED: _run_opened,
     Event.STAGE_OBSERVED: lambda state, record: {"stage": "done"},
     Event.CREATE_INTENDED: _create_intended,
     Event.CREATE_OBSERVED: _create_observed,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gpurun import __version__
+from gpurun.core.clock import machine_id
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
@@ -191,6 +195,38 @@ def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
     write_atomic(folder.plan, plan.to_json().encode())
     fsync_folder(folder.path.parent)
     return folder
+
+
+def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict[str, object]:
+    """What a run was opened with, by digest: the data of `run.opened`."""
+    return {
+        "run": plan.run,
+        "home": home.id,
+        "machine": machine_id(),
+        "endpoint": endpoint,
+        "mode": plan.mode,
+        "recipe": plan.recipe,
+        "form": plan.form,
+        "recipe_sha256": plan.recipe_sha256,
+        "request_sha256": hashlib.sha256(read_regular(folder.request)).hexdigest(),
+        "plan_sha256": hashlib.sha256(read_regular(folder.plan)).hexdigest(),
+        "data_sha256": plan.data.sha256,
+        "bundle_sha256": plan.bundle_sha256,
+        "trainer": plan.trainer,
+        "gpurun_version": __version__,
+        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "provider": plan.offer.provider,
+        "cap_micros": plan.cap_micros,
+        "worst_micros": plan.most_micros,
+        "stage": plan.choices.stage,
+        "challenge": plan.resolved.get("train", {}).get("challenge", ""),
+        "continues": plan.continues.model_dump(
+            include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
+        )
+        if plan.continues
+        else None,
+        **({"command": plan.command.told} if plan.command else {}),
+    }
 
 
 def unfinished_runs(home: Home) -> list[Sight]:

@@ -43,6 +43,8 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
 MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-reported"
 
+NOT_OBSERVED = "not observed: it ran in a notebook, which its user ends"
+
 # What may follow the end of a rental and changes nothing about it.
 _AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
@@ -65,6 +67,7 @@ def build_statement(
     """The in-toto Statement of a run. `records` are its `basis_of`, `head` the sha256 of the last one's line."""
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
+    is_imported = bool(opened.get("imported"))
     instance = _instance(records, rentals)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []
@@ -82,12 +85,12 @@ def build_statement(
         "platform": plain_data(opened.get("platform", UNKNOWN)),
         "instance": instance,
         "timeline": _timeline(records),
-        "runtime": _runtime(folder, rentals, evidence),
+        "runtime": _runtime(folder, rentals, evidence, is_seen=not is_imported),
         "cost": _cost(opened, rentals),
         "training": _training(records, evidence),
         "checkpoint": _checkpoint(collected, files),
         "sample": evidence.sample,
-        "teardown": _teardown(rentals),
+        "teardown": {"is": "user_operated", "evidence": []} if is_imported else _teardown(rentals),
         "verdict": _verdict(records, instance, evidence),
         "incidents": _incidents(records),
     }
@@ -115,6 +118,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
         asked["command"] = plain_data(opened["command"])
     if opened.get("trainer"):
         asked["trainer"] = opened["trainer"]
+    if opened.get("imported"):
+        asked["imported"] = plain_data(opened["imported"])
     return asked
 
 
@@ -207,22 +212,22 @@ def _timeline(records: Sequence[Record]) -> Timeline:
         "ready": seen(Event.READY_OBSERVED),
         "shipped": seen(Event.SHIP_OBSERVED),
         "train_start": seen(Event.TRAIN_STARTED),
-        "train_end": seen(Event.TRAIN_OBSERVED),
+        "train_end": UNKNOWN if records[0].data.get("imported") else seen(Event.TRAIN_OBSERVED),
         "collected": seen(Event.COLLECT_OBSERVED),
         "gone": seen(Event.DEATH_PROVEN),
     }
 
 
-def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence) -> Runtime:
+def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence, *, is_seen: bool) -> Runtime:
     """Seconds, by the widest reading of this laptop's clocks, where they went, and what the plan had for it.
 
-    How the training phase divides is the machine's word.
+    How the training phase divides is the machine's word. Of a notebook's session nothing was seen (`is_seen`).
     """
-    ended, spent = all_bounded(rentals), phases_s(rentals)
+    ended, spent = is_seen and all_bounded(rentals), phases_s(rentals)
     rented = [rental for rental in rentals if rental.end != "refused"]
     billable_s = round(sum((rental.seconds for rental in rentals), 0.0), 3)
     return {
-        "is": MEASURED,
+        "is": MEASURED if is_seen else UNKNOWN,
         "billable_s": billable_s if ended else None,
         "phases_s": spent,
         "training": {"is": FROM_INSTANCE, "seconds": evidence.split.within(spent.get("training", 0.0))},
@@ -241,9 +246,9 @@ def _plan_of(folder: RunFolder) -> dict[str, Any]:
 
 def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:
     """What the run cost at most; unknown where the journal does not bound it."""
-    cap, ended = opened["cap_micros"], all_bounded(rentals)
+    cap, ended = opened["cap_micros"], all_bounded(rentals) and not opened.get("imported")
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
-    says = _says(upper, rentals)
+    says = NOT_OBSERVED if opened.get("imported") else _says(upper, rentals)
     is_kept = None if cap is None or upper is None else left_of(cap, upper) >= 0
     cost: Cost = {
         "upper_bound_micros": upper,

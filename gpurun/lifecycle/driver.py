@@ -8,25 +8,22 @@ there is no other recovery path.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Event as Flag
 from typing import NoReturn, TypeVar
 
-from gpurun import __version__
 from gpurun.core.background_call import Inline
-from gpurun.core.clock import Clock, machine_id
+from gpurun.core.clock import Clock
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal, damaged, is_noted, newer
 from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, place_of, replay
-from gpurun.ledger.runs import lost_records
+from gpurun.ledger.runs import lost_records, opening
 from gpurun.lifecycle.context import Context, Note, StepClock, StopWanted
 from gpurun.lifecycle.instance.monitor import Monitor
 from gpurun.lifecycle.job_spec import ends_unwatched
@@ -115,7 +112,9 @@ class Driver:
         if state.may_be_billing:
             self._context = replace(self._context, ends_mono=self._at(state).ends_by_their_clock(state))
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
-            self._journal.append(Event.RUN_OPENED, self._opening())
+            endpoint = endpoint_of(self._context.provider)
+            told = opening(self._context.plan, self._context.folder, self._context.home, endpoint=endpoint)
+            self._journal.append(Event.RUN_OPENED, told)
         while True:
             try:
                 code = self._turn()
@@ -311,38 +310,6 @@ class Driver:
         with contextlib.suppress(GpurunError):
             return self._at(self._state()).provider.traits.console_url
         return ""
-
-    def _opening(self) -> dict[str, object]:
-        """What the run was opened with, by digest."""
-        plan, folder = self._context.plan, self._context.folder
-        return {
-            "run": plan.run,
-            "home": self._context.home.id,
-            "machine": machine_id(),
-            "endpoint": endpoint_of(self._context.provider),
-            "mode": plan.mode,
-            "recipe": plan.recipe,
-            "form": plan.form,
-            "recipe_sha256": plan.recipe_sha256,
-            "request_sha256": hashlib.sha256(folder.request.read_bytes()).hexdigest(),
-            "plan_sha256": hashlib.sha256(folder.plan.read_bytes()).hexdigest(),
-            "data_sha256": plan.data.sha256,
-            "bundle_sha256": plan.bundle_sha256,
-            "trainer": plan.trainer,
-            "gpurun_version": __version__,
-            "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            "provider": plan.offer.provider,
-            "cap_micros": plan.cap_micros,
-            "worst_micros": plan.most_micros,
-            "stage": plan.choices.stage,
-            "challenge": plan.resolved.get("train", {}).get("challenge", ""),
-            "continues": plan.continues.model_dump(
-                include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
-            )
-            if plan.continues
-            else None,
-            **({"command": plan.command.told} if plan.command else {}),
-        }
 
 
 def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[SetupError], None]) -> T:

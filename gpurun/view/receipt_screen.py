@@ -108,7 +108,8 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
         ("Command" if is_command else "Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
         ("Shipped", [*trained, f"by gpurun {told['gpurun']['version']}"]),
         ("Sent", _sent(told)),
-        ("Instance", [_instance(told["instance"])]),
+        ("Imported", _imported(told)),
+        ("Instance", [_instance(told["instance"])] if "imported" not in told["asked"] else []),
         ("Machine", _machine(told)),
         ("Timeline", [f"{_plain(step)} {_when(wall, now)}" for step, wall in _times(told)]),
         ("Runtime", _runtime(told)),
@@ -198,6 +199,16 @@ def _instance(told: Machine | None) -> str:
     return f"{told['provider']} {told['id']}, {gpu}, {told['region']}{at}"
 
 
+def _imported(told: Predicate) -> list[Cell]:
+    """Whence a run came that ran in a notebook."""
+    told_of = told["asked"].get("imported")
+    if told_of is None:
+        return []
+    by = f"made by gpurun {told_of['gpurun_version']}"
+    place = f"from a notebook on {told_of['platform']}, by its word"
+    return [place, by, _hashed("evidence", told_of["evidence_sha256"])]
+
+
 def _machine(told: Predicate) -> list[Cell]:
     """Platform, torch and device, as the machine itself told them."""
     machine, start = told["instance"], told["training"]["start"]["event"] or {}
@@ -217,7 +228,7 @@ def _runtime(told: Predicate) -> list[Cell]:
 
 
 def _is_begun(told: Predicate) -> bool:
-    return told["timeline"]["train_start"] != NOT_KNOWN
+    return told["timeline"]["train_start"] != NOT_KNOWN or "imported" in told["asked"]
 
 
 def _phases(runtime: Runtime) -> list[Cell]:

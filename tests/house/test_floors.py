@@ -9,7 +9,7 @@ from house_sources import imports, sources
 FLOORS = {"cli": 4, "lifecycle": 3, "planning": 2, "core": 0} | dict.fromkeys(
     ("providers", "remote", "data", "ledger", "view"), 1
 )
-DOORS = {("gpurun.__main__", "gpurun.cli.app.main"), ("gpurun", "gpurun.cli.notebook")}
+DOORS = {("gpurun.__main__", "gpurun.cli.app.main"), ("gpurun", "gpurun.cli.loaded_run")}
 """`python -m gpurun` and `import gpurun` stand outside all rooms, and each opens one door."""
 
 

@@ -80,7 +80,7 @@ def export(
 def _curves(session: Session, sight: Sight, place: Path) -> Result:
     """Write what was measured as TensorBoard reads it, each column of `load_run(...).metrics` a scalar."""
     from gpurun.cli.curve_log import TensorBoardLog, figures_in
-    from gpurun.cli.notebook import load_run
+    from gpurun.cli.loaded_run import load_run
     from gpurun.core.journal_records import Event
 
     if place.exists():

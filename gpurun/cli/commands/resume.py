@@ -45,6 +45,11 @@ def resume(
             verb_of = "run" if sight.plan.command else "train"
             text += f"\nTo train what it did not come to, in another rental: gpurun {verb_of} --from {name}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
+    if sight.state.imported:
+        from gpurun.lifecycle.imported_run import close_import
+
+        close_import(session.home, sight.folder, session.clock)
+        return Result(data={"run": sight.folder.name}, text=f"{sight.folder.name} has its receipt now.")
     if not here:
         demand_here(session, sight)
     drive(session, sight)

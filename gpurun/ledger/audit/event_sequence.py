@@ -38,6 +38,8 @@ _BESIDE: dict[str, str] = {
     Event.SALVAGE_INTENDED: Event.DEATH_PROVEN,
     Event.SALVAGE_OBSERVED: Event.SALVAGE_INTENDED,
 }
+# What is told of a run that a notebook made: nothing was asked for, and it came as one file.
+_IMPORTED: dict[str, str] = {Event.TRAIN_OBSERVED: Event.RUN_OPENED, Event.COLLECT_OBSERVED: Event.TRAIN_OBSERVED}
 # How many reads, over how many seconds, each kind of end needs (docs/RECEIPTS.md).
 _PROOF: dict[str, tuple[int, float]] = {
     Teardown.DESTROYED: (3, 30.0),
@@ -89,6 +91,8 @@ def unended(records: Sequence[Json]) -> tuple[set[str], set[str]]:
 def order_problems(records: Sequence[Json]) -> Iterator[str]:
     """What cannot have happened in the order that the journal tells; what a newer gpurun added to it is passed over."""
     records = [record for record in records if record["event"] in KNOWN]
+    imported = bool(records) and bool(records[0]["data"].get("imported"))
+    beside = _BESIDE | (_IMPORTED if imported else {})
     rental: list[Json] = []
     tokens: set[str] = set()
     for place, record in enumerate(records):
@@ -96,7 +100,9 @@ def order_problems(records: Sequence[Json]) -> Iterator[str]:
         if (event == Event.RUN_OPENED) != (place == 0):
             yield f"{at} a run is opened once, first of all"
         yield from (f"{at} {problem}" for problem in _clock_problems(records, place))
-        if event == Event.CREATE_INTENDED:
+        if imported and event in (_NEEDS.keys() | {Event.CREATE_INTENDED}) - _IMPORTED.keys():
+            yield f"{at} nothing is rented for a run that was imported"
+        elif event == Event.CREATE_INTENDED:
             if rental and not _is_over(rental):
                 yield f"{at} a second machine was asked for before the first was proven gone"
             if record["data"]["token"] in tokens:
@@ -104,12 +110,12 @@ def order_problems(records: Sequence[Json]) -> Iterator[str]:
             tokens.add(record["data"]["token"])
             rental = [record]
             yield from (f"{at} {problem}" for problem in _intent_problems(record, records[0]))
-        elif event in _NEEDS:
+        elif event in _NEEDS and event not in beside:
             yield from (f"{at} {problem}" for problem in _rental_problems(record, rental))
             rental.append(record)
-        elif event in _BESIDE:
-            if not any(before["event"] == _BESIDE[event] for before in records[:place]):
-                yield f"{at} there was no {_BESIDE[event]} before it"
+        elif event in beside:
+            if not any(before["event"] == beside[event] for before in records[:place]):
+                yield f"{at} there was no {beside[event]} before it"
         elif event in (Event.RECEIPT_OBSERVED, Event.RUN_CLOSED):
             yield from (f"{at} {problem}" for problem in _end_problems(records, place))
 

@@ -166,8 +166,18 @@ def _extras(rental: Sequence[Json], records: Sequence[Json]) -> list[Json]:
     ]
 
 
-def measured_micros(records: Sequence[Json]) -> Micros:
-    """What a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far."""
+def is_imported(records: Sequence[Json]) -> bool:
+    """Whether the run is a notebook's, of which nothing was seen here."""
+    return bool(records) and bool(records[0]["data"].get("imported"))
+
+
+def measured_micros(records: Sequence[Json]) -> Micros | None:
+    """What a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far.
+
+    None where it ran in a notebook: nobody here saw what that cost.
+    """
+    if is_imported(records):
+        return None
     return total(*(rental_facts(rental, records)["micros"] for rental in split_rentals(records)))
 
 
@@ -188,6 +198,9 @@ def money_and_death(records: Sequence[Json]) -> Json:
     """What the receipt must say of seconds, money and ends, and of nothing else."""
     facts = [rental_facts(rental, records) for rental in split_rentals(records)]
     is_live, cap = is_more(records) or any(_is_open(one) for one in facts), records[0]["data"]["cap_micros"]
+    if is_imported(records):
+        cost = {"upper_bound_micros": None, "cap_micros": cap, "cap_kept": None, "rentals": []}
+        return {"runtime": {"billable_s": None}, "cost": cost, "teardown": {"is": "user_operated", "evidence": []}}
     spent = None if is_live else total(*(one["micros"] for one in facts))
     kept = None if cap is None or spent is None else left_of(cap, spent) >= 0
     is_unseen = any(one.get("extras") or one.get("end_is") in ("unseen", "its own timer") for one in facts)

@@ -35,6 +35,8 @@ MOST_ENTRIES = 200
 MOST_SHARD_BYTES = 64 << 20
 """Of the shards that go along with a checkpoint: a learner's text, and no corpus."""
 MOST_WEIGHTS_BYTES = 4 << 30
+MOST_DENSE = 8
+"""How many times its own size a file may unpack to, beside a text's shards."""
 _ABSOLUTE = re.compile(rb'"(?:~?/[^"/]+/|[A-Za-z]:\\\\)')
 _END, _END_BYTES = b"PK\x05\x06", 22
 _STAMP = (1980, 1, 1, 0, 0, 0)  # The same run gives the same bytes.
@@ -55,16 +57,20 @@ class Card:
     """The digest of each file of a checkpoint or of the shards."""
 
     def unpack_large(self, folder: Path) -> None:
-        """Write weights and shards under a folder, by names of ours; NoCard where one is not what the card lists."""
+        """Write weights and shards under a folder, by names of ours; NoCard where one is not what the card lists.
+
+        Both are dense: what unpacks to far more than there is was made to fill a disk.
+        """
         with open_regular(self.path) as file, _opened(file) as archive:
+            left = MOST_DENSE * file.seek(0, 2) + MOST_SHARD_BYTES
             for name, sha256 in self.large.items():
                 into, digest, size = folder / name, hashlib.sha256(), 0
                 into.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(name) as source, into.open("wb") as target:
                     while block := source.read(1 << 20):
-                        size += len(block)
-                        if size > MOST_WEIGHTS_BYTES:
-                            raise NoCard(f"{name} is larger than {MOST_WEIGHTS_BYTES >> 30} GB")
+                        size, left = size + len(block), left - len(block)
+                        if size > MOST_WEIGHTS_BYTES or left < 0:
+                            raise NoCard(f"{name} is larger than {MOST_WEIGHTS_BYTES >> 30} GB, or than its file holds")
                         digest.update(block)
                         target.write(block)
                 if digest.hexdigest() != sha256:
@@ -153,6 +159,14 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 def read_card(path: Path) -> Card:
     """Read a card's small files; NoCard for whatever is none, within the time that its bounds take."""
+    card = read_listed(path)
+    if RECEIPT not in card.files or KEY not in card.files:
+        raise NoCard("it has no receipt, or no public key; of a notebook's evidence `gpurun import` makes a run first")
+    return card
+
+
+def read_listed(path: Path) -> Card:
+    """The same of a file that need not have a receipt, as what a notebook gives (docs/FORMATS.md)."""
     try:
         with open_regular(path) as file, _opened(file) as archive:
             names = [member.filename for member in archive.infolist()]
@@ -175,8 +189,6 @@ def read_card(path: Path) -> Card:
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != listed[name].get("sha256"):
             raise NoCard(f"{name} is not the file that it lists: it was changed after it was packed")
-    if RECEIPT not in files or KEY not in files:
-        raise NoCard("it has no receipt, or no public key")
     left_out = {plain_line(str(name)): plain_line(str(why)) for name, why in dict(index.get("left_out", {})).items()}
     large = {name: str(listed[name].get("sha256")) for name, most in bounds.items() if not most}
     return Card(path, files, left_out, large)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import gpurun
 from gpurun.cli.app import build_app
-from gpurun.cli.notebook import COLUMNS
+from gpurun.cli.loaded_run import COLUMNS
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
 from gpurun.core.secrets import child_environment

@@ -1,0 +1,43 @@
+"""`gpurun import`: what a notebook gave to download becomes a run of this home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "import", examples=["gpurun import ~/Downloads/evidence.zip", "gpurun import evidence.zip --name fox-41"])
+def import_(
+    session: Session,
+    evidence: Annotated[Path, typer.Argument(metavar="FILE", help="The evidence.zip that a notebook wrote.")],
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
+) -> Result:
+    """Make a run of the evidence that a notebook gave: signed here, and called what its log shows at most.
+
+    It is then a run like any other, for receipt, report, sample, export and train --from. What it cost nobody saw here,
+    and its session is its user's to end: the receipt says both.
+    """
+    from gpurun.cli.commands.plan import run_name
+    from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.lifecycle.imported_run import import_run
+
+    with run_name(session, name) as run:
+        folder, code = import_run(evidence.expanduser(), run, session.home, session.clock)
+    receipt = read_receipt(session.home, folder)
+    told, verdict = receipt.predicate, receipt.predicate["verdict"]
+    steps = ", ".join(str(one["step"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights")
+    lines = [
+        f"{run}: {told['training']['outcome']}, checkpoints of step {steps or '—'}, signed here as imported.",
+        f"  {verdict['is']}: {verdict['says']}. {verdict.get('not_shown', '')}",
+        "  If its session still runs, end it: nothing here can, and nothing here saw that it ended.",
+    ]
+    data = {"run": run, "exit_code": int(code), "verdict": verdict["is"], "receipt_sha256": receipt.sha256}
+    return Result(data=data, text="\n".join(lines), after=f"gpurun receipt {run}")

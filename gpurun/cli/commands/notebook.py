@@ -1,0 +1,65 @@
+"""`gpurun notebook`: a recipe for a platform that nothing outside may drive, with all that it needs inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import RecipeArgument, Set, challenged
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+
+app = typer.Typer(rich_markup_mode=None)
+MOST_MINUTES = 12 * 60
+
+
+@verb(
+    app,
+    "notebook",
+    examples=["gpurun notebook course-lab --for colab --data text.txt", "gpurun notebook mini-gpt --for kaggle"],
+)
+def notebook(
+    session: Session,
+    recipe: RecipeArgument,
+    *,
+    platform: Annotated[str, typer.Option("--for", metavar="PLATFORM", help="colab, kaggle or jupyter.")],
+    data: Annotated[str, typer.Option("--data", metavar="PATH", help="Text or shards; a few megabytes.")] = "",
+    overrides: Set = [],  # noqa: B006 - Typer copies it.
+    challenge: Annotated[str, typer.Option("--challenge", metavar="C", help="The one your teacher gave you.")] = "",
+    minutes: Annotated[int, typer.Option("--minutes", min=1, max=MOST_MINUTES, help="Stop training then.")] = 60,
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RECIPE.ipynb.")] = "",
+) -> Result:
+    """Write a notebook that trains a recipe on Colab, Kaggle or any Jupyter, and gives evidence to import."""
+    from gpurun.cli.commands.plan import run_name
+    from gpurun.cli.render import write_bytes
+    from gpurun.core.run_plan import Request
+    from gpurun.data.run_shards import prepared
+    from gpurun.planning.notebook_file import PLATFORMS, notebook_of, told_of
+    from gpurun.planning.recipe import load_recipe, resolve
+    from gpurun.planning.transfer import public_shards
+    from gpurun.view.number_format import format_bytes
+
+    if platform not in PLATFORMS:
+        what = f"--for {platform!r} is no platform that there is a notebook for."
+        raise UsageError("notebook.platform", what, hint=f"There is: {', '.join(PLATFORMS)}.")
+    given = (*overrides, *challenged(session, challenge))
+    resolved = resolve(load_recipe(recipe), "full", given, processes=1)
+    if resolved.tables.train.init_from:
+        what = "train.init_from names weights, and a notebook has no room for them."
+        raise UsageError("notebook.weights", what, hint='Begin at random: --set train.init_from=""')
+    if public := public_shards(Request(recipe=recipe, data=data or None), resolved.tables.data.source):
+        what = f"{public} is downloaded by the machine that trains, and a notebook trains without a network."
+        raise UsageError("notebook.public", what, hint="Take text of a few megabytes: --data PATH")
+    with run_name(session, "") as run:
+        into, say = session.home.staged_data(run), session.talk_when_slow()
+        shards = prepared(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
+        content = notebook_of(resolved, shards, told_of(resolved, shards, given, platform), minutes)
+    path = Path(output or f"{resolved.name}.ipynb").expanduser()
+    write_bytes(path, content, flag="-o")
+    told = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
+    text = f"Wrote {path}, {format_bytes(len(content))}. Open it there, choose a GPU, run all, and end the session."
+    return Result(data=told, text=text, after="What it gives you to download: gpurun import evidence.zip")

@@ -1,0 +1,254 @@
+"""A run from the evidence that a notebook gave: what ran where nothing here could see it, signed and chained as that.
+
+The file is read as a stranger's. What it says of its training is its machine's word, as in every run; what it cost, and
+that its session ended, nobody here saw, and the receipt says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import ExitCode, UsageError, VerificationFailed
+from gpurun.core.installed_files import recipe as schema
+from gpurun.core.journal_records import Event
+from gpurun.core.money import usd
+from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, open_regular, read_regular, write_atomic
+from gpurun.core.receipt_record import UNKNOWN
+from gpurun.core.records import Frozen, Offer
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request, Uplink
+from gpurun.core.trainer_events import Start, Stop, events_of
+from gpurun.core.untrusted import plain_line
+from gpurun.data.shard_folder import demand_made_for, inspect_data
+from gpurun.ledger.audit.contradictions import contradictions
+from gpurun.ledger.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
+from gpurun.ledger.journal import Journal
+from gpurun.ledger.run_lock import RunLock
+from gpurun.ledger.run_state import exit_code_of, replay
+from gpurun.ledger.runs import demand_free, opening
+from gpurun.ledger.signing import load_signer
+from gpurun.ledger.statement import basis_of, build_statement
+from gpurun.ledger.write_receipt import write_receipt
+from gpurun.planning.candidates import build_plan
+from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.planning.upload_list import words_of_trainer
+
+_KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
+_AGAIN = "Download it again where it was made, and leave it packed as it came."
+_LOST = {"outcome": "lost", "reason": "lost", "message": "its evidence was packed before its training had ended"}
+
+
+class _Told(Frozen):
+    """What a notebook's evidence says beside the trainer's own files, as `planning/notebook_file.py` has it written."""
+
+    v: Literal[1]
+    kind: Literal["notebook"]
+    platform: Literal["colab", "kaggle", "jupyter"]
+    recipe: str
+    overrides: tuple[str, ...]
+    recipe_sha256: str
+    resolved: dict[str, Any]
+    data_sha256: str
+    trainer_sha256: str
+    gpurun_version: str
+    exit_code: int | None = None
+    best: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """A notebook's evidence, once it has been read and is of one recipe and one home."""
+
+    card: Card
+    told: _Told
+    resolved: ResolvedRecipe
+    sha256: str
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What the journal has of where the run came from."""
+        events = hashlib.sha256(self.card.files[EVENTS]).hexdigest()
+        told = {"platform": self.told.platform, "gpurun_version": plain_line(self.told.gpurun_version)[:40]}
+        return {**told, "evidence_sha256": self.sha256, "events_sha256": events}
+
+
+def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFolder, ExitCode]:
+    """Make a run of that name of a notebook's evidence, and close it; the run, and the code with which it ended.
+
+    It is made where nobody looks, and appears whole. UsageError for what is no such evidence, came before, or is
+    another home's; VerificationFailed for what does not hold.
+    """
+    staged = RunFolder(home.staged_data(name))
+    shutil.rmtree(staged.path, ignore_errors=True)
+    make_private(staged.path)
+    try:
+        evidence = _read(path, home)
+        evidence.card.unpack_large(staged.artifacts)
+    except NoCard as error:
+        what = f"{path} is no evidence that a run can be made of: {error}."
+        raise VerificationFailed("import.refused", what, hint=_AGAIN) from error
+    except OSError as error:
+        what = f"{path} cannot be unpacked: {error.strerror}."
+        raise UsageError("import.unreadable", what, hint="Name the file, or make room for it.") from None
+    (staged.artifacts / "data").rename(staged.data)
+    for member, content in evidence.card.files.items():
+        place = {LOG: staged.log, EVENTS: staged.events}.get(member, staged.artifacts / member)
+        if member.startswith("checkpoints/") or member in (LOG, EVENTS):
+            place.parent.mkdir(exist_ok=True)
+            write_atomic(place, content)
+    folder = home.run(name)
+    request = Request(recipe=evidence.told.recipe, overrides=evidence.told.overrides)
+    plan = _plan(name, request, evidence, _shards(staged.data, folder.data, evidence), staged.events)
+    write_atomic(staged.request, request.to_json().encode())
+    write_atomic(staged.plan, plan.to_json().encode())
+    _record(staged, plan, evidence, home, clock)
+    demand_free(home, name)
+    make_private(folder.path.parent)
+    staged.path.rename(folder.path)
+    fsync_folder(folder.path.parent)
+    return folder, close_import(home, folder, clock)
+
+
+def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
+    """Write, sign and chain the receipt of an imported run, and close it; doing it again changes nothing."""
+    with RunLock(folder.lock):
+        journal = Journal.open(folder.journal, clock)
+        written = write_receipt(home, folder)
+        done = {record.event for record in journal.records}
+        if Event.RECEIPT_OBSERVED not in done:
+            journal.append(Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256})
+        code = exit_code_of(replay(folder.name, journal.records))
+        if Event.RUN_CLOSED not in done:
+            journal.append(Event.RUN_CLOSED, {"exit_code": int(code)})
+        return code
+
+
+def _read(path: Path, home: Home) -> _Evidence:
+    """The evidence, if it is whole, new here, and for this home's key."""
+    card = read_listed(path)
+    if RECEIPT in card.files:
+        what = f"{path} is the card of a run that has its receipt already."
+        raise UsageError("import.card", what, hint=f"Check it: gpurun audit --roster {path.parent}")
+    if not {PLAN, LOG, EVENTS, "data/data.json"} <= card.files.keys() | card.large.keys():
+        raise NoCard("it has no plan, log, events or shards: was its last cell run before training began?")
+    try:
+        told = _Told.from_json(card.files[PLAN])
+        tables = schema.parse_recipe(told.resolved)
+    except (ValidationError, schema.RecipeError, RecursionError) as error:
+        raise NoCard("what it says of its recipe is no notebook's, or a newer gpurun's") from error
+    resolved = ResolvedRecipe(name=plain_line(told.recipe)[:80], form="full", processes=1, tables=tables)
+    if resolved.sha256 != told.recipe_sha256 or resolved.record != told.resolved:
+        raise NoCard("its recipe is not the one that it names by its digest")
+    with open_regular(path) as content:
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    evidence = _Evidence(card, told, resolved, sha256)
+    _demand_own(evidence, home)
+    return evidence
+
+
+def _demand_own(evidence: _Evidence, home: Home) -> None:
+    """Refuse what is here already, and what was made for the key of another home."""
+    events = evidence.origin["events_sha256"]
+    for name in home.run_names():
+        with suppress(OSError):
+            if events.encode() in read_regular(home.run(name).journal):
+                what = f"This training is here already, as {name}."
+                raise UsageError("import.twice", what, hint=f"gpurun receipt {name}")
+    keyid = evidence.resolved.tables.train.challenge.rpartition(":")[2]
+    signer = load_signer(home.keys)
+    if keyid and (signer is None or signer.keyid != keyid):
+        what = f"Its challenge was given to the key {keyid[:12]}…, which is not the one of {home.root}."
+        hint = "Import it in the home that the notebook was made in: --home DIR"
+        raise UsageError("import.other_key", what, hint=hint)
+
+
+def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
+    """The shards, every byte checked, as they will lie in the run's folder."""
+    tables = evidence.resolved.tables
+    found, manifest = inspect_data(there)
+    demand_made_for(there, manifest, tokenizer=tables.data.tokenizer, vocab_size=tables.model.vocab_size)
+    if found.sha256 != evidence.told.data_sha256:
+        what = "Its shards are not those that its notebook was made with."
+        raise VerificationFailed("import.other_data", what, hint=_AGAIN)
+    return found.model_copy(update={"folder": str(later)})
+
+
+def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, events: Path) -> Plan:
+    """The plan that the notebook stood for: what it was to train, on the cards that its trainer tells of."""
+    told, tables = evidence.told, evidence.resolved.tables
+    start = next((event for event in events_of(events) if isinstance(event, Start)), None)
+    card = start.cuda_name if start else None
+    count = (start.world_size or 1) if start and card else 0
+    offer = Offer(
+        provider=told.platform, type_id="notebook", gpu=card or "cpu", gpu_count=count, vram_gb=0, region="any",
+        rate_micros_per_hour=usd(0), billing_unit_s=1, boot_s=0, price_source="not observed",
+        dies_by_itself="yours to end",
+    )  # fmt: skip
+    estimate = Estimate(
+        fits=True, peak_bytes=0, micro_batch=tables.train.micro_batch, tokens_per_s=None, train_s=None, basis="imported"
+    )
+    chosen = Candidate(
+        offer=offer, estimate=estimate, lease=Lease(boot_s=0, ship_s=0, train_s=0, collect_s=0, destroy_s=0),
+        expected_micros=usd(0), worst_micros=usd(0), finishes=True,
+    )  # fmt: skip
+    plan = build_plan(request, run, Mode.IMPORTED, evidence.resolved, chosen, data, uplink=Uplink())
+    trainer = told.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", told.trainer_sha256) else UNKNOWN
+    return plan.model_copy(update={"bundle_sha256": trainer, "trainer": words_of_trainer(trainer)})
+
+
+def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
+    """Write the journal up to what came home; VerificationFailed where that contradicts itself."""
+    journal = Journal.open(folder.journal, clock)
+    journal.append(Event.RUN_OPENED, opening(plan, folder, home, endpoint="") | {"imported": evidence.origin})
+    journal.append(Event.TRAIN_OBSERVED, {**_outcome(folder.events, evidence.told), "ended_wall": None})
+    files = list(_files(evidence.card, folder.artifacts))
+    steps = {one["step"] for one in files}
+    best = evidence.told.best or {}
+    is_kept = best.get("step") in steps and type(best.get("val_loss")) is float
+    journal.append(Event.COLLECT_OBSERVED, {
+        "files": files,
+        "missing": [],
+        "latest": max(steps, default=None),
+        "best": {"step": best["step"], "val_loss": best["val_loss"]} if is_kept else None,
+    })  # fmt: skip
+    records, signer = basis_of(journal.records), load_signer(home.keys)
+    keyid = signer.keyid if signer else None
+    told = build_statement(folder, records, head=journal.head, seq=0, prev="", keyid=keyid)["predicate"]
+    lines = [record.model_dump(mode="json") for record in records]
+    wrong = next(contradictions(folder, lines, plan.model_dump(mode="json"), {**told}), None)
+    if wrong:
+        hint = "Import what the notebook wrote, as it came; nothing was kept of this."
+        raise VerificationFailed("import.contradicts", f"It cannot have been so: {wrong}.", hint=hint)
+
+
+def _files(card: Card, artifacts: Path) -> Iterator[dict[str, Any]]:
+    """What came of checkpoints, by digest, as a manifest has it."""
+    for name in sorted(card.files.keys() | card.large.keys()):
+        if name.startswith("checkpoints/"):
+            step, _, kind = name.removeprefix("checkpoints/").partition(".")
+            content = card.files.get(name)
+            sha256 = card.large[name] if content is None else hashlib.sha256(content).hexdigest()
+            size = (artifacts / name).stat().st_size
+            yield {"name": name, "bytes": size, "sha256": sha256, "kind": _KINDS[kind], "step": int(step)}
+
+
+def _outcome(events: Path, told: _Told) -> dict[str, Any]:
+    """What became of the training, by the trainer's last word; it may have been packed before there was one."""
+    last: Stop | None = None
+    for event in events_of(events):
+        if isinstance(event, Start | Stop):
+            last = event if isinstance(event, Stop) else None
+    if last is None:
+        return {**_LOST, "exit_code": told.exit_code}
+    outcome = {"done": "done", "signal": "stopped"}.get(last.reason, "failed")
+    message = "" if outcome == "done" else last.message or "it was stopped before its last step, and saved first"
+    return {"outcome": outcome, "reason": last.reason, "message": message, "exit_code": told.exit_code}

@@ -1,0 +1,210 @@
+"""The notebook of a recipe: the trainer, the recipe and the shards inside it, and cells that need no network.
+
+It is plain JSON of nbformat 4.5. What its cells do is for whoever opens it to read, and its last one writes the
+evidence.zip that `gpurun import` takes (docs/FORMATS.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpurun import __version__
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.run_plan import DataSummary
+from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.planning.upload_list import digest_of_trainer, modules_of
+from gpurun.view.number_format import format_bytes
+
+PLATFORMS = {
+    "colab": ("Runtime > Change runtime type > T4 GPU", "Runtime > Disconnect and delete runtime"),
+    "kaggle": ("Settings > Accelerator > GPU T4 x2", "Run > Stop session"),
+    "jupyter": ("whatever starts this server on a machine with a GPU", "the page where you started this server"),
+}
+"""Where each platform's GPU is chosen, and where its session is ended."""
+MOST_BYTES = 12 << 20
+"""Of the bundle: in base64 a third more, and platforms take a notebook of some 20 MB."""
+TOLD = "told.json"
+_STAMP = (1980, 1, 1, 0, 0, 0)
+_METADATA: dict[str, dict[str, Any]] = {
+    "colab": {"accelerator": "GPU", "colab": {"provenance": [], "gpuType": "T4"}},
+    "kaggle": {"kaggle": {"accelerator": "nvidiaTeslaT4", "isGpuEnabled": True, "isInternetEnabled": False}},
+    "jupyter": {},
+}
+
+_ABOUT = """\
+# {recipe}, trained by gpurun's trainer
+
+1. Choose a GPU: {choose}. Without one this is a smoke test.
+2. Run all cells. Training stops after `MINUTES`, and saves; run the cells again, and it goes on.
+3. Download `evidence.zip`, and at home: `gpurun import evidence.zip`
+4. **End the session yourself: {end}.** Nothing in here can."""
+_CHECK = """\
+import subprocess, sys
+import torch
+
+CARDS = torch.cuda.device_count()
+if CARDS:
+    print(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout)
+elif {on_cpu!r} == "as_written":
+    print("There is no GPU here: this is a smoke test on the CPU. To train on one: {choose}.")
+else:
+    raise SystemExit("There is no GPU here, and this recipe is not for a CPU. Choose one: {choose}.")
+print("torch", torch.__version__, "|", CARDS, "GPU" if CARDS == 1 else "GPUs")"""
+_UNPACK = """\
+import base64, hashlib, io, json, zipfile
+from pathlib import Path
+
+BUNDLE = "{bundle}"
+
+packed = base64.b64decode(BUNDLE)
+if hashlib.sha256(packed).hexdigest() != "{sha256}":
+    raise SystemExit("This notebook was changed or cut short. Make it again: gpurun notebook")
+HERE = Path("gpurun-{short}").absolute()
+zipfile.ZipFile(io.BytesIO(packed)).extractall(HERE)
+print("Unpacked into", HERE)"""
+_TRAIN = """\
+import os, threading
+
+MINUTES = {minutes}
+
+# Every process takes the same number of whole sequences, or one process takes them all.
+PROCESSES = CARDS if CARDS > 1 and {sequences} % CARDS == 0 else 1
+program = ["trainer.launch", f"--processes={{PROCESSES}}"] if PROCESSES > 1 else ["trainer.train"]
+words = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
+trainer = subprocess.Popen(
+    [sys.executable, "-m", *program, *words], cwd=HERE / "bundle", env=os.environ | {{"PYTHONUNBUFFERED": "1"}},
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+deadlines = [threading.Timer(60 * MINUTES, trainer.terminate), threading.Timer(60 * MINUTES + 300, trainer.kill)]
+try:
+    for timer in deadlines:
+        timer.start()
+    with open(HERE / "run.log", "ab", buffering=0) as log:
+        for line in trainer.stdout:
+            log.write(line)
+            print(line.decode(errors="replace"), end="")
+finally:
+    trainer.terminate()  # Where the cell was interrupted; the trainer saves, and ends.
+    EXIT_CODE = trainer.wait()
+    for timer in deadlines:
+        timer.cancel()
+print("The trainer ended with exit code", EXIT_CODE)"""
+_SAMPLE = """\
+ask = ["trainer.generate", "../out", "--data", "../data", "--prompt", {prompt!r}]
+print(subprocess.run([sys.executable, "-m", *ask], cwd=HERE / "bundle", capture_output=True, text=True).stdout)"""
+_PACK = """\
+manifest = HERE / "out" / "MANIFEST.json"
+made = json.loads(manifest.read_text()) if manifest.exists() else {"latest": None, "best": None, "files": []}
+steps = {made["latest"], (made["best"] or {}).get("step")}
+files = {"run.log": HERE / "run.log", "events.jsonl": HERE / "out" / "events.jsonl"}
+files |= {f"data/{path.name}": path for path in (HERE / "data").iterdir()}
+files |= {one["name"]: HERE / "out" / one["name"] for one in made["files"]
+          if one["step"] in steps and one["kind"] in ("weights", "optimizer", "state")}
+told = json.loads((HERE / "told.json").read_text())
+told |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
+listed = {}
+with zipfile.ZipFile("evidence.zip", "w") as archive:
+    def put(name, content):
+        listed[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        archive.writestr(name, content)
+    for name, path in files.items():
+        if path.is_file():
+            put(name, path.read_bytes())
+    put("plan.json", json.dumps(told).encode())
+    archive.writestr("card.json", json.dumps({"v": 1, "run": "", "files": listed, "left_out": {}}))
+print("Wrote", Path("evidence.zip").absolute())"""
+_DOWNLOAD = """\
+try:
+    from google.colab import files as colab
+    colab.download("evidence.zip")
+except ImportError:
+    from IPython.display import FileLink, display
+    display(FileLink("evidence.zip"))"""
+
+
+def notebook_of(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any], minutes: int) -> bytes:
+    """The notebook for the platform in `told`, as `told_of` made that; UsageError where it would be too large."""
+    packed = _packed(resolved, data, told)
+    choose, end = PLATFORMS[told["platform"]]
+    tables, sha256 = resolved.tables, hashlib.sha256(packed).hexdigest()
+    bundle = base64.b64encode(packed).decode()
+    one_process = tables.train.loop == "huggingface"
+    sequences = 1 if one_process else tables.train.batch_tokens // tables.model.context
+    codes = (
+        _CHECK.format(on_cpu=tables.hardware.on_cpu, choose=choose),
+        _UNPACK.format(bundle=bundle, sha256=sha256, short=sha256[:8]),
+        _TRAIN.format(minutes=minutes, sequences=sequences),
+        *([_SAMPLE.format(prompt=tables.sample.prompts[0])] if tables.sample.prompts else []),
+        _PACK,
+        _DOWNLOAD,
+    )
+    about = _ABOUT.format(recipe=told["recipe"], choose=choose, end=end)
+    cells = [_cell(0, "markdown", about), *(_cell(place, "code", code) for place, code in enumerate(codes, 1))]
+    cells.append(_cell(len(cells), "markdown", f"**Now end the session: {end}.**"))
+    metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3"},
+        "language_info": {"name": "python"},
+        **_METADATA[told["platform"]],
+    }
+    whole = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
+    return json.dumps(whole, indent=1).encode() + b"\n"
+
+
+def told_of(resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, ...], platform: str) -> dict[str, Any]:
+    """What a notebook's evidence says of what was to be trained; its cells add what became of it."""
+    return {
+        "v": 1,
+        "kind": "notebook",
+        "platform": platform,
+        "recipe": resolved.name,
+        "overrides": list(overrides),
+        "recipe_sha256": resolved.sha256,
+        "resolved": resolved.record,
+        "data_sha256": data.sha256,
+        "trainer_sha256": digest_of_trainer(bundle_root() / "trainer"),
+        "gpurun_version": __version__,
+    }
+
+
+def _packed(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]) -> bytes:
+    """The bundle as a zip, the same bytes for the same content."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _contents(resolved, data, told):
+            member = zipfile.ZipInfo(name, _STAMP)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content)
+            if out.tell() > MOST_BYTES:
+                what = f"The shards and the trainer are more than the {format_bytes(MOST_BYTES)} that fit a notebook."
+                raise UsageError("notebook.large", what, hint="Take less text: --set data.limit_mb=4")
+    return out.getvalue()
+
+
+def _contents(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    yield TOLD, json.dumps(told, indent=1, sort_keys=True).encode()
+    yield "bundle/recipe.json", json.dumps(resolved.record, indent=2, sort_keys=True).encode()
+    for name, path in modules_of(bundle_root() / "trainer").items():
+        yield f"bundle/trainer/{name}", path.read_bytes()
+    for path in sorted(_shards(data), key=lambda path: path.name):
+        yield f"data/{path.name}", path.read_bytes()
+
+
+def _shards(data: DataSummary) -> Iterator[Path]:
+    """A run's own folder of shards whole; of a person's only what its data.json names."""
+    own = Path(data.beside or data.folder)
+    yield from (path for path in own.iterdir() if path.is_file())
+    if data.beside:
+        manifest = json.loads((own / "data.json").read_bytes())
+        yield from (Path(data.folder, Path(one["name"]).name) for part in ("train", "val") for one in manifest[part])
+
+
+def _cell(place: int, kind: str, text: str) -> dict[str, Any]:
+    code: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    return {"cell_type": kind, "id": f"gpurun-{place}", "metadata": {}, "source": text, **code}
