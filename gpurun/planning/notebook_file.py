@@ -98,7 +98,8 @@ finally:
 print("The trainer ended with exit code", EXIT_CODE)"""
 _SAMPLE = """\
 ask = ["trainer.generate", "../out", "--data", "../data", "--prompt", {prompt!r}]
-print(subprocess.run([sys.executable, "-m", *ask], cwd=HERE / "bundle", capture_output=True, text=True).stdout)"""
+said = subprocess.run([sys.executable, "-m", *ask], cwd=HERE / "bundle", capture_output=True, text=True)
+print(said.stdout or said.stderr)"""
 _PACK = """\
 manifest = HERE / "out" / "MANIFEST.json"
 made = json.loads(manifest.read_text()) if manifest.exists() else {"latest": None, "best": None, "files": []}

@@ -1,0 +1,76 @@
+"""A notebook as its platform runs it, cell after cell, with the real trainer on this CPU, and what comes home of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.paths import Home
+from tests.command_line import gpurun
+
+TINY = ("train.steps=20", "train.checkpoint_every=10", "eval.every=10", "model.layers=1", "train.compile=false")
+LONG_S = 300
+
+
+def written(folder: Path, platform: str) -> Path:
+    """The notebook of a tiny lab."""
+    (folder / "text.txt").write_text("".join(f"{number} bottles of milk\n" for number in range(60)))
+    asked = [word for one in TINY for word in ("--set", one)]
+    path = folder / f"{platform}.ipynb"
+    done = gpurun(
+        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *asked
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def imported(folder: Path, name: str, *words: str) -> None:
+    """The evidence is a run that the audit, by these words, finds nothing against."""
+    done = gpurun("import", str(folder / "evidence.zip"), "--name", name)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(gpurun("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
+    assert told["verdict"]["is"] == "smoke"
+    assert told["training"]["outcome"] == "done"
+    assert told["checkpoint"]["latest"] == 20
+    audited = gpurun("audit", "--strict", *words)
+    assert audited.returncode == 0, audited.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.process
+def test_the_cells_run_in_a_plain_python_and_their_evidence_is_a_run(tmp_path: Path) -> None:
+    told = json.loads(written(tmp_path, "colab").read_text())
+    cells = ["".join(cell["source"]) for cell in told["cells"] if cell["cell_type"] == "code"]
+    script = tmp_path / "cells.py"
+    script.write_text("\n".join(cells[:-1]))  # The last one offers a download, which takes a kernel.
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, capture_output=True, timeout=LONG_S)
+    imported(tmp_path, "fox-41")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.process
+@pytest.mark.parametrize("platform", ["colab", "kaggle", "jupyter"])
+def test_a_real_kernel_runs_it_and_its_run_is_gone_on_from(tmp_path: Path, platform: str, own_home: Path) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(written(tmp_path, platform), 4)
+    nbformat.validate(notebook)
+    place = {"metadata": {"path": str(tmp_path)}}
+    for _ in range(2):  # Whoever runs it again goes on from the newest checkpoint, here the last.
+        nbclient.NotebookClient(notebook, timeout=LONG_S, resources=place).execute()
+    shown = json.dumps(notebook)
+    assert "evidence.zip</a>" in shown  # Offered for download.
+    imported(tmp_path, "fox-41", "--replay")
+    assert gpurun("sample", "fox-41", "--prompt", "12 ", "--tokens", "5").returncode == 0
+    assert gpurun("export", "fox-41", str(tmp_path / "hf")).returncode == 0
+    more = ("--set", "train.steps=30", "--provider", "local", "--name", "fox-42", "--yes")
+    assert gpurun("train", "--from", "fox-41", *more).returncode == 0
+    told = json.loads(gpurun("receipt", "fox-42", "--json").stdout)["data"]["statement"]["predicate"]
+    assert (told["asked"]["continues"]["run"], told["checkpoint"]["latest"]) == ("fox-41", 30)
+    assert gpurun("audit", "--strict").returncode == 0
+    assert Home(own_home).run_names() == ["fox-41", "fox-42"]
