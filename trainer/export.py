@@ -1,6 +1,7 @@
 """Writes a run's checkpoint as a folder that transformers loads: `python -m trainer.export OUT DIR --data DATA`.
 
 GPT2LMHeadModel.from_pretrained(DIR) gives the logits that the trainer gives. Only the `faithful` preset is a GPT-2.
+With `--form lab` the folder has the course's one file.
 Exit codes: 0 written, 2 refused.
 """
 
@@ -10,11 +11,10 @@ import argparse
 import base64
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.model import GPT
+from trainer.model_card import model_card
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY
 from trainer.recipe import ModelConfig, read_table
 from trainer.recipe_file import completed
@@ -38,19 +39,9 @@ from trainer.tokenizer import (
     shipped_gpt2_tokens,
 )
 
-__all__ = ["export_hf", "main"]
+__all__ = ["export_hf", "export_lab", "main"]
 
-_FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gpt2\n- gpurun\n---\n"
-_MARKS = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
-_USE = """```python
-from transformers import AutoTokenizer, GPT2LMHeadModel
-
-model = GPT2LMHeadModel.from_pretrained(".")
-tokenizer = AutoTokenizer.from_pretrained(".")
-ids = tokenizer({prompt!r}, return_tensors="pt").input_ids
-print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
-```
-"""
+LAB_FILE = "mini_gpt2_checkpoint.pt"
 
 
 @dataclass(frozen=True)
@@ -82,28 +73,63 @@ def export_hf(
     Raise Refused where the checkpoint, the data or the folder is not fit.
     """
     trained = _read(checkpoint.resolve(), data, recipe)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise Refused(f"{folder} is there already and not empty; name another folder")
     texts = {
         "config.json": json.dumps(_config(trained), indent=1) + "\n",
         "generation_config.json": json.dumps(_generation(trained), indent=1) + "\n",
-        "README.md": _model_card(trained.state, trained.model, trained.source, figures),
+        "README.md": model_card(trained.state, trained.model, trained.source, figures),
         **_tokenizer_files(trained.state["recipe"]["data"]["tokenizer"], trained.tokens, trained.model.context),
     }
+
+    def write(staged: Path) -> None:
+        for name, text in texts.items():
+            (staged / name).write_text(text, encoding="utf-8", newline="\n")
+        with (staged / "model.safetensors").open("wb") as file:
+            write_tensors(file.write, _gpt2_tensors(trained))
+
+    return _filled(folder, write)
+
+
+def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None) -> list[str]:
+    """The same with the course's own file in the folder, which `torch.load` reads with `weights_only=True`.
+
+    It holds weights by the names of trainer/model.py, the shape in `config`, the alphabet in `stoi` and `itos`.
+    """
+    trained = _read(checkpoint.resolve(), data, recipe)
+    model, state = trained.model, trained.state
+    if (name := state["recipe"]["data"]["tokenizer"]) != "char":
+        raise Refused(f'the course\'s file has a token for each character, and this model has those of "{name}"')
+    rows, characters = len(trained.tokens), [token.decode("utf-8") for token in trained.tokens]
+    weights = {
+        name: (tensor[:rows] if name in ("wte.weight", "lm_head.weight") else tensor).clone()
+        for name, tensor in trained.tensors.items()
+    }
+    shape = {"vocab_size": rows, "block_size": model.context, "n_layer": model.layers, "n_head": model.heads}
+    record = {
+        "model_state_dict": weights,
+        "config": {**shape, "n_embd": model.width, "dropout": model.dropout, "bias": model.bias, "tied": model.tied},
+        "stoi": {character: index for index, character in enumerate(characters)},
+        "itos": dict(enumerate(characters)),
+        **{key: state.get(key) for key in ("step", "loss", "val_loss")},
+    }
+    return _filled(folder, lambda staged: torch.save(record, staged / LAB_FILE))
+
+
+def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
+    """Write a folder, whole or not at all; its files' names, sorted. Refused where it is there and not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refused(f"{folder} is there already and not empty; name another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A folder that is there may be a mount, or where somebody stands: it is filled, and stays the same folder.
         is_there = folder.exists()
         staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder if is_there else folder.parent))
         try:
-            for name, text in texts.items():
-                (staged / name).write_text(text, encoding="utf-8", newline="\n")
-            with (staged / "model.safetensors").open("wb") as file:
-                write_tensors(file.write, _gpt2_tensors(trained))
+            write(staged)
+            names = sorted(os.listdir(staged))
             staged.chmod(0o755)
             if is_there:
                 # Nothing loads a folder without its config.json: it comes last.
-                for file_name in sorted(os.listdir(staged), key=lambda name: name == "config.json"):
+                for file_name in sorted(names, key=lambda name: name == "config.json"):
                     os.replace(staged / file_name, folder / file_name)
             else:
                 os.replace(staged, folder)
@@ -111,7 +137,7 @@ def export_hf(
             shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
         raise Refused(f"{folder} cannot be written: {error.strerror}") from error
-    return sorted([*texts, "model.safetensors"])
+    return names
 
 
 def _read(checkpoint: Path, data: Path | None, recipe: Path | None) -> _Trained:
@@ -291,51 +317,6 @@ def _char(tokens: Sequence[bytes]) -> dict[str, Any]:
     }
 
 
-def _model_card(state: Mapping[str, Any], model: ModelConfig, source: str, figures: Mapping[str, Any]) -> str:
-    """Return the card's Markdown; `state` is the checkpoint's, `figures` are shown under their own names."""
-    recipe, step = state["recipe"], state["step"]
-    optim, schedule, train = recipe["optim"], recipe["schedule"], recipe["train"]
-    rates = f"learning rate {optim['lr']:g}, weight decay {optim['weight_decay']:g}"
-    shape = {
-        "layers": model.layers,
-        "heads": model.heads,
-        "width": model.width,
-        "context (tokens)": model.context,
-        "tokeniser": recipe["data"]["tokenizer"],
-    }
-    training = {
-        "step": f"{step:,} of {train['steps']:,}",
-        "tokens seen": f"{state['tokens']:,}",
-        "tokens a step": f"{train['batch_tokens']:,}",
-        "data": source,
-        "optimiser": f"{optim.get('kind', 'adamw')}, {rates}",
-        "schedule": f"{schedule['kind']}, {schedule['warmup_steps']:,} steps of warm-up",
-        "seed": train["seed"],
-        "loss of the last step (nats a token)": state["loss"],
-    }
-    prompt = next(iter(recipe["sample"]["prompts"]), "The ")
-    parts = [
-        f"{_FRONT}# A GPT-2 trained with gpurun\n\n{_plain(recipe.get('about', ''))}\n",
-        f"## The model\n\n{_table(shape)}",
-        f"## The training\n\n{_table(training)}",
-        *([f"## The run\n\n{_table(figures)}"] if figures else []),
-        f"## Use\n\n{_USE.format(prompt=prompt)}",
-    ]
-    return "\n".join(parts)
-
-
-def _table(rows: Mapping[str, Any]) -> str:
-    lines = [f"| {_plain(name)} | {_plain(value)} |\n" for name, value in rows.items()]
-    return "".join(["| | |\n| --- | --- |\n", *lines])
-
-
-def _plain(value: Any) -> str:
-    """Return a value as one line that Markdown and HTML leave alone, without what does not print."""
-    text = " ".join(("unknown" if value is None else str(value)).split())
-    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    return _MARKS.sub(r"\\\1", shown)
-
-
 def _figures(path: Path | None) -> dict[str, Any]:
     """Read the model card's figures: an object of strings, numbers, true, false and null."""
     if path is None:
@@ -358,11 +339,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="the run's data folder with its vocab.json; only GPT-2's needs none")
     parser.add_argument("--recipe", type=Path, help="JSON: the recipe, in place of what the checkpoint says")
     parser.add_argument("--figures", type=Path, help="a JSON object of figures for the model card")
+    parser.add_argument("--form", choices=("hf", "lab"), default="hf", help=f"lab: {LAB_FILE}, of a character model")
     arguments = parser.parse_args(argv)
     try:
         figures = _figures(arguments.figures)
         where = {"data": arguments.data, "recipe": arguments.recipe}
-        written = export_hf(arguments.checkpoint, arguments.folder, **where, figures=figures)
+        if arguments.form == "lab":
+            written = export_lab(arguments.checkpoint, arguments.folder, **where)
+        else:
+            written = export_hf(arguments.checkpoint, arguments.folder, **where, figures=figures)
     except Refused as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ from conftest import Train, manifest, recipe_record, write_data
 from gpurun.data.bpe import train_bpe
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
-from trainer.export import export_hf, main
+from trainer.export import LAB_FILE, export_hf, export_lab, main
 from trainer.model import GPT
 from trainer.pretrained import load_weights
 from trainer.recipe import ModelConfig
@@ -126,6 +127,30 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
     load_weights(again, tmp_path / "hf", tokenizer_sha256=sha256)
     with pytest.raises(Refused, match="trained with another tokeniser"):
         load_weights(again, tmp_path / "hf", tokenizer_sha256="0" * 64)
+
+
+def test_the_courses_file_holds_no_program_and_gives_the_models_logits(tmp_path: Path, data: Path) -> None:
+    tokens = [base64.b64decode(token) for token in json.loads((data / "vocab.json").read_text())["tokens_b64"]]
+    weights, model = gpt2_checkpoint(tmp_path / "out", tokens, "char")
+    assert export_lab(weights, tmp_path / "lab", data=data) == [LAB_FILE]
+    made = torch.load(tmp_path / "lab" / LAB_FILE, weights_only=True)
+    shape, rows = made["config"], len(tokens)
+    assert [made["itos"][made["stoi"][one]] for one in "the "] == list("the ")
+    names = {
+        "layers": "n_layer",
+        "heads": "n_head",
+        "width": "n_embd",
+        "context": "block_size",
+        "vocab_size": "vocab_size",
+    }
+    again = GPT(ModelConfig(**{ours: shape[theirs] for ours, theirs in names.items()})).eval()
+    again.load_state_dict(made["model_state_dict"])
+    ids, last = torch.arange(rows)[None] % 32, torch.tensor([rows - 1])
+    with torch.no_grad():
+        assert torch.equal(again.next_token_logits(ids, last), model.next_token_logits(ids, last)[:, :rows])
+    weights, _ = gpt2_checkpoint(tmp_path / "words")
+    with pytest.raises(Refused, match="a token for each character"):
+        export_lab(weights, tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
     from gpurun.view.report.series import Mark
 
-FORMS = ("hf", "tensorboard")
+FORMS = ("hf", "lab", "tensorboard")
 LIMIT_S = 3_600
 
 app = typer.Typer(rich_markup_mode=None)
@@ -33,7 +33,10 @@ def export(
         str | None, typer.Argument(metavar="DIR", help="The folder to make; alone, of the usual run.")
     ] = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORM", help="hf: transformers' form of a model; tensorboard: the curves.")
+        str,
+        typer.Option(
+            "--to", metavar="FORM", help="hf: transformers' form; lab: the course's file; tensorboard: the curves."
+        ),
     ] = "hf",
     checkpoint: Checkpoint = "best",
     push: Annotated[
@@ -68,7 +71,8 @@ def export(
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     figures = figures_of(session, sight, found.step)
-    written = ask_trainer("trainer.export", found, str(place), limit_s=LIMIT_S, figures=figures).splitlines()
+    form = ("--form", to)
+    written = ask_trainer("trainer.export", found, str(place), *form, limit_s=LIMIT_S, figures=figures).splitlines()
     data = {"run": sight.folder.name, "step": found.step, "folder": str(place), "files": written, "figures": figures}
     after = ""
     if push:
