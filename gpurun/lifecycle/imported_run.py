@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import ExitCode, UsageError, VerificationFailed
@@ -27,7 +27,7 @@ from gpurun.core.receipt_record import UNKNOWN
 from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request, Uplink
 from gpurun.core.trainer_events import Start, Stop, events_of
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import number, plain_line
 from gpurun.data.shard_folder import demand_made_for, inspect_data
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
@@ -53,14 +53,14 @@ class _Told(Frozen):
     v: Literal[1]
     kind: Literal["notebook"]
     platform: Literal["colab", "kaggle", "jupyter"]
-    recipe: str
+    recipe: Annotated[str, Field(pattern=r"^[^/\\]{1,80}$")]
     overrides: tuple[str, ...]
     recipe_sha256: str
     resolved: dict[str, Any]
     data_sha256: str
     trainer_sha256: str
     gpurun_version: str
-    exit_code: int | None = None
+    exit_code: Annotated[int, Field(ge=-255, le=255)] | None = None
     best: dict[str, Any] | None = None
 
 
@@ -95,7 +95,8 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
         evidence.card.unpack_large(staged.artifacts)
     except NoCard as error:
         what = f"{path} is no evidence that a run can be made of: {error}."
-        raise VerificationFailed("import.refused", what, hint=_AGAIN) from error
+        hint = _AGAIN if path.exists() else "Name the file that was downloaded: gpurun import ~/Downloads/evidence.zip"
+        raise VerificationFailed("import.refused", what, hint=hint) from error
     except OSError as error:
         what = f"{path} cannot be unpacked: {error.strerror}."
         raise UsageError("import.unreadable", what, hint="Name the file, or make room for it.") from None
@@ -213,12 +214,13 @@ def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, cloc
     files = list(_files(evidence.card, folder.artifacts))
     steps = {one["step"] for one in files}
     best = evidence.told.best or {}
-    is_kept = best.get("step") in steps and type(best.get("val_loss")) is float
+    val_loss = number(best.get("val_loss"))
+    is_kept = type(best.get("step")) is int and best["step"] in steps and val_loss is not None
     journal.append(Event.COLLECT_OBSERVED, {
         "files": files,
         "missing": [],
         "latest": max(steps, default=None),
-        "best": {"step": best["step"], "val_loss": best["val_loss"]} if is_kept else None,
+        "best": {"step": best["step"], "val_loss": val_loss} if is_kept else None,
     })  # fmt: skip
     records, signer = basis_of(journal.records), load_signer(home.keys)
     keyid = signer.keyid if signer else None

@@ -71,7 +71,7 @@ HERE = Path("gpurun-{short}").absolute()
 zipfile.ZipFile(io.BytesIO(packed)).extractall(HERE)
 print("Unpacked into", HERE)"""
 _TRAIN = """\
-import os, threading
+import contextlib, os, signal, threading
 
 MINUTES = {minutes}
 
@@ -81,8 +81,20 @@ program = ["trainer.launch", f"--processes={{PROCESSES}}"] if PROCESSES > 1 else
 words = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
 trainer = subprocess.Popen(
     [sys.executable, "-m", *program, *words], cwd=HERE / "bundle", env=os.environ | {{"PYTHONUNBUFFERED": "1"}},
-    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-deadlines = [threading.Timer(60 * MINUTES, trainer.terminate), threading.Timer(60 * MINUTES + 300, trainer.kill)]
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+
+def stop():  # It saves, and ends. Of several processes those that train are told: torchrun would kill them soon.
+    found = Path(f"/proc/{{trainer.pid}}/task").glob("*/children") if PROCESSES > 1 else []
+    children = [int(word) for path in found for word in path.read_text().split()]
+    with contextlib.suppress(ProcessLookupError):
+        for pid in children or [trainer.pid]:
+            os.kill(pid, signal.SIGTERM)
+
+def end():
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(trainer.pid, signal.SIGKILL)
+
+deadlines = [threading.Timer(60 * MINUTES, stop), threading.Timer(60 * MINUTES + 300, end)]
 try:
     for timer in deadlines:
         timer.start()
@@ -91,7 +103,8 @@ try:
             log.write(line)
             print(line.decode(errors="replace"), end="")
 finally:
-    trainer.terminate()  # Where the cell was interrupted; the trainer saves, and ends.
+    if trainer.poll() is None:  # The cell was interrupted.
+        stop()
     EXIT_CODE = trainer.wait()
     for timer in deadlines:
         timer.cancel()

@@ -145,6 +145,10 @@ def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -
         (edited("plan.json", '"steps": 300', '"steps": 301'), "its recipe is not the one that it names by its digest"),
         (edited("plan.json", '"platform": "kaggle"', '"platform": "moon"'), "no notebook's, or a newer gpurun's"),
         (edited("plan.json", '"v": 1', '"v": 2'), "no notebook's, or a newer gpurun's"),
+        (
+            edited("plan.json", '"recipe": "course-lab"', '"recipe": "/etc/x.toml"'),
+            "no notebook's, or a newer gpurun's",
+        ),
         (edited("data/vocab.json", '"', "'"), "is not the vocabulary"),
         (edited("run.log", "loss 1.5000", "loss 1.0000"), "the log's loss of step 300 (1.0000) is not the one of"),
         (edited("checkpoints/000300.state.json", '"lr": 0.005', '"lr": 0.5'), "was trained by another recipe"),
