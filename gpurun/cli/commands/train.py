@@ -50,7 +50,7 @@ def train(
 def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
     """Rehearse the copy of a changed trainer here before it trains on paid time; TrainingFailed where it does not."""
     from gpurun.core.run_plan import Mode
-    from gpurun.planning.upload_list import CHANGED
+    from gpurun.planning.jobs import CHANGED
 
     if plan.mode is not Mode.PAID or plan.trainer != CHANGED:
         return
