@@ -212,11 +212,6 @@ def _data(request: Request, staged: Path, say: Callable[[str], None]) -> DataSum
     return DataSummary(
         folder=named or "",
         beside=str(staged),
-        tokenizer="",
-        tokenizer_sha256="",
-        vocab_size=0,
-        train_tokens=0,
-        val_tokens=0,
         bytes=size,
         sha256=_listing_digest(Path(named)) if named else "",
         source=named or "no data",
