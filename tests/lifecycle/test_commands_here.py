@@ -125,6 +125,18 @@ def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_s
     told = person.receipt()
     assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
     assert told["training"]["figures"]["last_loss"] == 0.2
+    assert (told["verdict"]["is"], told["verdict"]["says"]) == (
+        "smoke", "the command ended well; no GPU was seen at work",
+    )  # fmt: skip
+    assert "whose files nothing here opens" in person.types("export", "fox-41", "model").stderr
+    assert "20 " in person.types("ps", "--all").stdout
+    for verb in (
+        ["report", "fox-41"],
+        ["logs", "fox-41"],
+        ["collect", "fox-41"],
+        ["evidence", "fox-41", "-o", "a.zip"],
+    ):
+        assert person.types(*verb).returncode == 0, verb
     assert {one["name"] for one in told["checkpoint"]["files"]} == {f"outputs/{name}" for name in brought}
     assert person.holds()
 
