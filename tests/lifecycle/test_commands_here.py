@@ -250,6 +250,8 @@ def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: l
     done = person.types("run", "--json", *words)
     assert json.loads(done.stdout)["errors"][0]["code"] == code, done.stdout + done.stderr
     assert list((person.home / "runs").glob("*/plan.json")) == []
+    if code == "pack.secret":
+        assert str(person.folder / "keyed" / ".env") in done.stdout, "by the path that its user knows"
 
 
 @pytest.mark.slow
