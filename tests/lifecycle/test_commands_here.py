@@ -156,7 +156,8 @@ def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Pe
 
     again = person.runs("--from", "fox-41", "--", "python", "train.py", f"--max_iters={reached + 20}", name="fox-42")
     assert again.returncode == 0, again.stderr
-    assert f"iter {reached + 1}:" in text_of(person.home / "runs/fox-42/run.log").splitlines()[0]
+    first = text_of(person.home / "runs/fox-42/run.log").splitlines()[0]
+    assert re.match(rf"(iter|step) {reached + 1}:", first), first
     assert json.loads(person.brought("fox-42")["out-char/ckpt.pt"])["iter"] == reached + 19
     assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
     assert person.holds()
