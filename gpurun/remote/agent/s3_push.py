@@ -177,7 +177,8 @@ class Plan:
         taken = {slot for places in sure.values() for slot, _, _ in places} | set(state["maybe"])
         self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
         named = [one for one in manifest["files"] if re.fullmatch(NAME, one["name"])]
-        if order.get("most_bytes") is not None and manifest["latest"] is not None:  # Each byte is charged: the newest alone, beside what is there.
+        # Each byte is charged: the newest alone, beside what is there.
+        if order.get("most_bytes") is not None and manifest["latest"] is not None:
             new = [one for one in named if one["step"] == manifest["latest"] or key_of(one) in sure]
             self.left_out = [one["name"] for one in named if one not in new]
             named = new
