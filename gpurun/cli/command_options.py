@@ -190,7 +190,7 @@ COMMAND = Shared(
             [],
         ),
         **{name: _unlisted(entry) if name in _UNLISTED else entry for name, entry in RENTING.items()},
-        "data": (text("--data", "PATH", "A folder or hf:OWNER/NAME, found at $GPURUN_DATA."), ""),
+        "data": (text("--data", "PATH", "A folder, s3:// or hf:, found at $GPURUN_DATA."), ""),
         "stage": (text("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."), ""),
         "upload": (text("--upload", "DIR", "Run in a copy of this folder."), ""),
         "outputs": (_many("--outputs", "GLOBS", "What comes home; without: all that is new."), []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -333,3 +334,30 @@ REQUEST = Shared(
     request_from,
 )
 """The flags that say what run is meant."""
+
+
+@dataclass(frozen=True)
+class Starting:
+    """How a run is started and watched: whether it is asked about, what it is called, who is told of it."""
+
+    yes: bool
+    detach: bool
+    name: str
+    on_interrupt: str
+    notify: str
+    program: str
+
+
+STARTING = Shared(
+    "starting",
+    {
+        "yes": (Yes, False),
+        "detach": (flag("--detach", "Return once the machine is ready."), False),
+        "name": (text("--name", "TEXT", "The run's name."), ""),
+        "on_interrupt": (text("--on-interrupt", "WHAT", "ask, detach or stop."), ""),
+        "notify": (Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)], ""),
+        "program": (Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)], ""),
+    },
+    lambda session, **typed: Starting(**typed),
+)
+"""The flags of a run that is started, whatever runs."""

@@ -107,7 +107,8 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
             step, planned = record.data.get("step"), sight.plan.estimate.likely_s
             said = f"Planned were {format_duration(planned)} of training; after" if planned else "After"
             yield f"{said} {step} steps: {tell_rate(record.data)}."
-    if told.best is not None and not sight.unfinished and told.best.step not in steps_at_home(sight):
+    knows = sight.plan.command is None  # Of a command nobody knows which of its outputs had that loss.
+    if knows and told.best is not None and not sight.unfinished and told.best.step not in steps_at_home(sight):
         yield f"Its best validation loss was at step {told.best.step:,}, {NOT_HERE}."
     if not told.losses.seen:
         yield "It reported no loss."

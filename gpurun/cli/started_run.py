@@ -11,6 +11,7 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import Declined, UsageError
 
 if TYPE_CHECKING:
+    from gpurun.cli.options import Starting
     from gpurun.core.run_plan import Plan, Request
 
 
@@ -18,16 +19,11 @@ def start_and_follow(
     session: Session,
     request: Request,
     planned: Callable[[str], Plan],
+    starting: Starting,
     *,
-    yes: bool,
-    detach: bool,
-    name: str,
-    on_interrupt: str,
-    notify: str,
-    program: str,
     before: Callable[[Plan], None] = lambda _: None,
 ) -> Result:
-    """Make the plan of a run of that name, ask, do what comes `before`, start its supervisor, and follow it."""
+    """Make the plan of a run, ask, do what comes `before`, start its supervisor, and follow it."""
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.interrupts import Interrupts
     from gpurun.cli.viewer import follow
@@ -35,14 +31,14 @@ def start_and_follow(
     from gpurun.ledger.runs import open_run
     from gpurun.lifecycle.supervisor import start_supervisor
 
-    on_interrupt = on_interrupt or session.settings["on_interrupt"].value
+    on_interrupt = starting.on_interrupt or session.settings["on_interrupt"].value
     if on_interrupt not in ("ask", "detach", "stop"):
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
                          hint="Leave the flag out, or choose one of the three.")  # fmt: skip
-    _hand_to_supervisor({"notify.url": notify, "notify.exec": program})
-    with run_name(session, name) as run:
+    _hand_to_supervisor({"notify.url": starting.notify, "notify.exec": starting.program})
+    with run_name(session, starting.name) as run:
         made = planned(run)
-        _show_and_ask(session, made, yes=yes)
+        _show_and_ask(session, made, yes=starting.yes)
         before(made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
         with Interrupts() as heard:
@@ -52,7 +48,7 @@ def start_and_follow(
                 from gpurun.cli.curve_log import start_logging
 
                 session.say(start_logging(folder, session.home, made.choices.log_to))
-            if detach:
+            if starting.detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
 

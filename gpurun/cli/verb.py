@@ -53,14 +53,14 @@ _SHUT = (
 
 
 def verb(
-    app: typer.Typer, name: str, *, examples: Sequence[str], shares: Shared | None = None, takes_command: bool = False
+    app: typer.Typer, name: str, *, examples: Sequence[str], shares: Sequence[Shared] = (), takes_command: bool = False
 ) -> Callable[[Verb], Verb]:
     """Register `function(session, …) -> Result` under the last word of a name; its help opens with the examples.
 
-    With `shares` the verb takes those flags too, and is given what is made of them; with `takes_command` all that
+    The verb takes the flags that it `shares` too, and is given what is made of them; with `takes_command` all that
     follows its first argument is that argument's own.
     """
-    given_by_us = ("session", shares.name if shares else "")
+    given_by_us = ("session", *(one.name for one in shares))
 
     def register(function: Verb) -> Verb:
         types, written = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
@@ -77,15 +77,15 @@ def verb(
                 return render_result(name, common["json"], Result(errors=(error,), exit_code=error.exit_code), None)
 
             def run() -> Result:
-                if shares is not None:
-                    given[shares.name] = shares.make(session, **{flag: given.pop(flag) for flag in shares.flags})
+                for shared in shares:
+                    given[shared.name] = shared.make(session, **{flag: given.pop(flag) for flag in shared.flags})
                 return function(session, **given)
 
             return _finish(name, session, run)
 
         flags = {
             "context": (typer.Context, inspect.Parameter.empty),
-            **(shares.flags if shares else {}),
+            **{flag: kind for shared in shares for flag, kind in shared.flags.items()},
             **own,
             **COMMON,
         }

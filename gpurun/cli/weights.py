@@ -52,6 +52,9 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
     """
     name = sight.folder.name
+    if sight.plan.command:
+        what = f"{name} ran a command of your own, whose files nothing here opens."
+        raise UsageError("checkpoint.command", what, hint=f"They are in {sight.folder.artifacts}.")
     collected = _came_home(sight)
     files, steps = _whole(collected)
     if not steps:

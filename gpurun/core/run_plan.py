@@ -233,7 +233,7 @@ class PublicFile(Frozen):
 
 
 class DataSummary(Frozen):
-    """The shards that a run trains on, in `folder`.
+    """The shards that a run trains on, in `folder`, or a command's data, which has no tokens that anybody counted.
 
     `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
     `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `public` are those of
@@ -242,11 +242,11 @@ class DataSummary(Frozen):
 
     folder: str
     beside: str = ""
-    tokenizer: str
-    tokenizer_sha256: str
-    vocab_size: int
-    train_tokens: int
-    val_tokens: int
+    tokenizer: str = ""
+    tokenizer_sha256: str = ""
+    vocab_size: int = 0
+    train_tokens: int = 0
+    val_tokens: int = 0
     bytes: int
     sha256: str
     source: str

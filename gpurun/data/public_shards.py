@@ -155,11 +155,6 @@ def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataS
     say(f"the machine will download {len(public)} files of {found.name} itself")
     return DataSummary(
         folder=str(into),
-        tokenizer="",
-        tokenizer_sha256="",
-        vocab_size=0,
-        train_tokens=0,
-        val_tokens=0,
         bytes=size + sum(one.bytes for one in public),
         sha256=digest,
         source=found.name,

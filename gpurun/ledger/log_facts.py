@@ -17,7 +17,7 @@ from typing import Any
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
 from gpurun.core.trainer_events import Alert, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
-from gpurun.core.untrusted import lines_of, plain_line, plain_text
+from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
 
 RENTED, BY_ITS_WORD, SMOKE = "gpu, rented", "gpu, as the machine says", "smoke"
@@ -187,6 +187,24 @@ def verdict_of(opened: Mapping[str, Any], machine: Machine | None, device: str, 
     if opened["mode"] == "paid" and machine is not None and _is_told(machine):
         return _with_limits(RENTED, RENTED_SENTENCE)
     return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
+
+
+def command_verdict(
+    opened: Mapping[str, Any], machine: Machine | None, tally: Mapping[str, Any], outcome: str
+) -> Verdict:
+    """The verdict of a command of the user's own: whatever its log claims, by what its agent saw the cards do."""
+    own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
+    is_on_gpu = bool(own or (busy and opened["provider"] != "ssh"))  # Others may work on a box of the user's own.
+    how = {"done": "the command ended well", "stopped": "the command was stopped"}.get(outcome, "the command failed")
+    seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
+    says = f"{how}; {seen}"
+    if endpoint := opened.get("endpoint"):
+        says = plain_line(f"asked {endpoint} in place of {opened['provider']}; {says}")
+        return _with_limits(NOT_A_PROVIDER, says)
+    if not is_on_gpu:
+        return _with_limits(SMOKE, says)
+    is_rented = opened["mode"] == "paid" and machine is not None and _is_told(machine)
+    return _with_limits(RENTED if is_rented else BY_ITS_WORD, says)
 
 
 def older_verdict(device: str, outcome: str) -> Verdict:

@@ -35,7 +35,7 @@ from gpurun.core.receipt_record import (
     Verdict,
 )
 from gpurun.core.untrusted import plain_data, plain_line
-from gpurun.ledger.log_facts import Evidence, older_verdict, read_evidence, verdict_of
+from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import phases_s, planned
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, last_of, rentals_of
 
@@ -350,6 +350,8 @@ def _verdict(records: Sequence[Record], machine: Machine | None, evidence: Evide
     """Older runs, which were opened without a challenge or the lack of one, have the verdict of their time."""
     opened, seen = records[0].data, last_of(records, Event.TRAIN_OBSERVED)
     outcome = seen.data["outcome"] if seen else "none"
+    if "command" in opened:
+        return command_verdict(opened, machine, (seen.data.get("gpu_tally") if seen else None) or {}, outcome)
     if "challenge" not in opened:
         return older_verdict(evidence.device, outcome)
     return verdict_of(opened, machine, evidence.device, outcome)

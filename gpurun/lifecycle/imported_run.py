@@ -39,8 +39,8 @@ from gpurun.ledger.signing import load_signer
 from gpurun.ledger.statement import basis_of, build_statement
 from gpurun.ledger.write_receipt import write_receipt
 from gpurun.planning.candidates import build_plan
+from gpurun.planning.jobs import words_of_trainer
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.upload_list import words_of_trainer
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
 _AGAIN = "Download it again where it was made, and leave it packed as it came."

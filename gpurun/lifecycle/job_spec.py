@@ -12,9 +12,9 @@ from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import write_atomic
-from gpurun.core.run_plan import Plan
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
+from gpurun.planning.jobs import job_for
 from gpurun.planning.transfer import save_s
 from gpurun.providers.base import SpotNotice
 from gpurun.remote.client import FarSide
@@ -40,21 +40,22 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
     The stops are told in seconds too: the machine's clock may be set before it starts the job.
     """
     plan = context.plan
+    job = job_for(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
     there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
     soft_stop_s, hard_stop_s = stops_of(state, context)
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     return {
         "v": 1,
         "run": plan.run,
-        "argv": command_of(plan),
-        "cwd": "bundle",
-        "env": surroundings_of(plan, int(state.facts.get("cpus") or 1)),
-        **({"any_python": True} if plan.command else {}),
+        "argv": list(job.argv),
+        "cwd": job.cwd,
+        "env": dict(job.env),
+        **({} if job.needs_torch else {"any_python": True}),
         "soft_stop_s": soft_stop_s,
         "hard_stop_s": hard_stop_s,
         "soft_stop_wall": there + soft_stop_s,
         "hard_stop_wall": there + hard_stop_s,
-        "save_s": save_s(plan),
+        "save_s": job.save_s,
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }
@@ -92,37 +93,6 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
     soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan))
     return (soft_stop_s if hours_s is None else min(soft_stop_s, hours_s)), hard_stop_s
-
-
-def command_of(plan: Plan) -> list[str]:
-    """What runs: the user's command, or the trainer in the processes of the plan, with what the plan found room for.
-
-    It would find that out by itself, on paid time: by running out of memory, perhaps after it has compiled.
-    """
-    if plan.command:
-        return ["{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json"]
-    program = ["trainer.launch", f"--processes={plan.processes}"] if plan.processes > 1 else ["trainer.train"]
-    paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
-    fits = plan.estimate.micro_batch
-    cut = [f"--micro-batch={fits}"] if 0 < fits < plan.resolved["train"]["micro_batch"] else []
-    # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
-    shared = ["--parallel=fsdp"] if plan.estimate.sharded and plan.resolved["train"]["parallel"] == "auto" else []
-    return ["{python}", "-m", *program, *paths, *cut, *shared]
-
-
-def surroundings_of(plan: Plan, cpus: int) -> dict[str, str]:
-    """The variables that the job needs beside the machine's own."""
-    if plan.command:
-        return {"PYTHONUNBUFFERED": "1", **plan.command.env}
-    variables = {"PYTHONUNBUFFERED": "1"}
-    if plan.processes > 1:
-        # torchrun would give each process one thread, whatever there is.
-        variables["OMP_NUM_THREADS"] = str(max(1, cpus // plan.processes))
-    if plan.offer.provider == "local":
-        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
-        # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.
-        variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
-    return variables
 
 
 class Pushing:

@@ -13,7 +13,7 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.plan_from_journal import read_plan
-from gpurun.planning.upload_list import CHANGED, digest_of_trainer, words_of_trainer
+from gpurun.planning.jobs import CHANGED, digest_of_trainer, words_of_trainer
 from gpurun.remote.archive import PackedFile, content_at, survey
 from gpurun.view.number_format import short_hash
 

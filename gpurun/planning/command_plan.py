@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +35,8 @@ from gpurun.planning.resumed_command import goes_on
 from gpurun.planning.transfer import Load, command_save_s, load_home
 from gpurun.planning.work_folder import copied, work_folder
 from gpurun.providers.local import LocalProvider
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
 
 USUAL_HOURS = 24.0
@@ -56,7 +59,7 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
     staged = home.staged_data(run)
     command = copied(command, found, staged / "work")
     command, earlier = goes_on(command, request, home, staged / "work")
-    data = _data(request, staged, say)
+    data = data_of(request, staged, clock, say)
     sent_bytes = sum(path.stat().st_size for path in (staged / "work").rglob("*") if path.is_file()) + data.bytes
     priors, damage = load_priors(home)
     uplink = uplink_of(request, priors)
@@ -194,33 +197,56 @@ class _Place:
         return worst_case(offer, lease, self._load)
 
 
-def _data(request: Request, staged: Path, say: Callable[[str], None]) -> DataSummary:
+def data_of(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
     """What --data names, as it is; the command finds it where GPURUN_DATA says."""
     named, size = request.data, 0
     if named is not None:
         if named.startswith(HUB):
             found = files_of_the_hub(named, staged / "data", say)
             return found.model_copy(update={"folder": "", "beside": str(staged)})
-        if "://" in named:
-            what = f"--data {named}: a command's data is a folder here, or hf:OWNER/NAME."
-            hint = "What is in a bucket: have the command download it, with --secret for its key."
-            raise UsageError("run.data", what, hint=hint)
         place = Path(named).expanduser().absolute()
+        if named.startswith("s3://"):
+            place = _out_of_bucket(named, staged / "data", clock, say)
+            size = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+            return DataSummary(
+                folder="", beside=str(staged), bytes=size, sha256=_listing_digest(place), source=named
+            )  # fmt: skip
         if not place.is_dir():
             raise UsageError("data.missing", f"There is no folder {place}.", hint="Name a folder: --data PATH")
         named, size = str(place), sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
     return DataSummary(
         folder=named or "",
         beside=str(staged),
-        tokenizer="",
-        tokenizer_sha256="",
-        vocab_size=0,
-        train_tokens=0,
-        val_tokens=0,
         bytes=size,
         sha256=_listing_digest(Path(named)) if named else "",
         source=named or "no data",
     )
+
+
+def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], None]) -> Path:
+    """The objects below an address of a bucket, downloaded here by the user's own keys; the machine is given none."""
+    bucket = Bucket(parse_address(named), clock)
+    bucket.look()
+    found, into = {name: size for name, size in bucket.below().items() if not name.endswith("/")}, into.absolute()
+    if not found:
+        raise UsageError("data.missing", f"There is nothing in {named}.", hint="Name a folder of a bucket.")
+    need, free = sum(found.values()), shutil.disk_usage(into.parent).free
+    say(f"downloading {len(found)} files of {named}, {format_bytes(need)}, before they are uploaded")
+    if need > free:
+        what = f"{named} holds {format_bytes(need)}, and {format_bytes(free)} are free here."
+        raise UsageError("disk.too_small", what, hint="Have the command download it there, its key by --secret.")
+    for name, size in found.items():
+        target = into / name
+        if not target.resolve().is_relative_to(into):
+            raise UsageError("data.bad_name", f"{named} has an object of the name {name!r}.", hint="Rename it.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            for block in bucket.stream(bucket.address.key(name), 0, size) if size else ():
+                file.write(block)
+        if target.stat().st_size != size:
+            what = f"{name} of {named} changed while it was downloaded."
+            raise UsageError("data.changed", what, hint="Try again once nothing writes there.")
+    return into
 
 
 def _listing_digest(folder: Path) -> str:

@@ -17,10 +17,10 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import last_of
 from gpurun.planning.catalog import card_of
 from gpurun.planning.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
+from gpurun.planning.jobs import CHANGED
 from gpurun.planning.memory import GIB
 from gpurun.planning.recipe import flops_per_token, read_model
 from gpurun.planning.throughput import Meter, Seen
-from gpurun.planning.upload_list import CHANGED
 from gpurun.providers.registry import CLOUDS
 
 __all__ = ["add_prior"]

@@ -19,8 +19,8 @@ from gpurun import __version__
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary
+from gpurun.planning.jobs import digest_of_trainer, modules_of
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.upload_list import digest_of_trainer, modules_of
 from gpurun.view.number_format import format_bytes
 
 PLATFORMS = {

@@ -245,8 +245,8 @@ def _need_software(here: ResolvedRecipe) -> None:
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
     from gpurun.planning.compile_cache import warm_notes
+    from gpurun.planning.jobs import digest_of_trainer, surveyed, words_of_trainer, work_digest
     from gpurun.planning.staging import with_stage
-    from gpurun.planning.upload_list import digest_of_trainer, surveyed, words_of_trainer, work_digest
 
     trainer = home.staged_trainer(plan.run) if plan.choices.trainer else bundle_root() / "trainer"
     seen = surveyed(plan, trainer)

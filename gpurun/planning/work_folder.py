@@ -15,6 +15,7 @@ from pathspec import GitIgnoreSpec
 from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
 from gpurun.core.paths import read_regular
+from gpurun.remote.archive import survey
 from gpurun.view.number_format import format_bytes
 
 IGNORE_FILES = (".gitignore", ".gpurunignore")
@@ -66,7 +67,11 @@ def work_folder(command: Command) -> WorkFolder:
 
 
 def copied(command: Command, found: WorkFolder, into: Path) -> Command:
-    """The command with the run's own copy of its folder at `into`, which later changes here do not touch."""
+    """The command with the run's own copy of its folder at `into`, which later changes here do not touch.
+
+    UsageError for what may not be uploaded, by its own path.
+    """
+    survey(found.files).demand_clean()
     executable = []
     for name, path in found.files.items():
         target = into / name

@@ -64,7 +64,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
         Span(row.recipe, look),
         Span(row.where, look),
         Span(state, look),
-        Span("" if row.step is None else f"{row.step}/{row.steps}", look),
+        Span("" if row.step is None else f"{row.step}/{row.steps}" if row.steps else f"{row.step}", look),
         Span(UNKNOWN if row.started_wall is None else format_duration(now - row.started_wall), look),
         Span(("≥" if row.spent_is_floor else "") + _amount(row.spent_micros), look),
         Span(_amount(row.worst_micros), look),

@@ -34,7 +34,7 @@ from gpurun.providers.base import Provider
 from gpurun.providers.fake import FakeCloud
 from gpurun.providers.lambdalabs import LambdaProvider
 from gpurun.providers.runpod import RunPodProvider
-from gpurun.remote.messages import Ended, Facts
+from gpurun.remote.messages import Ended
 from tests.changed_plan import changed_plan
 from tests.emulators import aws, lambda_cloud, runpod
 from tests.emulators.guests import Meter
@@ -174,12 +174,7 @@ class Box(ScriptedFar):
 
     def __init__(self, account: Account) -> None:
         super().__init__(cast(FakeCloud, account))
-        self._card = account.need.name
-
-    def hello(self, python: str | None = None) -> Facts:
-        facts = super().hello(python)
-        card = facts.torch.devices[0].model_copy(update={"name": f"NVIDIA {self._card}"})
-        return facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": (card,)})})
+        self.card_name = f"NVIDIA {account.need.name}"
 
     def end(self, folder: str, at_wall: float = 0.0) -> Ended:
         """Its timer lives, as is read back before anything is shipped; it ends nothing here."""

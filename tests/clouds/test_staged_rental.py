@@ -123,3 +123,35 @@ def test_what_came_home_of_a_machine_that_was_taken_away_is_gone_on_from_in_anot
     assert after["cost"]["cap_kept"] is True
     assert user.cloud.alive() == []
     assert user.tells("audit")[0] == 0
+
+
+COMMAND = """\
+import json, os, time
+os.makedirs("out", exist_ok=True)
+for step in range(100000):
+    print(f"step {step} | loss 1.0", flush=True)
+    if step % 20 == 0:
+        json.dump({"step": step}, open("out/ckpt.json", "w"))
+        time.sleep(5)
+"""
+
+
+def test_of_a_command_whose_machine_was_taken_the_newest_checkpoint_is_in_the_bucket(
+    user: User, s3: S3Emulator, tmp_path: Path
+) -> None:
+    (tmp_path / "loop.py").write_text(COMMAND)
+    started = user.types(
+        "run", "--provider", "runpod", *user.cloud.asks, "--max-cost", "5", *STAGE, "--yes", "--name", "ram-2",
+        "--detach", "--checkpoint-glob", "out/ckpt.json", str(tmp_path / "loop.py"),
+    )  # fmt: skip
+    assert started.returncode == 0, started.stderr + user.said("ram-2")
+    assert any(place(user, s3, "ram-2") for _ in ticks(SystemClock(), 0.2, 180)), user.said("ram-2")
+    kill_supervisors(user.home)
+    world = user.cloud.emulator.world
+    with world.lock:
+        for pod in list(world.alive):
+            world.delete(pod.id)
+    assert user.tells("resume", "ram-2")[0] == 6, user.said("ram-2")
+    (saved,) = (user.home / "runs/ram-2/artifacts").rglob("ckpt.json")
+    assert json.loads(saved.read_text())["step"] % 20 == 0
+    assert user.tells("audit", "ram-2")[0] == 0

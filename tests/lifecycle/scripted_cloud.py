@@ -144,7 +144,7 @@ class ScriptedFar(FarSide):
     """An agent and a trainer that exist only as what they answer. `during` runs before every poll."""
 
     def __init__(self, cloud: FakeCloud) -> None:
-        self.cloud, self.clock = cloud, cloud.clock
+        self.cloud, self.clock, self.card_name = cloud, cloud.clock, CARD
         self.train_s, self.started_s, self.stopped = 60.0, -1.0, ""
         self.broken: dict[str, Exception] = {}
         self.broken_times: dict[str, int] = {}
@@ -162,7 +162,7 @@ class ScriptedFar(FarSide):
 
     def hello(self, python: str | None = None) -> Facts:
         self._call("hello")
-        card = Gpu(name=CARD, memory_bytes=80 << 30)
+        card = Gpu(name=self.card_name, memory_bytes=80 << 30)
         torch = Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))
         return Facts(
             v=1, python="3.12", platform="Linux", cpus=8, memory_bytes=1 << 36, disk_free_bytes=1 << 40,
@@ -277,7 +277,8 @@ class ScriptedFar(FarSide):
         return bool(self.stopped) or self.clock.monotonic() - self.started_s >= self.train_s
 
     def _events(self) -> list[dict[str, Any]]:
-        start = {"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": 0, "device": "cuda", "cuda_name": CARD}
+        on = {"device": "cuda", "cuda_name": self.card_name}
+        start = {"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": 0, **on}
         stop = {"kind": "stop", "reason": "signal" if self.stopped else "done", "message": "", "step": 30}
         return [start, stop] if self._has_ended else [start]
 

@@ -14,9 +14,9 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Mode, Plan, Uplink
 from gpurun.planning import staging
+from gpurun.planning.jobs import job_for
 from gpurun.planning.staging import with_stage
 from gpurun.planning.transfer import staged_uplink_bits_per_s
-from gpurun.planning.upload_list import sources_of
 from gpurun.remote.archive import PackedFile, Survey, survey
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
@@ -47,7 +47,7 @@ def plan(own: Home) -> Plan:
 
 
 def seen(plan: Plan) -> Survey:
-    return survey(sources_of(plan, TINY / "trainer"))
+    return survey(job_for(plan, TINY / "trainer").uploads)
 
 
 def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(

@@ -125,6 +125,18 @@ def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_s
     told = person.receipt()
     assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
     assert told["training"]["figures"]["last_loss"] == 0.2
+    assert (told["verdict"]["is"], told["verdict"]["says"]) == (
+        "smoke", "the command ended well; no GPU was seen at work",
+    )  # fmt: skip
+    assert "whose files nothing here opens" in person.types("export", "fox-41", "model").stderr
+    assert "20 " in person.types("ps", "--all").stdout
+    for verb in (
+        ["report", "fox-41"],
+        ["logs", "fox-41"],
+        ["collect", "fox-41"],
+        ["evidence", "fox-41", "-o", "a.zip"],
+    ):
+        assert person.types(*verb).returncode == 0, verb
     assert {one["name"] for one in told["checkpoint"]["files"]} == {f"outputs/{name}" for name in brought}
     assert person.holds()
 
@@ -144,7 +156,8 @@ def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Pe
 
     again = person.runs("--from", "fox-41", "--", "python", "train.py", f"--max_iters={reached + 20}", name="fox-42")
     assert again.returncode == 0, again.stderr
-    assert f"iter {reached + 1}:" in text_of(person.home / "runs/fox-42/run.log").splitlines()[0]
+    first = text_of(person.home / "runs/fox-42/run.log").splitlines()[0]
+    assert re.match(rf"(iter|step) {reached + 1}:", first), first
     assert json.loads(person.brought("fox-42")["out-char/ckpt.pt"])["iter"] == reached + 19
     assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
     assert person.holds()
@@ -238,6 +251,8 @@ def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: l
     done = person.types("run", "--json", *words)
     assert json.loads(done.stdout)["errors"][0]["code"] == code, done.stdout + done.stderr
     assert list((person.home / "runs").glob("*/plan.json")) == []
+    if code == "pack.secret":
+        assert str(person.folder / "keyed" / ".env") in done.stdout, "by the path that its user knows"
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from gpurun.planning.upload_list import modules_of
+from gpurun.planning.jobs import modules_of
 
 TRAINER = Path(__file__).parents[2] / "trainer"
 

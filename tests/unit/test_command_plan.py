@@ -13,6 +13,7 @@ from gpurun.cli.command_options import _with_pip
 from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
 from gpurun.core.run_plan import Choices, Request
+from gpurun.ledger.log_facts import command_verdict
 from gpurun.planning import work_folder as folders
 from gpurun.planning.work_folder import work_folder
 
@@ -124,3 +125,26 @@ def test_a_script_alone_needs_nothing_beside_it(tmp_path: Path, lab: Path) -> No
 def test_no_value_of_a_variable_is_told(lab: Path) -> None:
     told: dict[str, Any] = Command(argv=("x",), env={"A": "secret-1"}, secrets=("B",)).told
     assert told == {"argv": ["x"], "env": ["A"], "secrets": ["B"]}
+
+
+@pytest.mark.parametrize(
+    ("provider", "tally", "kind"),
+    [
+        ("runpod", {"looks": 9, "busy": 5, "own": 4, "most_mib": 900}, "gpu, rented"),
+        ("runpod", {"looks": 9, "busy": 5, "own": 0, "most_mib": 900}, "gpu, rented"),
+        ("runpod", {"looks": 9, "busy": 0, "own": 0, "most_mib": 4}, "smoke"),
+        ("runpod", {}, "smoke"),
+        ("ssh", {"looks": 9, "busy": 9, "own": 0, "most_mib": 900}, "smoke"),
+        ("ssh", {"looks": 9, "busy": 9, "own": 2, "most_mib": 900}, "gpu, as the machine says"),
+        ("runpod", {"looks": "9", "busy": True, "own": [], "most_mib": None}, "smoke"),
+    ],
+)
+def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prints(
+    provider: str, tally: dict[str, Any], kind: str
+) -> None:
+    opened = {"provider": provider, "endpoint": "", "mode": "paid"}
+    machine: Any = {"provider": provider, "id": "pod-1"}
+    told = command_verdict(opened, machine, tally, "done")
+    assert told["is"] == kind
+    assert told["not_shown"]
+    assert command_verdict({**opened, "endpoint": "http://127.0.0.1"}, machine, tally, "done")["is"] == "not a provider"

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from gpurun.cli.app import build_app
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
@@ -22,10 +23,10 @@ from gpurun.data import run_shards
 from gpurun.data.shard_folder import inspect
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import open_run
-from gpurun.lifecycle.job_spec import surroundings_of
 from gpurun.planning import cloud_plan, local_plan
 from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.cloud_plan import PRICES_HOLD_S
+from gpurun.planning.jobs import job_for
 from gpurun.planning.live_offers import Market
 from gpurun.planning.planner import make_plan
 from tests.changed_plan import changed_plan
@@ -290,6 +291,7 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
     tmp_path: Path,
 ) -> None:
     here = planned_here(tmp_path)
-    assert surroundings_of(here, 8) == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+    known = job_for(here, bundle_root() / "trainer", 8).env
+    assert known == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     rented = changed_plan(here, {"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8})
-    assert surroundings_of(rented, 96) == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "12"}
+    assert job_for(rented, bundle_root() / "trainer", 96).env == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "12"}

@@ -14,15 +14,16 @@ from gpurun.cli.commands.recipes import list_all
 from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer, UsageError
+from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import format_usd, parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Estimate, Plan, Request, Uplink
-from gpurun.lifecycle.job_spec import command_of
 from gpurun.planning import catalog
 from gpurun.planning.budget import candidates, rental_cost
 from gpurun.planning.candidates import WEAK, quote
 from gpurun.planning.catalog import all_offers, asked_as, offers_for, parse_gpu, rows_for, terms_of
 from gpurun.planning.estimate import estimate
+from gpurun.planning.jobs import job_for
 from gpurun.planning.live_offers import Market
 from gpurun.planning.planner import make_plan
 from gpurun.planning.recipe import load_recipe, resolve
@@ -40,6 +41,11 @@ def planned(home: Path, cap: str, **asked: object) -> Plan:
     wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | asked
     request = Request(**wanted)  # type: ignore[arg-type]
     return make_plan(request, run="fox-41", home=Home(home).prepare(), clock=SystemClock(), say=print, need_data=False)
+
+
+def words_of(plan: Plan) -> tuple[str, ...]:
+    """What the trainer is started with."""
+    return job_for(plan, bundle_root() / "trainer").argv
 
 
 @pytest.fixture(autouse=True)
@@ -167,9 +173,9 @@ def test_the_trainer_is_given_the_micro_batch_that_was_planned(
     """It tried what the recipe asks for, on paid time: on an L4 64 sequences, where 32 have room."""
     small, large = (planned(tmp_path, "9000", gpu=parse_gpu(gpu)) for gpu in ("1xL4", "1xH100"))
     assert (small.estimate.micro_batch, small.resolved["train"]["micro_batch"]) == (32, 64)
-    assert "--micro-batch=32" in command_of(small)
+    assert "--micro-batch=32" in words_of(small)
     assert large.estimate.micro_batch == 64
-    assert not [word for word in command_of(large) if word.startswith("--micro-batch")]
+    assert not [word for word in words_of(large) if word.startswith("--micro-batch")]
 
 
 def test_a_deeper_model_never_fits_where_a_shallower_one_does_not_and_the_trainer_shares_what_the_plan_shares(
@@ -187,7 +193,7 @@ def test_a_deeper_model_never_fits_where_a_shallower_one_does_not_and_the_traine
     assert {guess(layers).sharded for layers in (60, 78)} == {False}
     assert {guess(layers).sharded for layers in (79, 95, 96)} == {True}
     for more, told in (("layers=78", []), ("layers=79", ["--parallel=fsdp"]), ("parallel=fsdp", [])):
-        command = command_of(planned(tmp_path, "9000", overrides=(*sizes, more), gpu=parse_gpu("4xT4")))
+        command = words_of(planned(tmp_path, "9000", overrides=(*sizes, more), gpu=parse_gpu("4xT4")))
         assert [word for word in command if word.startswith("--parallel")] == told
 
 

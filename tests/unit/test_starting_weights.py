@@ -22,8 +22,8 @@ from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.planning import initial_weights
 from gpurun.planning.initial_weights import started, weights_of
+from gpurun.planning.jobs import job_for
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
-from gpurun.planning.upload_list import sources_of
 from gpurun.remote.archive import survey
 from tests.unit.report_samples import plan_of
 from trainer import pretrained
@@ -65,7 +65,9 @@ def data_of(source: Path, resolved: ResolvedRecipe) -> DataSummary:
 
 def shipped(data: DataSummary, resolved: ResolvedRecipe, **told: Any) -> set[str]:
     plan = plan_of("fox-41").model_copy(update={"data": data, "resolved": resolved.record, **told})
-    return {file.name for file in survey(sources_of(plan, bundle_root() / "trainer")).files if "data/" in file.name}
+    return {
+        file.name for file in survey(job_for(plan, bundle_root() / "trainer").uploads).files if "data/" in file.name
+    }
 
 
 def test_weights_beside_the_shards_are_shipped_and_counted(shards: Path) -> None:

@@ -30,7 +30,7 @@ ABANDONED_S = 86_400.0
     app,
     "plan",
     examples=["gpurun plan gpt2-124m --gpu 8xA100 --max-cost 60", "gpurun plan mini-gpt --json"],
-    shares=REQUEST,
+    shares=[REQUEST],
 )
 def plan(
     session: Session,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from gpurun.cli.command_options import COMMAND
-from gpurun.cli.options import Yes
+from gpurun.cli.options import STARTING, Starting
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -24,19 +24,10 @@ app = typer.Typer(rich_markup_mode=None)
     app,
     "run",
     examples=["gpurun run --gpu 1xT4 --max-cost 2 train.py", "gpurun run --dry-run --upload . -- bash speedrun.sh"],
-    shares=COMMAND,
+    shares=[COMMAND, STARTING],
     takes_command=True,
 )
-def run(
-    session: Session,
-    request: Request,
-    yes: Yes = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the machine is ready.")] = False,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
-    on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
-    notify: Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)] = "",
-    program: Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)] = "",
-) -> Result:
+def run(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
     from gpurun.cli.started_run import start_and_follow
     from gpurun.planning.command_plan import make_command_plan
@@ -44,7 +35,4 @@ def run(
     def planned(run: str) -> Plan:
         return make_command_plan(request, run=run, home=session.home, clock=session.clock, say=session.talk_when_slow())
 
-    return start_and_follow(
-        session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
-        program=program,
-    )  # fmt: skip
+    return start_and_follow(session, request, planned, starting)

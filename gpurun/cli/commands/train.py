@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from gpurun.cli.options import REQUEST, Request, Yes
+from gpurun.cli.options import REQUEST, STARTING, Request, Starting
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -22,18 +22,9 @@ app = typer.Typer(rich_markup_mode=None)
     app,
     "train",
     examples=["gpurun train --gpu 8xA100 --max-cost 25", "gpurun train mini-gpt --dry-run"],
-    shares=REQUEST,
+    shares=[REQUEST, STARTING],
 )
-def train(
-    session: Session,
-    request: Request,
-    yes: Yes = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once the machine is ready.")] = False,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
-    on_interrupt: Annotated[str, typer.Option("--on-interrupt", metavar="WHAT", help="ask, detach or stop.")] = "",
-    notify: Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)] = "",
-    program: Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)] = "",
-) -> Result:
+def train(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, train, download the checkpoints, prove the machine gone."""
     from gpurun.cli.commands.plan import plan_run
     from gpurun.cli.started_run import start_and_follow
@@ -41,16 +32,13 @@ def train(
     def planned(run: str) -> Plan:
         return plan_run(session, request, run, need_data=True)
 
-    return start_and_follow(
-        session, request, planned, yes=yes, detach=detach, name=name, on_interrupt=on_interrupt, notify=notify,
-        program=program, before=partial(_rehearse_changed, session, request),
-    )  # fmt: skip
+    return start_and_follow(session, request, planned, starting, before=partial(_rehearse_changed, session, request))
 
 
 def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
     """Rehearse the copy of a changed trainer here before it trains on paid time; TrainingFailed where it does not."""
     from gpurun.core.run_plan import Mode
-    from gpurun.planning.upload_list import CHANGED
+    from gpurun.planning.jobs import CHANGED
 
     if plan.mode is not Mode.PAID or plan.trainer != CHANGED:
         return

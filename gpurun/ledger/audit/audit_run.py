@@ -279,6 +279,11 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     found.problems += _opening_problems(opened, plan)
 
 
+def _earlier_in(told: Json) -> Json:
+    """What names the checkpoint that a run goes on from; how many steps were to be taken nobody may have known."""
+    return {key: told[key] for key in told if key in _EARLIER and (key != "steps" or told[key])}
+
+
 def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
     """Whether the run was opened with what its plan says, figure by figure."""
     for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
@@ -290,10 +295,8 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
     worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
     if opened["worst_micros"] != worst:
         yield "the run was not opened with the plan's worst_micros"
-    before = plan.get("continues") or {}
-    # How many steps a command was to take nobody may have known: then the journal does not say it.
-    known = [key for key in before if key in _EARLIER and (key != "steps" or before[key])]
-    if (opened.get("continues") or {}) != {key: before[key] for key in known}:
+    told, planned = ((one.get("continues") or {}) for one in (opened, plan))
+    if _earlier_in(told) != _earlier_in(planned):
         yield "the run was not opened with the checkpoint that its plan goes on from"
     command = plan.get("command")
     names = {"env": sorted(command["env"]), "secrets": sorted(command["secrets"])} if command else {}

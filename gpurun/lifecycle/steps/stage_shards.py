@@ -16,7 +16,7 @@ from gpurun.core.paths import write_atomic
 from gpurun.core.records import canonical
 from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import Context, Note
-from gpurun.planning.upload_list import surveyed
+from gpurun.planning.jobs import surveyed
 from gpurun.remote.archive import PackedFile
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import find, is_worth_staging

@@ -17,8 +17,8 @@ from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.connect import AWAY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.planning.jobs import surveyed
 from gpurun.planning.transfer import SHIP_START_S, download_s
-from gpurun.planning.upload_list import surveyed
 from gpurun.remote.archive import Pack, PackedFile
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal

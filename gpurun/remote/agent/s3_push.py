@@ -77,13 +77,18 @@ class Pusher:
             self.thread.join(0.2)
 
     def has_all(self) -> bool:
-        """Whether the last head has the latest checkpoint and the best, as they are now; the others nobody misses."""
+        """Whether the last head has the latest checkpoint and the best, as they are now; the others nobody misses.
+
+        Of a command without checkpoints, all that it has left.
+        """
         content = part(at(self.root, "out", "MANIFEST.json"), 0, MOST_JSON_BYTES)[0]
         if not content or hashlib.sha256(content).hexdigest() != self.state["manifest"]:
             return False
         manifest = json.loads(content)
         steps = (manifest["latest"], (manifest["best"] or {}).get("step"))
-        wanted = [one for one in manifest["files"] if one["kind"] in RANK and one["step"] in steps]
+        files = manifest["files"]
+        wanted = [one for one in files if one["kind"] in RANK and one["step"] in steps]
+        wanted = files if manifest["latest"] is None else wanted
         return bool(wanted) and all(key_of(one) in self.state["sure"] for one in wanted)
 
     def work(self) -> None:
@@ -172,7 +177,8 @@ class Plan:
         taken = {slot for places in sure.values() for slot, _, _ in places} | set(state["maybe"])
         self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
         named = [one for one in manifest["files"] if re.fullmatch(NAME, one["name"])]
-        if order.get("most_bytes") is not None:  # Each byte is charged: the newest alone, beside what is there.
+        # Each byte is charged: the newest alone, beside what is there.
+        if order.get("most_bytes") is not None and manifest["latest"] is not None:
             new = [one for one in named if one["step"] == manifest["latest"] or key_of(one) in sure]
             self.left_out = [one["name"] for one in named if one not in new]
             named = new

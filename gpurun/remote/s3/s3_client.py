@@ -104,6 +104,17 @@ class Bucket:
             while block := self._read(body, _BLOCK_BYTES):
                 yield block
 
+    def below(self) -> dict[str, int]:
+        """The objects below the prefix, by their names from there on, each with its size."""
+        prefix, found, after = f"{self.address.key()}/".lstrip("/"), dict[str, int](), dict[str, str]()
+        while True:
+            answer = self._call("list_objects_v2", "", Prefix=prefix, **after)
+            for one in answer.get("Contents") or ():
+                found[str(one["Key"]).removeprefix(prefix)] = int(one["Size"])
+            if not answer.get("IsTruncated"):
+                return found
+            after = {"ContinuationToken": answer["NextContinuationToken"]}
+
     def head(self, key: str) -> Head | None:
         """What an object is; None when it is not there, or in an archive, from which it comes in hours."""
         answer = self._call("head_object", key, Key=key)

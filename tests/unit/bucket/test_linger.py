@@ -93,9 +93,13 @@ def rented(bucket: Bucket, tmp_path: Path) -> Iterator[Rented]:
     machine.far.farewell()
 
 
-def test_what_is_in_the_bucket_and_asked_for_by_nobody_ends_the_machine(rented: Rented) -> None:
+OUTPUTS = SAVES.replace('kind="weights"', 'kind="output"').replace("latest=10", "latest=None")
+
+
+@pytest.mark.parametrize("script", [SAVES, OUTPUTS], ids=["a checkpoint", "a command's outputs"])
+def test_what_is_in_the_bucket_and_asked_for_by_nobody_ends_the_machine(rented: Rented, script: str) -> None:
     began = time.monotonic()
-    rented.lingers()
+    rented.lingers(script)
     assert rented.over_within(30), rented.log
     assert time.monotonic() - began >= LINGER_S
     assert rented.pushed()

@@ -1,10 +1,11 @@
-"""What a run ships, and under which names: the trainer, the recipe as resolved, the shards, weights to start from."""
+"""What a machine runs, and what is uploaded for it: the bundled trainer with its shards, or a command of the user's."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun import __version__
@@ -13,6 +14,7 @@ from gpurun.core.job import WORK, Command
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Plan
 from gpurun.planning.initial_weights import weights_of
+from gpurun.planning.transfer import save_s
 from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 from gpurun.remote.client import AGENT
 
@@ -23,18 +25,66 @@ _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "gr
 CHANGED = "changed trainer"
 
 
-def sources_of(plan: Plan, trainer: Path) -> dict[str, Path | bytes]:
-    """What a run ships, by the place it gets on the far side."""
+@dataclass(frozen=True)
+class Job:
+    """What a machine runs under a lease; the bundled trainer is one kind, a command of the user's own the other.
+
+    `uploads` are files, folders or bytes by the place that they get there. `argv` runs in `cwd` with `env` beside the
+    machine's own variables, `{python}` standing for the Python with torch, or any where it does not `need_torch`. Of
+    both kinds the agent, the driver and the download know the same: the log on standard output, progress in
+    out/events.jsonl, outputs in out/MANIFEST.json, an end in `save_s` after SIGTERM.
+    """
+
+    argv: tuple[str, ...]
+    uploads: Mapping[str, Path | bytes]
+    env: Mapping[str, str]
+    save_s: int
+    needs_torch: bool = True
+    cwd: str = "bundle"
+
+
+def job_for(plan: Plan, trainer: Path, cpus: int = 1) -> Job:
+    """The job of a plan, on a machine with so many cores; `trainer` is the package that is uploaded."""
     if plan.command:
-        return _with_command(plan, plan.command)
+        argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
+        env = {"PYTHONUNBUFFERED": "1", **plan.command.env}
+        return Job(argv, _with_command(plan, plan.command), env, save_s(plan), needs_torch=False)
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
     modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
-    return {**modules, "bundle/recipe.json": recipe, **_data(plan)}
+    uploads = {**modules, "bundle/recipe.json": recipe, **_data(plan)}
+    return Job(_trainer_words(plan), uploads, _trainer_variables(plan, cpus), save_s(plan))
+
+
+def _trainer_words(plan: Plan) -> tuple[str, ...]:
+    """The trainer, in the processes of the plan, with no more on each card at once than the plan found room for.
+
+    It would find that out by itself, on paid time: by running out of memory, perhaps after it has compiled.
+    """
+    program = ["trainer.launch", f"--processes={plan.processes}"] if plan.processes > 1 else ["trainer.train"]
+    paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
+    fits = plan.estimate.micro_batch
+    cut = [f"--micro-batch={fits}"] if 0 < fits < plan.resolved["train"]["micro_batch"] else []
+    # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
+    shared = ["--parallel=fsdp"] if plan.estimate.sharded and plan.resolved["train"]["parallel"] == "auto" else []
+    return ("{python}", "-m", *program, *paths, *cut, *shared)
+
+
+def _trainer_variables(plan: Plan, cpus: int) -> dict[str, str]:
+    """The variables that the trainer needs beside the machine's own."""
+    variables = {"PYTHONUNBUFFERED": "1"}
+    if plan.processes > 1:
+        # torchrun would give each process one thread, whatever there is.
+        variables["OMP_NUM_THREADS"] = str(max(1, cpus // plan.processes))
+    if plan.offer.provider == "local":
+        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
+        # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.
+        variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+    return variables
 
 
 def surveyed(plan: Plan, trainer: Path) -> Survey:
     """What a run ships, looked at file by file; the shards that the machine downloads itself are among it by digest."""
-    here = survey(sources_of(plan, trainer))
+    here = survey(job_for(plan, trainer).uploads)
     public = tuple(PackedFile(f"data/{one.name}", one.bytes, Elsewhere(one.sha256)) for one in plan.data.public)
     return replace(here, files=tuple(sorted((*here.files, *public), key=lambda file: file.name)))
 
