@@ -108,10 +108,10 @@ def _cluster(name: str, table: Any, place: str) -> Cluster:
             hint = did_you_mean(key, _KEYS, otherwise=f"Known keys: {', '.join(_KEYS)}.")
             raise _wrong(f"{where} has the unknown key {key!r}", hint)
     for key, value in table.items():
-        kind: type = {"port": int, "extra": list}.get(key, str)
+        kind: type = int if key == "port" else list if key == "extra" else str
         if not isinstance(value, kind) or isinstance(value, bool):
             raise _wrong(f"{key} of {where} is {value!r}", f"Write it as {_KINDS[kind]}.")
-        for part in value if kind is list else (value,):
+        for part in list(value) if isinstance(value, list) else [value]:
             if kind is list and not isinstance(part, str):
                 raise _wrong(f"{key} of {where} has {part!r}", "Write a list of texts.")
             if _UNSAFE.search(str(part)):

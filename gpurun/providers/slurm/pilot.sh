@@ -1,0 +1,22 @@
+#!/bin/sh
+# The job itself: it runs each call that is put into calls/, and so all of the run's processes are its children, which
+# Slurm ends with it. A call is a folder: NAME.go has its command and its input, NAME.done its outputs and its end.
+# usage: pilot.sh FOLDER SETUP
+umask 077
+cd -- "$1" || exit 1
+eval "$2"
+mkdir -p calls
+one() {
+    sh "$1/call" <"$1/in" >"$1/out" 2>"$1/err"
+    echo "$?" >"$1/code"
+    mv -- "$1" "${1%.run}.done"
+}
+while [ -d calls ]; do
+    for go in calls/*.go; do
+        run="${go%.go}.run"
+        if [ -d "$go" ] && mv -- "$go" "$run"; then
+            one "$run" &
+        fi
+    done
+    sleep 0.1
+done
