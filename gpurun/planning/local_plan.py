@@ -130,8 +130,9 @@ def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, li
         raise NoOffer("slurm.no_time", what, hint="Raise the cap, or name another partition in config.toml.")
     lease = lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": request.choices.queue_s or QUEUE_S})
     most = (lease.total_s + lease.kill_allowance_s) * gpus / SECONDS_PER_HOUR
+    of_cap = "" if request.max_gpu_hours is None else f" of the {request.max_gpu_hours:g} allowed"
     told = [
-        f"It is not metered: at most {most:.2f} GPU-hours, counted from its start.",
+        f"It is not metered: at most {most:.2f}{of_cap} GPU-hours, counted from its start.",
         f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
     ]
     return lease, told

@@ -125,11 +125,11 @@ def login_to(cluster: Cluster, home: Home, clock: Clock) -> LoginNode:
 
 
 def job_machine(name: str, folder: str, token: str, home: Home, clock: Clock, last_mono: float = inf) -> JobMachine:
-    """The way to a job of the cluster of that name, by its folder; MachineLost where its login node is not reached."""
+    """The way to a job of the cluster of that name, by its folder; nothing is connected yet."""
     cluster = cluster_of(load_clusters(home), name)
     if cluster.is_here:
-        return JobMachine(LocalMachine(Path(folder), token=token))
-    return JobMachine(_on_login_node(cluster, folder, home, clock, last_mono))
+        return JobMachine(lambda: LocalMachine(Path(folder), token=token))
+    return JobMachine(lambda: _on_login_node(cluster, folder, home, clock, last_mono))
 
 
 def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf) -> RemoteMachine:

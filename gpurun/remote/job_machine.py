@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
 from gpurun.remote.interface import Machine, MachineLost, Reply, Take
@@ -36,10 +36,14 @@ exit "$code"
 
 
 class JobMachine:
-    """Runs programs in a job, over a machine whose folder is the job's own on the login node."""
+    """Runs programs in a job, over a machine whose folder is the job's own on the login node.
 
-    def __init__(self, login: Machine) -> None:
-        self._login = login
+    `find` gives that machine at the first call, and may raise MachineLost.
+    """
+
+    def __init__(self, find: Callable[[], Machine]) -> None:
+        self._find = find
+        self._found: Machine | None = None
 
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
@@ -59,13 +63,19 @@ class JobMachine:
 
     def lane(self) -> JobMachine:
         """See `Machine.lane`."""
-        return JobMachine(self._login.lane())
+        return JobMachine(lambda: self._login.lane())
 
     def close(self) -> None:
         """See `Machine.close`."""
-        self._login.close()
+        if self._found is not None:
+            self._found.close()
 
     @property
     def round_trip_s(self) -> float:
         """See `Machine.round_trip_s`."""
-        return self._login.round_trip_s
+        return self._found.round_trip_s if self._found is not None else 0.0
+
+    @property
+    def _login(self) -> Machine:
+        self._found = self._found or self._find()
+        return self._found

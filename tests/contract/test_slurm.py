@@ -11,6 +11,7 @@ from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.planning.catalog import rows_for
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.jobs import jobs_in
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import CLOCK, TOKEN, order, wait_for
@@ -82,6 +83,17 @@ def test_the_time_limit_is_rounded_down_and_a_limit_of_the_partition_is_kept(
     with pytest.raises(Rejected):
         provider.create(order(provider, "gr-fox-41-33333333", lease_s=59))
     assert slurm.jobs == ["1"]
+
+
+def test_a_job_that_nobody_calls_gives_its_node_back_unless_it_trains(
+    slurm: ScriptedSlurm, provider: SlurmProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_module, "IDLE_S", 1)
+    idle, trains = provider.create(order(provider)), provider.create(order(provider, "gr-fox-41-44444444"))
+    (slurm.work / trains.token / "agent").mkdir()
+    (slurm.work / trains.token / "agent" / "job.json").touch()
+    assert wait_for(provider, idle, InstanceState.GONE).said == "COMPLETED"
+    assert provider.read(trains.id).state is InstanceState.RUNNING
 
 
 def test_what_slurm_refuses_leaves_nothing_behind(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:

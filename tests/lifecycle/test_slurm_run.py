@@ -24,7 +24,9 @@ from gpurun.lifecycle.steps import close_run
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
 from gpurun.providers.slurm.provider import Site, SlurmProvider
+from gpurun.remote.key_pairs import make_keys
 from tests.changed_plan import changed_plan
+from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 from tests.lifecycle.drive import drive_forked, tiny_python
 from tests.lifecycle.tiny_runs import make_run, trainer_events
@@ -114,6 +116,23 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
     assert instance["started_wall"] - instance["created_wall"] > 1
     receipt = payload_of(json.loads(folder.receipt.read_bytes()))
     assert json.loads(receipt)["predicate"]["teardown"]["is"] == "released"
+
+
+@pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+    option = f'ForceCommand export PATH={slurm.bin}:$PATH; eval "$SSH_ORIGINAL_COMMAND"'
+    server = sshd.Sshd(
+        tmp_path / "sshd", host_keys=[tmp_path / "keys/host"], authorized_keys=[keys.client_public], options=[option]
+    )
+    try:
+        way = f'host = "127.0.0.1"\nport = {server.port}\nuser = "{server.user}"\nidentity = "{tmp_path}/keys/client"'
+        home.config.write_text(home.config.read_text().replace('host = "local"', way))
+        folder = opened(home, slurm)
+        assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+        check_promises(home, folder, slurm)
+    finally:
+        server.close()
 
 
 KILLS = ("create.intended", "create.observed", "ready.observed", "train.started", "death.read")

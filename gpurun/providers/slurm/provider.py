@@ -29,6 +29,8 @@ NO_FOLDER = 97
 SBATCH_S = 60
 """An sbatch that finds no controller tries for a while; after this long it is ended, and will make nothing more."""
 BOOT_S = 120
+IDLE_S = 900
+"""A job in which nothing trains is given back after so long without a call."""
 
 _QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE]
 _CREATE = (
@@ -124,7 +126,9 @@ class SlurmProvider:
         options = self._options(order, minutes, folder)
         argv = ["sh", "-c", _CREATE, "gpurun", site.cluster.workdir, order.token, *options]
         crashpoint("before slurm.create")
-        said = self._ask(site, [*argv, f"{folder}/pilot.sh", folder, site.cluster.setup], PILOT.read_bytes())
+        said = self._ask(
+            site, [*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup], PILOT.read_bytes()
+        )
         crashpoint("after slurm.create")
         number = said.stdout.strip().partition(";")[0]
         if said.exit_code == 0 and number.isdigit():
